@@ -61,7 +61,13 @@ class Rank:
         return self.runtime.position.cursor.step + 1
 
     def distribute(
-        self, model: Any, optimizer: Any, *, clip_norm: float | None = None, **tracked: Any
+        self,
+        model: Any,
+        optimizer: Any,
+        *,
+        clip_norm: float | None = None,
+        buffers: Mapping[str, str] | None = None,
+        **tracked: Any,
     ) -> None:
         settings = self.runtime.settings
         exact = bool(settings.logical_workers)
@@ -71,6 +77,7 @@ class Rank:
             optimizer,
             clip_norm,
             tracked,
+            buffers=buffers,
             in_job=True,
             exact=exact,
             compression=settings.compression,
@@ -83,6 +90,7 @@ class Rank:
             tracked,
             several=declared.several,
             clip_norm=clip_norm,
+            rules=declared.rules,
             bucket_bytes=2048,
             logical_workers=settings.logical_workers,
             compression=settings.sum_compression,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -64,16 +64,24 @@ def init() -> None:
 
 
 def distribute(
-    model: Models, optimizer: Optimizers, *, clip_norm: float | None = None, **tracked: Any
+    model: Models,
+    optimizer: Optimizers,
+    *,
+    clip_norm: float | None = None,
+    buffers: Mapping[str, str] | None = None,
+    **tracked: Any,
 ) -> tuple[Models, Optimizers]:
     """Make the model and its optimizer part of the job; the same objects are returned, instrumented.
 
     Several models and optimizers are given as lists. With a list of optimizers (of one, too) a body may make
     several optimizer steps and step(closure), which costs a copy of what they change. clip_norm: clip the
     gradients to this global norm, taken over the average of all workers (with several optimizers: each one's
-    by themselves). tracked: objects with state_dict and load_state_dict (learning-rate schedulers, averages
-    of weights, a GradScaler) that are committed, put back and transferred along. Raise UsageError for what
-    cannot be distributed; the message says what to do.
+    by themselves). buffers: what becomes of a buffer of the model that workers have changed, by its name or
+    the end of it: "mean" by samples, "first" (the first worker's), "sum" of the changes, "min", "max" (by
+    element), or "local" (each worker keeps its own); otherwise running statistics of norm layers are
+    averaged, and of all else the first worker's count. tracked: objects with state_dict and load_state_dict
+    (learning-rate schedulers, averages of weights, a GradScaler) that are committed, put back and transferred
+    along. Raise UsageError for what cannot be distributed; the message says what to do.
     """
     runtime = _get("distribute()")
     if runtime.trainer is not None:
@@ -90,6 +98,7 @@ def distribute(
         optimizer,
         clip_norm,
         tracked,
+        buffers=buffers,
         in_job=not settings.alone,
         exact=exact,
         compression=settings.compression,
@@ -105,6 +114,7 @@ def distribute(
         tracked,
         several=declared.several,
         clip_norm=clip_norm,
+        rules=declared.rules,
         bucket_bytes=min(
             int(settings.bucket_mib * (1 << 20)), bucket_bytes(declared.nbytes) if on_servers else 1 << 62
         ),

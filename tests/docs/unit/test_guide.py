@@ -54,7 +54,7 @@ def run(text: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_piece_is_tried_below() -> None:
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 8
 
 
 def test_the_plain_loop_becomes_the_elastic_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +79,19 @@ def test_accumulation_and_evaluation() -> None:
         assert runtime.position.ledger.audit()["totalSeen"] == 60 * SAMPLES
         values = run(block("test_accuracy="), found)["evaluation"].values
         assert values["test_accuracy"] > 0.9
+
+
+def test_rules_for_buffers() -> None:
+    with library() as runtime:
+        found = names()
+        model = found["model"]
+        model.register_buffer("lowest", torch.zeros(1))
+        model.register_buffer("queue", torch.zeros(1))
+        model.observer = torch.nn.Module()
+        model.observer.register_buffer("seen", torch.zeros(1, dtype=torch.int64))
+        run(block("buffers="), found)
+        assert runtime.trainer is not None
+        assert runtime.trainer.buffers.rules == ["min", "local", "sum"]
 
 
 def test_stopping_early() -> None:

@@ -19,6 +19,7 @@ from make_believe_device import DEVICE, Accelerator, There
 from worker_groups import wired_stores
 from worker_ranks import Rank, on_ranks, seeded
 
+from springtide.comm.combine import Rule
 from springtide.comm.nccl import DeviceSums, form_nccl, tame_nccl
 from springtide.comm.process_group import Group
 from springtide.data.ledger import Contribution
@@ -135,10 +136,11 @@ def test_buffers_of_all_parts_leave_the_device_in_one_copy() -> None:
     def kept(number: int, buffers: dict[int, torch.Tensor]) -> PartContribution:
         return PartContribution(number, 1.0, Contribution(0, 0, 0), [True] * 3, buffers)
 
-    expected = pack_parts([kept(n, own) for n, own in enumerate(left)], [0, 1, 2], committed, 4)
+    rules = [Rule.MEAN, Rule.FIRST, Rule.MEAN]
+    expected = pack_parts([kept(n, own) for n, own in enumerate(left)], [0, 1, 2], committed, rules, 4)
     with Accelerator() as accelerator:
         far = [kept(n, {key: accelerator.put(v) for key, v in own.items()}) for n, own in enumerate(left)]
-        packed = pack_parts(far, [0, 1, 2], [accelerator.put(item) for item in committed], 4)
+        packed = pack_parts(far, [0, 1, 2], [accelerator.put(item) for item in committed], rules, 4)
         assert accelerator.syncs == ["pack_parts"]
     assert torch.equal(packed, expected)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -231,3 +232,196 @@ def test_experts_that_come_and_go_train_as_in_one_process(micro_batches: int) ->
     for parameters, late, _ in (first, second):
         assert [number for number, indices in enumerate(late) if indices] == changes
         torch.testing.assert_close(parameters, values(model), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_losses_of_two_backwards_add_up(lists: bool) -> None:
+    """Two losses of one forward, or of two; parts of other sizes, micro-batches, a dropped body."""
+
+    def made() -> torch.nn.Module:
+        with seeded(4):
+            return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+    def losses(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = model(x)
+        return (out[:, :1] - y).square().mean(), 0.3 * (out[:, 1:] + y).abs().mean()
+
+    def script(rank: Rank) -> torch.Tensor:
+        model = made()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        rank.distribute([model] if lists else model, [optimizer] if lists else optimizer)
+        for attempt, batch in enumerate(rank.batches((X, Y), batch_size=7, epochs=EPOCHS, seed=0)):
+            with rank.step():
+                for x, y in batch.split(2):
+                    first, second = losses(model, x, y)
+                    first.backward(retain_graph=True)
+                    second.backward()
+                    if attempt == 3:
+                        rank.drop()
+                    losses(model, x, y)[1].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return values(model)
+
+    results = on_ranks(2, script)
+    model, batches = made(), []
+
+    def plain(rank: Rank) -> None:
+        other = torch.nn.Linear(1, 1)
+        steps = torch.optim.SGD(other.parameters(), lr=0.1)
+        rank.distribute(other, steps)
+        for batch in rank.batches((X, Y), batch_size=7, epochs=EPOCHS, seed=0):
+            batches.append(batch.ids)
+            with rank.step():
+                other(torch.ones(1)).backward()
+                steps.step()
+
+    on_ranks(1, plain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for ids in batches:
+        first, second = losses(model, X[ids], Y[ids])
+        (first + 2 * second).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for parameters in results:
+        torch.testing.assert_close(parameters, values(model), rtol=0, atol=1e-6)
+
+
+class Watching(torch.nn.Module):
+    """Buffers of all kinds, each as its users mean it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(7):
+            self.linear = torch.nn.Linear(4, 1)
+        self.register_buffer("queue", torch.zeros(3))
+        self.register_buffer("lowest", torch.full((1,), float("inf")))
+        self.register_buffer("highest", torch.full((1,), float("-inf")))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("own", torch.zeros(1))
+        self.register_buffer("scale", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = 1.0 + x.detach().abs().mean(0)
+        self.queue = torch.cat([x.detach()[:1, 0], self.queue])[:3]
+        self.lowest = torch.minimum(self.lowest, x.detach().min().view(1))
+        self.highest = torch.maximum(self.highest, x.detach().max().view(1))
+        self.count += len(x)
+        self.own += 1
+        out: torch.Tensor = self.linear(x / self.scale)
+        return out
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_buffers_by_the_rules_that_the_script_gives(lists: bool) -> None:
+    """One is None until the first forward. Where a body is dropped, nothing of it stays."""
+
+    def script(rank: Rank) -> dict[str, torch.Tensor]:
+        model = Watching()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rules = {"lowest": "min", "highest": "max", "count": "sum", "own": "local"}
+        rank.distribute([model] if lists else model, [optimizer] if lists else optimizer, buffers=rules)
+        for attempt, batch in enumerate(rank.batches((X, Y), batch_size=BATCH, epochs=EPOCHS, seed=0)):
+            with rank.step():
+                x, y = batch
+                loss = (model(x) - y).square().mean()
+                if attempt == 0:
+                    rank.drop()
+                loss.backward()
+                optimizer.step()
+                if lists:
+                    (0.1 * (model(x) - y).square().mean()).backward()
+                    optimizer.step()
+                optimizer.zero_grad()
+        return {name: item.clone() for name, item in model.state_dict().items()}
+
+    one, other = on_ranks(2, script)
+    rounds = 2 if lists else 1
+    for found in (one, other):
+        assert found["lowest"].item() == X.min().item()
+        assert found["highest"].item() == X.max().item()
+        assert found["count"].item() == SAMPLES * EPOCHS * rounds
+        assert found["own"].item() == SAMPLES // BATCH * EPOCHS * rounds
+    for name in ("queue", "scale", "linear.weight"):
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
+    assert set(one["queue"].tolist()) <= set(X[:, 0].tolist())
+
+
+def normed(synchronised: bool) -> torch.nn.Module:
+    with seeded(8):
+        model: torch.nn.Module = torch.nn.Sequential(
+            torch.nn.Linear(4, 6, bias=False),  # its gradient would be noise, which Adam takes for one
+            torch.nn.BatchNorm1d(6),
+            torch.nn.Tanh(),
+            torch.nn.Unflatten(1, (2, 3)),
+            torch.nn.BatchNorm1d(2, affine=False, momentum=None),
+            torch.nn.Flatten(),
+            torch.nn.Linear(6, 1),
+        )
+    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) if synchronised else model
+
+
+@pytest.mark.parametrize(("workers", "batch_size"), [(1, 8), (2, 7), (3, 5), (3, 8)])
+def test_synchronised_statistics_are_those_of_the_whole_batch(workers: int, batch_size: int) -> None:
+    """Parts of other sizes, a worker without samples, a dropped body: all as BatchNorm in one process."""
+    dealt: dict[int, set[int]] = {}
+
+    def script(rank: Rank) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        model = normed(True)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        rank.distribute(model, optimizer)
+        for attempt, batch in enumerate(rank.batches((X, Y), batch_size=batch_size, epochs=2, seed=0)):
+            number = rank.step_number
+            with rank.step():
+                x, y = batch
+                loss = (model(x) - y).square().mean()
+                if attempt == 2:
+                    rank.drop()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            dealt.setdefault(number, set()).update(batch.ids.tolist())
+        return values(model), [buffer.clone() for buffer in model.buffers()]
+
+    results = on_ranks(workers, script)
+    model = normed(False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for number in sorted(dealt):
+        ids = torch.tensor(sorted(dealt[number]))
+        (model(X[ids]) - Y[ids]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for parameters, buffers in results:
+        torch.testing.assert_close(parameters, values(model), rtol=0, atol=1e-5)
+        for one, other in zip(buffers, model.buffers(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_synchronised_with_other_numbers_of_micro_batches() -> None:
+    def script(rank: Rank) -> None:
+        model = normed(True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        rank.distribute(model, optimizer)
+        for batch in rank.batches((X, Y), batch_size=8, seed=0):
+            with rank.step():
+                for x, y in batch.split(1 + rank.rank):
+                    (model(x) - y).square().mean().backward()
+                optimizer.step()
+
+    with pytest.raises(springtide.UsageError, match=r"SyncBatchNorm: this worker has cut .* micro-batches"):
+        on_ranks(2, script)
+
+
+def test_synchronised_layers_outside_of_a_step_and_copied() -> None:
+    """An average of weights, an evaluation: everybody's own, as in one process."""
+
+    def script(rank: Rank) -> None:
+        model, twin = normed(True), normed(False)
+        rank.distribute(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        copied = copy.deepcopy(model)
+        for one in (copied, model):
+            torch.testing.assert_close(one(X), normed(False)(X))
+        torch.testing.assert_close(model.eval()(X), (twin(X), twin.eval()(X))[1])
+
+    on_ranks(1, script)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from springtide.comm.combine import Rule
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Contribution
 from springtide.data.loop import plan_loop
@@ -90,12 +91,13 @@ def test_buffers_are_combined_in_logical_order() -> None:
         kept(1, 3.0, {0: torch.tensor([2.0, 4.0]), 1: torch.tensor(9), 2: torch.tensor([11.0])}),
         kept(4, 0.0, {}),  # a stand-in: its number lies behind the last part's
     ]
+    rules = [Rule.MEAN, Rule.FIRST, Rule.MEAN]
     weights = weights_by_part(parts, 4)
     assert weights == [1.0, 3.0, 0.0, 0.0]
-    together = pack_parts(parts, [0, 1, 2], committed, 4)
-    apart = sum(pack_parts([part], [0, 1, 2], committed, 4) for part in reversed(parts))
+    together = pack_parts(parts, [0, 1, 2], committed, rules, 4)
+    apart = sum(pack_parts([part], [0, 1, 2], committed, rules, 4) for part in reversed(parts))
     assert torch.equal(together, apart)
-    result = unpack_parts(together, [0, 1, 2], committed, weights)
+    result = unpack_parts(together, [0, 1, 2], committed, rules, weights)
     assert result[0].tolist() == [1.75, 3.0]
     assert result[1].item() == -(6 << 40)
     assert result[2].tolist() == [10.0]

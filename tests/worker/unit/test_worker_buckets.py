@@ -99,8 +99,20 @@ def test_change_between_micro_batches_is_an_error() -> None:
 def test_two_backwards_in_one_micro_batch() -> None:
     buckets, _ = make(1)
     buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
-    with pytest.raises(UsageError, match=r"p0 .* once per micro-batch"):
+    with pytest.raises(UsageError, match=r"p0 .* call backward\(\) once"):
         buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
+
+
+def test_patient_buckets_add_up_and_leave_at_the_end() -> None:
+    buckets, recorder = make(2)
+    buckets.patient = True
+    for index in (1, 0):
+        buckets.put(index, torch.ones(2, 3), 1.0, 0, last=True)
+    buckets.put(0, torch.ones(2, 3), 0.5, 0, last=True)
+    assert recorder.sent == []
+    buckets.flush()
+    buckets.wait()
+    assert [tensor.max().item() for tensor in recorder.sent] == [1.0, 1.5]
 
 
 def test_sparse_gradient_is_refused() -> None:

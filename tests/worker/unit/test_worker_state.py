@@ -307,6 +307,12 @@ def test_groups_added_during_training_come_with_the_state() -> None:
     other.check(tree)
     other.write(tree)
     assert [len(group["params"]) for group in other_optimizer.param_groups] == [2, 2]
+    # Its script comes to where the holder's has added them.
+    other_optimizer.add_param_group({"params": other_model[0].parameters(), "lr": 0.5})
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert [group["lr"] for group in other_optimizer.param_groups] == rates
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        other_optimizer.add_param_group({"params": other_model[0].parameters(), "lr": 0.5})
     for members in ((model, optimizer, scheduler), (other_model, other_optimizer, other_scheduler)):
         train(*members, 2)
     for ours, theirs in zip(model.parameters(), other_model.parameters(), strict=True):
@@ -317,6 +323,8 @@ def test_groups_added_during_training_come_with_the_state() -> None:
     other.write(fresh)
     assert [len(group["params"]) for group in other_optimizer.param_groups] == [2]
     assert not other_optimizer.state
+    other_optimizer.add_param_group({"params": other_model[0].parameters(), "lr": 0.5})
+    assert [len(group["params"]) for group in other_optimizer.param_groups] == [2, 2]
 
 
 def test_groups_of_unknown_parameters_are_refused() -> None:

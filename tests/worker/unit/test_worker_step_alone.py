@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -305,15 +306,31 @@ def test_gradients_from_outside(runtime: Runtime) -> None:
         one_step(script, lambda batch: None)
 
 
-def test_two_backwards(runtime: Runtime) -> None:
-    script = Script()
-
-    def body(batch: Any) -> None:
-        script.loss(batch).backward()
-        script.loss(batch).backward()
-
-    with pytest.raises(springtide.UsageError, match="once per micro-batch"):
-        one_step(script, body)
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_two_backwards_add_up(runtime: Runtime, micro_batches: int) -> None:
+    """From the third step on: that one is done again, and no other."""
+    script, twin = Script(), Script.__new__(Script)
+    twin.device, twin.model = "cpu", copy.deepcopy(script.model)
+    optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    dealt = []
+    for batch in script.batches(epochs=2):
+        dealt.append(batch.ids)
+        with springtide.step():
+            for micro in batch.split(micro_batches):
+                script.loss(micro).backward()
+                if len(dealt) > 2:
+                    (0.5 * script.loss(micro)).backward()
+            script.finish()
+    assert torch.equal(dealt[2], dealt[3])
+    assert len(dealt) == 7
+    for number, ids in enumerate([*dealt[:2], *dealt[3:]]):
+        loss = twin.loss((script.x[ids], script.y[ids]))
+        ((1.0 if number < 2 else 1.5) * loss).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(script.parameters(), twin.parameters())
 
 
 def test_report_after_the_step_and_of_no_number(runtime: Runtime) -> None:

@@ -62,6 +62,9 @@ class Buckets:
         self._unused: frozenset[int] = frozenset()
         self._late: dict[int, torch.Tensor] = {}
 
+    patient = False
+    """Whether no bucket leaves before `flush`: a micro-batch may have more than one backward."""
+
     may_expect_unused = True
     """Whether sums can be added to after they were made; see [Note: unused parameters]."""
 
@@ -144,10 +147,12 @@ class Buckets:
         """Add scale * gradient of micro-batch number `micro` to parameter `index`; return the view it lies
         in.
 
+        More than one of a micro-batch add up; of the last micro-batch, only while `patient`.
         scale 0 puts zeros in, whatever the gradient (0 x NaN is NaN). last: nothing more comes for it in this
         step.
         """
-        self._check_new(index, gradient, micro)
+        self._check_new(index, gradient, micro, last)
+        again = self._round[index] == micro
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
         view = self.views[index]
@@ -168,10 +173,11 @@ class Buckets:
             torch.mul(gradient, scale, out=view)
         self._versions[bucket] = self._flats[bucket]._version
         self._round[index] = micro
-        if last:
+        if last and not again:
             if index not in self._unused:
                 self._missing[bucket] -= 1
-            self._send_complete()
+            if not self.patient:
+                self._send_complete()
         return view
 
     def _put_late(self, index: int, gradient: torch.Tensor, scale: float) -> None:
@@ -258,12 +264,11 @@ class Buckets:
             self._writers.join(bucket)
             self._works.append(self._start_sum(self._outgoing(bucket)))
 
-    def _check_new(self, index: int, gradient: torch.Tensor, micro: int) -> None:
-        if self._round[index] == micro:
+    def _check_new(self, index: int, gradient: torch.Tensor, micro: int, last: bool) -> None:
+        if last and not self.patient and self._round[index] == micro:
             raise UsageError(
-                f"two gradients for {self._names[index]} in one micro-batch: call backward() once per "
-                "micro-batch (add the losses up first, or use batch.split()), and use checkpoint(..., "
-                "use_reentrant=False)"
+                f"two gradients for {self._names[index]} in one micro-batch, and the first one is on its way "
+                "to the other workers: add the losses up and call backward() once"
             )
         if gradient.layout != torch.strided:
             raise UsageError(

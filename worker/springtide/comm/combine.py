@@ -1,55 +1,147 @@
-"""Buffers that changed in a step (BatchNorm's statistics), combined over the members by weight.
+"""Buffers that changed in a step, combined over the members by a rule for each of them.
 
-They travel as float64 numbers in one vector, so that they can ride with the side reduction. Integers and
-booleans are those of one member, exactly: 64 bits travel as two numbers of 32.
+They travel as float64 numbers in one vector that is summed, so that they can ride with the side reduction.
+Integers and booleans travel exactly: 64 bits as two numbers of 32.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 _LOW = 0xFFFF_FFFF
 
 
-def pack(buffers: Sequence[torch.Tensor], weight: float, representative: bool) -> torch.Tensor:
-    """float64 [n]: what this member puts into the sum.
+class Rule(enum.StrEnum):
+    """What becomes of a buffer that members have changed, each in its own way.
 
-    weight: its samples (0: whatever its buffers hold is ignored). representative: it is the one member whose
-    integers and booleans all take.
+    MEAN: the average by samples. FIRST: the first member's. SUM: the changes of all are added up. MIN, MAX:
+    the smallest or largest value, by element. LOCAL: each member keeps its own.
     """
-    parts = []
-    for buffer in buffers:
-        flat = flat_view(buffer).cpu()
-        if is_floating(buffer):
-            parts.append(flat.to(torch.float64) * weight if weight > 0 else _zeros(flat.numel()))
-        elif representative:
-            parts.append(split_halves(flat))
-        else:
-            parts.append(_zeros(2 * flat.numel()))
+
+    MEAN = "mean"
+    FIRST = "first"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Who puts something in.
+
+    Args:
+        weight: its samples; 0: whatever its buffers hold is ignored, unless it is the first member.
+        rank: in the group.
+        size: of the group.
+    """
+
+    weight: float
+    rank: int
+    size: int
+
+
+def pack(
+    buffers: Sequence[torch.Tensor],
+    rules: Sequence[Rule],
+    committed: Sequence[torch.Tensor],
+    share: Share,
+) -> torch.Tensor:
+    """Return what this member puts into the sum; float64 [n] on the CPU.
+
+    Args:
+        buffers: as this member's step has left them.
+        rules: one for each.
+        committed: as the step has found them, alike on all members.
+        share: this member's.
+    """
+    parts = [
+        _packed(buffer, rule, before, share)
+        for buffer, rule, before in zip(buffers, rules, committed, strict=True)
+    ]
     return torch.cat(parts) if parts else _zeros(0)
 
 
-def unpack(total: torch.Tensor, buffers: Sequence[torch.Tensor], total_weight: float) -> list[torch.Tensor]:
-    """New tensors, like the buffers, from the sum over the members. Floating ones are the mean by weight;
-    total_weight is the sum of the members' weights.
+def _packed(buffer: torch.Tensor, rule: Rule, before: torch.Tensor, share: Share) -> torch.Tensor:
+    own = flat_view(buffer).cpu()
+    if rule is Rule.MEAN:
+        return own.to(torch.float64) * share.weight if share.weight > 0 else _zeros(own.numel())
+    if rule is Rule.SUM:
+        if not share.weight > 0:
+            return _zeros(own.numel())
+        wide = torch.float64 if is_floating(buffer) else torch.int64
+        return (own.to(wide) - flat_view(before).cpu().to(wide)).to(torch.float64)
+    if rule is Rule.FIRST:
+        numbers = as_numbers(own)
+        return numbers if share.rank == 0 else torch.zeros_like(numbers)
+    # Smallest and largest: each member has a place of its own in the sum.
+    numbers = as_numbers(own if share.weight > 0 else flat_view(before).cpu())
+    places = _zeros(share.size * numbers.numel()).view(share.size, -1)
+    places[share.rank] = numbers
+    return places.view(-1)
+
+
+def unpack(
+    total: torch.Tensor,
+    buffers: Sequence[torch.Tensor],
+    rules: Sequence[Rule],
+    committed: Sequence[torch.Tensor],
+    total_weight: float,
+    size: int,
+) -> list[torch.Tensor]:
+    """Return new tensors, like the buffers, from the sum over `size` members; the rest as for `pack`.
+
+    total_weight: the sum of the members' weights.
     """
     combined, offset = [], 0
-    for buffer in buffers:
-        numel = flat_view(buffer).numel()
-        if is_floating(buffer):
-            piece = total[offset : offset + numel] / total_weight
-            offset += numel
-        else:
-            piece = join_halves(total[offset : offset + 2 * numel])
-            offset += 2 * numel
-        combined.append(shaped_like(piece, buffer))
+    for buffer, rule, before in zip(buffers, rules, committed, strict=True):
+        count = flat_view(buffer).numel()
+        if rule in (Rule.FIRST, Rule.MIN, Rule.MAX):
+            count *= 1 if is_floating(buffer) else 2
+        if rule in (Rule.MIN, Rule.MAX):
+            count *= size
+        piece, offset = total[offset : offset + count], offset + count
+        combined.append(shaped_like(_unpacked(piece, buffer, rule, before, total_weight, size), buffer))
     return combined
+
+
+def _unpacked(
+    piece: torch.Tensor,
+    buffer: torch.Tensor,
+    rule: Rule,
+    before: torch.Tensor,
+    total_weight: float,
+    size: int,
+) -> torch.Tensor:
+    floating = is_floating(buffer)
+    if rule is Rule.MEAN:
+        return piece / total_weight
+    if rule is Rule.SUM:
+        wide = torch.float64 if floating else torch.int64
+        return flat_view(before).cpu().to(wide) + piece.to(wide)
+    if rule is Rule.FIRST:
+        return piece if floating else join_halves(piece)
+    rows = [row if floating else join_halves(row) for row in piece.view(size, -1)]
+    return extreme(rows, rule)
+
+
+def extreme(rows: Sequence[torch.Tensor], rule: Rule) -> torch.Tensor:
+    """The smallest or largest by element; a NaN of any row stays one."""
+    stacked = torch.stack(list(rows))
+    return stacked.amin(0) if rule is Rule.MIN else stacked.amax(0)
 
 
 def _zeros(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.float64)
+
+
+def as_numbers(flat: torch.Tensor) -> torch.Tensor:
+    """float64, exactly: [n] from floating numbers [n], [2n] from integers or booleans."""
+    return flat.to(torch.float64) if flat.is_floating_point() else split_halves(flat)
 
 
 def split_halves(integers: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from springtide import faults
-from springtide.comm.combine import pack, unpack
+from springtide.comm.combine import Rule, Share, pack, unpack
 from springtide.comm.process_group import Group, peers_in
 from springtide.coordination.membership import Membership, generation_of
 from springtide.data.cursor import Cursor
@@ -30,6 +30,7 @@ from springtide.ps.async_backend import AsyncBackend
 from springtide.ps.connections import ServerError, servers_in
 from springtide.train_step.context import Failure, StepAssignment, StepContext
 from springtide.train_step.grad_scaler import agree
+from springtide.train_step.late_buffers import adopt_arrived
 from springtide.train_step.lr_schedulers import Schedules
 from springtide.train_step.trainer import Trainer
 from springtide_protocol.names import StateName
@@ -218,12 +219,13 @@ class AsyncLoop:
         servers.settle()
         # Where nobody who is left has computed anything, the first member's buffers count.
         weight = self._samples + (1e-9 if group.rank == 0 else 0.0)
-        buffers = trainer.buffers.current()
+        shared = [index for index, rule in enumerate(trainer.buffers.rules) if rule is not Rule.LOCAL]
+        buffers = trainer.buffers.chosen(shared)
         wish = self._saver.checkpoints.wish(group.rank == 0)
         steps = self._schedules.told()
         votes = [weight, wish, float(self.stops_at_the_end), *steps]
         own = torch.tensor(votes, dtype=torch.float64)
-        vector = torch.cat((own, pack(buffers, weight, group.rank == 0)))
+        vector = torch.cat((own, pack(*buffers, Share(weight, group.rank, group.size))))
         faults.reach("meeting", stop + 1)
         group.start_sum(vector).wait()
         audit = servers.audit(first, stop)
@@ -232,8 +234,10 @@ class AsyncLoop:
         self._schedules.hear(vector[counted : len(votes)].tolist())
         self._schedules.go_to(stop)
         self._schedules.begin()
-        values = unpack(vector[len(votes) :], buffers, float(vector[0]))
-        trainer.buffers.write(list(range(len(buffers))), values)
+        values = unpack(vector[len(votes) :], *buffers, float(vector[0]), group.size)
+        trainer.buffers.write(shared, dict(zip(shared, values, strict=True)))
+        if trainer.buffers.awaited:
+            adopt_arrived(trainer.buffers, group.rank == 0, lambda tensor: group.start_sum(tensor).wait())
         trainer.buffers.remember()
         position = self._state.position
         cursor = position.cursor

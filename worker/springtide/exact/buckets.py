@@ -177,7 +177,7 @@ class ExactBuckets(Buckets):
 
     def put(self, index: int, gradient: torch.Tensor, weight: float, micro: int, last: bool) -> torch.Tensor:
         """As `Buckets.put`; the view that is returned holds the gradient only after `wait`."""
-        self._check_new(index, gradient, micro)
+        self._check_new(index, gradient, micro, last)
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
         view = self.views[index]
@@ -205,6 +205,15 @@ class ExactBuckets(Buckets):
             if self._last:
                 self._send_complete()
         return view
+
+    def _check_new(self, index: int, gradient: torch.Tensor, micro: int, last: bool) -> None:
+        if self._round[index] == micro:
+            raise UsageError(
+                f"two gradients for {self._names[index]} in one micro-batch: exact mode takes one backward "
+                "of each sample. Add the losses up first, or set strategy.allReduce.exact to false; and use "
+                "checkpoint(..., use_reentrant=False)"
+            )
+        super()._check_new(index, gradient, micro, last)
 
     def end_part(self) -> None:
         """The part is over and is not the last one."""

@@ -11,29 +11,42 @@ from collections.abc import Sequence
 
 import torch
 
-from springtide.comm.combine import flat_view, is_floating, join_halves, shaped_like, split_halves
+from springtide.comm.combine import (
+    Rule,
+    as_numbers,
+    extreme,
+    flat_view,
+    is_floating,
+    join_halves,
+    shaped_like,
+)
 from springtide.exact.parts import PartContribution
 
 
 def pack_parts(
-    kept: Sequence[PartContribution], indices: Sequence[int], committed: Sequence[torch.Tensor], logical: int
+    kept: Sequence[PartContribution],
+    indices: Sequence[int],
+    committed: Sequence[torch.Tensor],
+    rules: Sequence[Rule],
+    logical: int,
 ) -> torch.Tensor:
     """float64 [n] on the CPU: what this worker's parts put into the sum for the buffers `indices`.
 
-    committed: all buffers, for parts that did not move one. logical: the number of logical parts.
+    committed, rules: of all buffers. logical: the number of logical parts.
     """
-    total = torch.zeros(sum(_places(committed[index], logical) for index in indices), dtype=torch.float64)
+    total = torch.zeros(
+        sum(_numbers(committed[index]) * _places(rules[index], logical) for index in indices),
+        dtype=torch.float64,
+    )
     own = {part.number: part for part in kept}
     pieces: list[torch.Tensor] = []
     places: list[slice] = []
     offset = 0
     for index in indices:
-        floating = is_floating(committed[index])
-        count = _places(committed[index], 1)
-        for number in range(logical if floating else 1):
+        count = _numbers(committed[index])
+        for number in range(_places(rules[index], logical)):
             if number in own:
-                flat = flat_view(own[number].buffers.get(index, committed[index]))
-                pieces.append(flat.to(torch.float64) if floating else split_halves(flat))
+                pieces.append(as_numbers(flat_view(own[number].buffers.get(index, committed[index]))))
                 places.append(slice(offset, offset + count))
             offset += count
     if pieces and any(piece.device.type != "cpu" for piece in pieces):
@@ -44,33 +57,55 @@ def pack_parts(
     return total
 
 
-def _places(buffer: torch.Tensor, logical: int) -> int:
-    """Numbers in the sum for a buffer."""
-    count = flat_view(buffer).numel()
-    return logical * count if is_floating(buffer) else 2 * count
+def _places(rule: Rule, logical: int) -> int:
+    """Logical parts whose values are in the sum."""
+    return 1 if rule is Rule.FIRST else logical
+
+
+def _numbers(buffer: torch.Tensor) -> int:
+    """In the sum, for one part."""
+    return flat_view(buffer).numel() * (1 if is_floating(buffer) else 2)
 
 
 def unpack_parts(
-    total: torch.Tensor, indices: Sequence[int], committed: Sequence[torch.Tensor], weights: Sequence[float]
+    total: torch.Tensor,
+    indices: Sequence[int],
+    committed: Sequence[torch.Tensor],
+    rules: Sequence[Rule],
+    weights: Sequence[float],
 ) -> list[torch.Tensor]:
     """New tensors on the CPU, otherwise like the buffers `indices`, from the sum over the workers.
 
-    weights: by logical part. Floating ones are the mean by weight, added up in logical order in float64;
-    integers and booleans are those of part 0.
+    weights: by logical part; those without any are left out, but for part 0 where it is the first one that
+    counts. Means are added up in logical order, in float64.
     """
-    divisor = math.fsum(weights)
     combined, offset = [], 0
     for index in indices:
-        numel = flat_view(committed[index]).numel()
-        if is_floating(committed[index]):
-            piece = torch.zeros(numel, dtype=torch.float64)
-            for number, weight in enumerate(weights):
-                if weight:
-                    start = offset + number * numel
-                    piece.add_(total[start : start + numel], alpha=weight / divisor)
-            offset += len(weights) * numel
-        else:
-            piece = join_halves(total[offset : offset + 2 * numel])
-            offset += 2 * numel
-        combined.append(shaped_like(piece, committed[index]))
+        before, rule = committed[index], rules[index]
+        count, places = _numbers(before), _places(rule, len(weights))
+        rows = total[offset : offset + count * places].view(places, -1)
+        offset += count * places
+        values = [row if is_floating(before) else join_halves(row) for row in rows]
+        combined.append(shaped_like(_combined(values, rule, before, weights), before))
     return combined
+
+
+def _combined(
+    values: Sequence[torch.Tensor], rule: Rule, before: torch.Tensor, weights: Sequence[float]
+) -> torch.Tensor:
+    if rule is Rule.FIRST:
+        return values[0]
+    counted = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight]
+    if rule in (Rule.MIN, Rule.MAX):
+        return extreme([value for value, _ in counted], rule)
+    if rule is Rule.SUM:
+        old = flat_view(before).cpu().to(values[0].dtype)
+        result = old.clone()
+        for value, _ in counted:
+            result += value - old
+        return result
+    divisor = math.fsum(weights)
+    result = torch.zeros_like(values[0])
+    for value, weight in counted:
+        result.add_(value, alpha=weight / divisor)
+    return result

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from springtide.comm.combine import Rule
 from springtide.comm.process_group import Group, Work
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.buffers import pack_parts, unpack_parts
@@ -47,19 +48,22 @@ class ExactStep:
         """Whether any part of the step, on any worker, had a value that did not fit."""
         return extra[0] > 0
 
-    def pack(self, indices: Sequence[int], committed: Sequence[torch.Tensor]) -> torch.Tensor:
+    def pack(
+        self, indices: Sequence[int], committed: Sequence[torch.Tensor], rules: Sequence[Rule]
+    ) -> torch.Tensor:
         """What this worker's parts put into the sum of the buffers `indices`; float64 [n]."""
-        return pack_parts(self.kept, indices, committed, self._logical_workers)
+        return pack_parts(self.kept, indices, committed, rules, self._logical_workers)
 
     def unpack(
         self,
         total: torch.Tensor,
         indices: Sequence[int],
         committed: Sequence[torch.Tensor],
+        rules: Sequence[Rule],
         extra: Sequence[float],
     ) -> list[torch.Tensor]:
         """The buffers `indices`, combined. extra: summed over the members."""
-        return unpack_parts(total, indices, committed, extra[1:])
+        return unpack_parts(total, indices, committed, rules, extra[1:])
 
     def total_weight(self, extra: Sequence[float]) -> float:
         """The sum that does not depend on who added what first."""

@@ -1,4 +1,8 @@
-"""The model's buffers: which of them a body has moved, and how to put them back.
+"""The model's buffers: which of them a body has moved, how to put them back, and how members combine them.
+
+The average by samples is for running statistics of norm layers. For all else (a queue of keys, a codebook,
+counters) it would make up values that no process has computed, so the first member's count, unless the
+script says another rule.
 
 `_version` tells of changes in place. BatchNorm's kernels are an exception: they write the running statistics
 without moving their version (measured), so the buffers of a norm layer in training mode always count as
@@ -12,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from springtide.comm.combine import Rule, is_floating
 from springtide.comm.layout import Field, field_of
 from springtide.errors import UsageError
 
@@ -19,22 +24,93 @@ from springtide.errors import UsageError
 class Buffers:
     """Copies of all buffers as of the last `remember`.
 
-    Buffers are looked up by name each time: a script may replace them.
+    Buffers are looked up by name each time: a script may replace them. One that is None may become a tensor
+    later; from the step on in which it has, it is one of them (`adopt`).
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, rules: Mapping[str, Rule] | None = None) -> None:
+        """rules: by name, or by the end of a name; see `rule_of`. Raise UsageError for a name of none."""
+        self._given = dict(rules or {})
+        self._device = next((item.device for item in model.parameters()), torch.device("cpu"))
         self._places: list[tuple[torch.nn.Module, str]] = []
+        self._late: dict[str, tuple[torch.nn.Module, str]] = {}
+        self._adopted: dict[str, None] = {}
         self.names: list[str] = []
+        self.rules: list[Rule] = []
+        """By buffer."""
         seen: set[int] = set()
         for prefix, module in model.named_modules():
             for name, buffer in module._buffers.items():
-                if buffer is not None and id(buffer) not in seen:
+                full = f"{prefix}.{name}" if prefix else name
+                if buffer is None:
+                    self._late[full] = module, name
+                elif id(buffer) not in seen:
                     seen.add(id(buffer))
-                    self._places.append((module, name))
-                    self.names.append(f"{prefix}.{name}" if prefix else name)
+                    self._add(full, module, name, buffer)
+        self._check_given()
         self._copies = [buffer.detach().clone() for buffer in self.current()]
         self._seen: list[tuple[int, int]] = []
         self._trained: list[bool] = []
+        self._note()
+
+    def _add(self, full: str, module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:
+        self._places.append((module, name))
+        self.names.append(full)
+        self.rules.append(rule_of(full, module, buffer, self._given))
+
+    def _check_given(self) -> None:
+        known = [*self.names, *self._late]
+        for wanted in self._given:
+            if not any(_ends(name, wanted) for name in known):
+                raise UsageError(
+                    f"distribute(buffers=): the model has no buffer {wanted!r}; it has "
+                    f"{', '.join(known) or 'none'}"
+                )
+
+    @property
+    def awaited(self) -> list[str]:
+        """Names of those that are None for all members, in the model's order."""
+        return list(self._late)
+
+    @property
+    def adopted(self) -> list[str]:
+        """Names of those that were awaited, and are there now."""
+        return list(self._adopted)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether one of those has become a tensor here."""
+        return any(module._buffers.get(name) is not None for module, name in self._late.values())
+
+    def awaited_value(self, full: str) -> torch.Tensor | None:
+        """What an awaited buffer holds here."""
+        module, name = self._late[full]
+        return module._buffers.get(name)
+
+    def adopt(self, full: str, value: torch.Tensor) -> None:
+        """An awaited buffer is this tensor from now on, for all members."""
+        module, name = self._late.pop(full)
+        own = module._buffers.get(name)
+        if own is None:
+            value = value.to(self._device)
+        if own is None or own.shape != value.shape or own.dtype != value.dtype:
+            module._buffers[name] = own = value
+        elif own is not value:
+            with torch.no_grad():
+                own.copy_(value)
+        self._add(full, module, name, own)
+        self._adopted[full] = None
+        self._copies.append(own.detach().clone())
+        self._note()
+
+    def forget(self, full: str) -> None:
+        """The buffer, once adopted, is None again."""
+        index = self.names.index(full)
+        module, name = self._places.pop(index)
+        del self.names[index], self.rules[index], self._copies[index]
+        module._buffers[name] = None
+        self._late[full] = module, name
+        del self._adopted[full]
         self._note()
 
     def current(self) -> list[torch.Tensor]:
@@ -56,6 +132,17 @@ class Buffers:
     def committed(self) -> list[torch.Tensor]:
         """The copies, in the order of `names`."""
         return self._copies
+
+    def chosen(
+        self, indices: Sequence[int], since: Mapping[int, torch.Tensor] | None = None
+    ) -> tuple[list[torch.Tensor], list[Rule], list[torch.Tensor]]:
+        """Of these buffers: what they hold, their rules, what they held before (`since`, or the copies)."""
+        current, since = self.current(), since or {}
+        return (
+            [current[index] for index in indices],
+            [self.rules[index] for index in indices],
+            [since.get(index, self._copies[index]) for index in indices],
+        )
 
     def copies(self, indices: list[int]) -> dict[int, torch.Tensor]:
         """By index: a copy of what the buffer holds. Raise UsageError if shape or type have changed."""
@@ -94,6 +181,8 @@ class Buffers:
     def put_back(self) -> None:
         """Copy the remembered values into what moved."""
         self.write([index for index, moved in enumerate(self.moved()) if moved], self._copies)
+        for module, name in self._late.values():
+            module._buffers[name] = None
         self._note()
 
     def write(self, indices: list[int], values: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]) -> None:
@@ -113,6 +202,27 @@ class Buffers:
     def _note(self) -> None:
         self._seen = [(id(buffer), buffer._version) for buffer in self.current()]
         self._trained = [_writes_silently(module) for module, _ in self._places]
+
+
+def rule_of(
+    full: str, module: torch.nn.Module, buffer: torch.Tensor, given: Mapping[str, Rule] | None = None
+) -> Rule:
+    """Return the rule that was given for the buffer (the longest name wins), or the one that fits it."""
+    named = [wanted for wanted in given or {} if _ends(full, wanted)]
+    if given and named:
+        rule = given[max(named, key=len)]
+        if rule is Rule.MEAN and not is_floating(buffer):
+            raise UsageError(
+                f"distribute(buffers=): {full} holds {buffer.dtype}, of which there is no mean: use first, "
+                "sum, min, max or local"
+            )
+        return rule
+    statistic = isinstance(module, _NormBase) or full.endswith(("running_mean", "running_var"))
+    return Rule.MEAN if statistic and is_floating(buffer) else Rule.FIRST
+
+
+def _ends(full: str, wanted: str) -> bool:
+    return full == wanted or full.endswith(f".{wanted}")
 
 
 def _writes_silently(module: torch.nn.Module) -> bool:

@@ -14,7 +14,7 @@ import torch
 from springtide import faults
 from springtide.comm import commit_vote as side
 from springtide.comm.buckets import Buckets
-from springtide.comm.combine import pack, unpack
+from springtide.comm.combine import Rule, Share, pack, unpack
 from springtide.comm.process_group import Group, Work, peers_in
 from springtide.data.ledger import contribution
 from springtide.embedding.handle import Handle
@@ -28,6 +28,7 @@ from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hyperparameters import Hyperparameters
+from springtide.train_step.late_buffers import adopt_arrived
 from springtide.train_step.transaction import Phase, Transaction
 
 _MOST_ROUNDS = 64  # told apart in the side reduction's step number
@@ -78,7 +79,15 @@ def commit_on(
 def own_part(deal: StepAssignment, buffers: Buffers, exact: bool) -> PartContribution:
     """What the body that has worked on this puts in. exact: with the buffers that moved."""
     ids = contribution(deal.batch.micro.contributed_ids, deal.stage, deal.epoch)
-    moved = [moved and not deal.batch.standin for moved in buffers.moved()]
+    moved = [
+        has_moved and not deal.batch.standin and rule is not Rule.LOCAL
+        for has_moved, rule in zip(buffers.moved(), buffers.rules, strict=True)
+    ]
+    if exact and buffers.arrived:
+        raise UsageError(
+            f"one of the model's buffers {', '.join(buffers.awaited)} was None and is a tensor now: in exact "
+            "mode it has to be there before distribute(); run a batch through the model first"
+        )
     values: dict[int, torch.Tensor] = {}
     if exact:
         values = buffers.copies([index for index, has_moved in enumerate(moved) if has_moved])
@@ -112,6 +121,8 @@ class Reduction:
         self._home = home
         self._tables = None if home is None else StepTables(tables or {}, home)
         self._buffers = buffers
+        self._summed: dict[int, torch.Tensor] = {}
+        """Of the running body: buffers whose changes were added up, as that has left them."""
         self._exact = exact
         self._transaction = transaction
         self._body: StepContext | None = None
@@ -131,7 +142,7 @@ class Reduction:
 
     def begin(self, body: StepContext) -> None:
         """What is summed from here on belongs to this body."""
-        self._body = body
+        self._body, self._summed = body, {}
         if self._home is not None:
             self._home.begin_step()
         if self._tables is not None:
@@ -261,6 +272,10 @@ class Reduction:
         except ValueError as error:
             raise UsageError(str(error)) from None
         combined = self._combined(result, expected, vector[len(fields) :], deal)
+        if self._buffers.awaited and result.changed[-1]:
+            adopt_arrived(
+                self._buffers, deal.group.rank == 0, lambda tensor: self._wait(self.start_sum(tensor).wait)
+            )
         ended = time.perf_counter()
         body.exposed_seconds += ended - started
         body.communication_seconds += ended - (body.sums_began or started)
@@ -282,6 +297,16 @@ class Reduction:
                 self._wait(work.wait)
             self._buckets.add_late(late, [flat for flat, _ in started])
 
+    @property
+    def running(self) -> StepContext | None:
+        """The body that is worked on, or was last."""
+        return self._body
+
+    def total(self, sums: torch.Tensor) -> None:
+        """Replace the tensor by its sum over the members. Raise Dropped when that fails."""
+        group = self._running().deal.group
+        self._wait(lambda: group.start_sum(sums).wait())
+
     def mean(self, value: float, body: StepContext) -> float:
         """The mean over the samples of all members. Raise Dropped when that fails."""
         weight = body.weight
@@ -300,7 +325,8 @@ class Reduction:
     def _combined(
         self, result: side.Result, expected: list[int], riders: torch.Tensor, deal: StepAssignment
     ) -> dict[int, torch.Tensor]:
-        changed = [index for index, anywhere in enumerate(result.changed) if anywhere]
+        flags = result.changed[: len(self._buffers.names)]
+        changed = [index for index, anywhere in enumerate(flags) if anywhere]
         combined: dict[int, torch.Tensor] = {}
         if changed and self._buffers_travel(deal.group):
             totals = [(expected, riders)]
@@ -311,6 +337,8 @@ class Reduction:
             for indices, total in totals:
                 combined |= zip(indices, self._unpacked(indices, total, result), strict=True)
         self._moving = (deal.group, changed)
+        rules = self._buffers.rules
+        self._summed |= {index: combined[index] for index in combined if rules[index] is Rule.SUM}
         return {index: combined[index] for index in changed} if combined else {}
 
     def _contribution(self, body: StepContext, parts: list[PartContribution]) -> side.Contribution:
@@ -330,7 +358,10 @@ class Reduction:
             change=self.change_wanted,
             seconds=time.perf_counter() - body.began,
             used=used,
-            changed=[any(flags) for flags in zip(*(part.moved for part in parts), strict=True)],
+            changed=[
+                *(any(flags) for flags in zip(*(part.moved for part in parts), strict=True)),
+                *([self._buffers.arrived] if self._buffers.awaited else []),
+            ],
             values=body.values(),
             values_weight=weight,
             save=self.save_wish(deal.group.rank),
@@ -353,17 +384,24 @@ class Reduction:
 
     def _packed(self, indices: list[int], deal: StepAssignment) -> torch.Tensor:
         if self._exact is not None:
-            return self._exact.pack(indices, self._buffers.committed)
-        buffers = self._buffers.current()
-        return pack(
-            [buffers[index] for index in indices], deal.batch.micro.contributed_weight, deal.group.rank == 0
-        )
+            return self._exact.pack(indices, self._buffers.committed, self._buffers.rules)
+        share = Share(deal.batch.micro.contributed_weight, deal.group.rank, deal.group.size)
+        return pack(*self._buffers.chosen(indices, self._summed), share)
 
     def _unpacked(self, indices: list[int], total: torch.Tensor, result: side.Result) -> list[torch.Tensor]:
         if self._exact is not None:
-            return self._exact.unpack(total, indices, self._buffers.committed, result.extra)
-        buffers = self._buffers.current()
-        return unpack(total, [buffers[index] for index in indices], result.weight)
+            return self._exact.unpack(
+                total, indices, self._buffers.committed, self._buffers.rules, result.extra
+            )
+        chosen = self._buffers.chosen(indices, self._summed)
+        return unpack(total, *chosen, result.weight, self._running().deal.group.size)
+
+    def do_again(self, reason: str) -> NoReturn:
+        """What this member has put in is spoilt: leave the body, whose samples are dealt again."""
+        if self._home is None and self._running().deal.group.size == 1:
+            self._transaction.drop(reason)
+            raise Dropped(self._transaction.reason)
+        self._fail(RuntimeError(reason))
 
     def _do_again(self, exact: ExactStep, deal: StepAssignment) -> NoReturn:
         """Agree on exponents that fit, and leave the body: its samples are dealt again."""

@@ -127,10 +127,13 @@ class State:
             )
         ours: dict[str, torch.Tensor] = dict(self._parameters)
         _same_tensors("parameter", ours, tree["parameters"])
+        # What was None when the script began may be a tensor in the job's state, or not yet.
+        late = {*self._buffers.awaited, *self._buffers.adopted}
+        own = dict(zip(self._buffers.names, self._buffers.current(), strict=True))
         _same_tensors(
             "buffer",
-            dict(zip(self._buffers.names, self._buffers.current(), strict=True)),
-            tree["buffers"],
+            {name: item for name, item in own.items() if name not in late},
+            {name: item for name, item in tree["buffers"].items() if name not in late},
             shapes=False,
         )
         # Checkpoints of earlier builds do not say.
@@ -185,6 +188,11 @@ class State:
         for name, parameter in self._parameters.items():
             parameter.copy_(tree["parameters"][name])
             parameter.grad = None
+        for name in self._buffers.adopted:
+            if name not in tree["buffers"]:
+                self._buffers.forget(name)
+        for name in [name for name in tree["buffers"] if name in self._buffers.awaited]:
+            self._buffers.adopt(name, tree["buffers"][name].clone())
         self._buffers.write(
             list(range(len(self._buffers.names))), [tree["buffers"][name] for name in self._buffers.names]
         )
@@ -250,6 +258,7 @@ class State:
         """Give the optimizers the groups that the job's have: a script may add some while it trains."""
         for optimizer, groups in zip(self._optimizers, members, strict=True):
             own = optimizer.param_groups
+            added = len(groups) - len(own)
             for number, names in enumerate(groups):
                 parameters = [self._parameters[name] for name in names]
                 if number < len(own):
@@ -257,6 +266,8 @@ class State:
                 else:
                     own.append({**own[0], "params": parameters})
             del own[len(groups) :]
+            if added > 0:
+                _expect_groups(optimizer, own[-added:])
             kept = {id(item) for group in own for item in group["params"]}
             for parameter in [item for item in optimizer.state if id(item) not in kept]:
                 del optimizer.state[parameter]
@@ -279,6 +290,32 @@ class State:
             for group in optimizer.param_groups
             for parameter in group["params"]
         ]
+
+
+def _expect_groups(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, Any]]) -> None:
+    """Have the script find these groups there where it adds them itself, as the other members' did before.
+
+    A worker that joins later skips the loops that are over, and does what stands between them.
+    """
+
+    def members(group: Mapping[str, Any]) -> frozenset[int]:
+        return frozenset(id(item) for item in group["params"])
+
+    expected = {members(group) for group in groups}
+
+    def add_param_group(group: dict[str, Any]) -> None:
+        parameters = group["params"]
+        group["params"] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        found = members(group)
+        # A later state may have taken it away again.
+        is_there = found in expected and any(members(known) == found for known in optimizer.param_groups)
+        expected.discard(found)
+        if not expected:
+            optimizer.__dict__.pop("add_param_group", None)
+        if not is_there:
+            type(optimizer).add_param_group(optimizer, group)
+
+    optimizer.__dict__["add_param_group"] = add_param_group
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from springtide import faults
 from springtide.comm.buckets import Buckets
+from springtide.comm.combine import Rule
 from springtide.comm.compression import LowRankBuckets, make_buckets
 from springtide.comm.layout import field_of, layout_hash, plan_layout
 from springtide.comm.nccl import choose_backend
@@ -36,9 +37,11 @@ from springtide.train_step.multi_step import check_backward, check_closure
 from springtide.train_step.optimizers import closure_of, scale_of, with_closure
 from springtide.train_step.randomness import seed_part
 from springtide.train_step.reduction import Reduced, Reduction, commit_on, own_part
+from springtide.train_step.repeated_backward import BeforeGradient, RepeatedBackward
 from springtide.train_step.rollback import Undo
 from springtide.train_step.staged import HereSteps, StagedSteps
 from springtide.train_step.state import Position
+from springtide.train_step.sync_batch_norm import BatchStatistics, use_generation
 from springtide.train_step.transaction import Phase, Transaction
 from springtide.train_step.undeclared import DECLARE, UndeclaredOptimizers
 
@@ -48,7 +51,7 @@ class Trainer:
 
     Hooks and calls of a body come from the script's thread, `drop` from any. several: a body may make more
     than one optimizer step, and is committed when it ends. logical_workers: 0 unless sums are to be exact.
-    compression: of the gradients that workers sum among themselves.
+    compression: of the gradients that workers sum among themselves. rules: for buffers; see `Buffers`.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Trainer:
         *,
         several: bool = False,
         clip_norm: float | None,
+        rules: Mapping[str, Rule] | None = None,
         bucket_bytes: int,
         logical_workers: int = 0,
         backend: str = "Auto",
@@ -79,7 +83,7 @@ class Trainer:
         self._depth = 0
         self._stepping: list[torch.optim.Optimizer] = []
         """Whose `step()` is running, outermost first; one may call another's, or that of its own base."""
-        self.buffers = self._buffers = Buffers(model)
+        self.buffers = self._buffers = Buffers(model, rules)
         self.transaction = Transaction()
         if logical_workers:
             self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers, self.device))
@@ -137,6 +141,7 @@ class Trainer:
         settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"
+        agreed += "".join(f" {name}={rule}" for name, rule in sorted((rules or {}).items()))
         self.layout_hash = layout_hash(layout, [*frozen, *self._buffers.fields], agreed)
         self._body: StepContext | None = None
         self._earlier: StepContext | None = None
@@ -145,12 +150,15 @@ class Trainer:
             hook = partial(self._on_gradient, index)
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
             if several:
-                self._handles.append(parameter.register_hook(self._before_gradient))  # type: ignore[no-untyped-call]
+                before = partial(self._before_gradient, index)
+                self._handles.append(BeforeGradient(parameter, before))
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._after_step)
         for part in models:
             part.register_forward_pre_hook(Hook(lambda *_: self.transaction.check_alive()))
+        synchronised = use_generation(model, lambda: BatchStatistics(self._reduction, self.transaction))
+        self._repeated = RepeatedBackward(self._gradients.parameters, self.buckets, several, synchronised)
         self._strangers = UndeclaredOptimizers(optimizers, self._scalings.scalers, self.transaction)
 
     def close(self) -> None:
@@ -158,6 +166,7 @@ class Trainer:
         for handle in self._handles:
             handle.remove()
         self._strangers.close()
+        self._repeated.close()
         self.pending.close()
         if self.servers is not None:
             self.servers.close()
@@ -220,6 +229,7 @@ class Trainer:
         self.transaction.begin()
         self._undo.begin()
         self._gradients.begin()
+        self._repeated.begin()
         (self._staged or self._here).begin()
         self._scalings.begin()
         self._depth = 0
@@ -303,6 +313,7 @@ class Trainer:
         body = self._running()
         check_ended(body, self.transaction.phase, any(self.buckets.used))
         body.skipped = self._scalings.found()
+        self._repeated.end()
         self._body = self._earlier = None
         self._strangers.end()
         return body
@@ -334,24 +345,33 @@ class Trainer:
                 "that hook"
             )
         last = micro.is_last
+        if self.buckets.has(index, micro.index) and self._exact is None:
+            self._repeated.found()
+            if last and not self.buckets.patient:
+                self._reduction.do_again(
+                    "another backward() of the same samples came when gradients were on their way; the step "
+                    "is done again, and from here on they wait for optimizer.step()"
+                )
         if body.gradients == 0:
             self._make_way()
         if gradient.requires_grad:
             gradient = gradient.detach()  # `backward(create_graph=True)`: a sum is no part of the graph
         view = self.buckets.put(index, gradient, micro.scale, micro.index, last)
         parameter.grad = view if last else None
-        self._reduction.put_rows(index, micro.scale, last, micro.index)
+        self._reduction.put_rows(index, micro.scale, last and not self.buckets.patient, micro.index)
         body.gradients += 1
         if body.gradients == (len(self._gradients.parameters) + 1) // 2:
             faults.reach("backward", body.deal.number)
 
-    def _before_gradient(self, gradient: torch.Tensor) -> None:
-        """Several steps in a body: the first gradient of the next backward is about to be accumulated."""
+    def _before_gradient(self, index: int) -> None:
+        """Several steps in a body: a gradient is about to be accumulated, maybe the first of a round."""
         if self._body is not None and self._body.reduced and self.transaction.phase is Phase.OPEN:
             check_backward(self._exact is not None)
             (self._staged or self._here).begin_round(self._reduced_now, self._reduction)
             self._body.round += 1
             self._body.reduced = False
+        if self._body is not None:
+            self._repeated.before(index)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if optimizer in self._stepping:

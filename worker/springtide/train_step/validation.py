@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from springtide.comm.combine import Rule
 from springtide.embedding.handle import handle_of
 from springtide.errors import UsageError
 from springtide.train_step.grad_scaler import enabled_among
@@ -15,11 +17,12 @@ from springtide.train_step.grad_scaler import enabled_among
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """several: a body may make more than one optimizer step, or step(closure)."""
+    """several: a body may make more than one optimizer step, or step(closure). rules: for buffers."""
 
     models: list[torch.nn.Module]
     optimizers: list[torch.optim.Optimizer]
     several: bool
+    rules: dict[str, Rule] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -38,6 +41,7 @@ def declare(
     clip_norm: Any,
     tracked: Mapping[str, Any],
     *,
+    buffers: Mapping[str, str] | None = None,
     in_job: bool,
     exact: bool,
     compression: str = "None",
@@ -46,6 +50,7 @@ def declare(
 ) -> Declared:
     """Check the arguments of `distribute()`; models and optimizers may be one or a list.
 
+    buffers: rules for some of them.
     in_job: there are other workers. exact: sums are to be exact. compression: how dense gradients travel.
     strategy, consistency: of the job; strategy is "" without one.
     Raise UsageError.
@@ -62,14 +67,17 @@ def declare(
             "strategy.allReduce.compression to None, or exact to false"
         )
     several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
+    _check_batch_norm(models, exact, consistency)
     _check_compression(compression, strategy, optimizers, tracked)
+    if strategy == "ParameterServer":
+        _check_types(_named(models))
     tables = _check_tables(models, strategy, exact)
     if tables and strategy == "Hybrid" and consistency != "Synchronous":
         raise UsageError(
             "distribute(): strategy.type Hybrid sums dense gradients by all-reduce, in common steps: use "
             "strategy.parameterServer.consistency Synchronous, or strategy.type ParameterServer"
         )
-    return Declared(models, optimizers, several)
+    return Declared(models, optimizers, several, _rules(buffers, exact, consistency))
 
 
 def _named(models: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
@@ -127,10 +135,38 @@ def _check_tracked(tracked: Mapping[str, Any], clip_norm: Any) -> None:
             )
 
 
+def _rules(buffers: Any, exact: bool, consistency: str) -> dict[str, Rule]:
+    if buffers is not None and not isinstance(buffers, Mapping):
+        raise UsageError(f"distribute(buffers=): expected a dict of names and rules, got {buffers!r}")
+    rules = {}
+    for name, rule in (buffers or {}).items():
+        if not isinstance(name, str) or rule not in list(Rule):
+            raise UsageError(
+                f"distribute(buffers=): {name!r}: {rule!r} is no rule; there are {', '.join(Rule)}"
+            )
+        rules[name] = Rule(rule)
+        if exact and rules[name] is Rule.LOCAL:
+            raise UsageError(
+                f"distribute(buffers=): {name!r} cannot be local in exact mode, where numbers do not depend "
+                "on who computed what: use first, or set strategy.allReduce.exact to false"
+            )
+        if consistency != "Synchronous" and rules[name] is Rule.SUM:
+            raise UsageError(
+                f"distribute(buffers=): the changes of {name!r} cannot be added up with consistency "
+                f"{consistency}, where workers make no common steps: use another rule, or Synchronous"
+            )
+    return rules
+
+
 def check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: bool, exact: bool) -> None:
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise UsageError("distribute(): no parameter of the model requires a gradient")
     for name, parameter in parameters.items():
+        if is_lazy(parameter):
+            raise UsageError(
+                f"distribute(): parameter {name} has no shape yet: run one batch through the model before "
+                "distribute()"
+            )
         if type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided:
             raise UsageError(
                 f"distribute(): parameter {name} is a {type(parameter).__name__}, not a plain dense tensor"
@@ -142,6 +178,39 @@ def check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: bo
             f"distribute(): {places}: a model lies on one device, the CPU or a GPU, and each worker has one; "
             "ask for one GPU for each worker"
         )
+
+
+def _check_types(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Of parameters on servers, which have no other numbers than these."""
+    known = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and parameter.dtype not in known:
+            raise UsageError(
+                f"distribute(): parameter {name} is {parameter.dtype}, which parameter servers do not have: "
+                "use real floating-point numbers, or strategy.type AllReduce"
+            )
+
+
+def _check_batch_norm(models: Sequence[torch.nn.Module], exact: bool, consistency: str) -> None:
+    synchronised = [
+        name for model in models for name, item in model.named_modules() if _is_synchronised(item)
+    ]
+    if not synchronised:
+        return
+    if exact:
+        raise UsageError(
+            f"distribute(): {synchronised[0]} is a SyncBatchNorm, and exact mode computes the parts of a "
+            "batch one after the other: use BatchNorm, whose statistics are those of a logical part there"
+        )
+    if consistency != "Synchronous":
+        raise UsageError(
+            f"distribute(): {synchronised[0]} is a SyncBatchNorm, and with consistency {consistency} workers "
+            "make no common steps: use BatchNorm, or strategy.parameterServer.consistency Synchronous"
+        )
+
+
+def _is_synchronised(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.SyncBatchNorm)
 
 
 def _check_compression(

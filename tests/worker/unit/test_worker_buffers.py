@@ -1,0 +1,200 @@
+"""How members combine buffers that each has changed in its own way."""
+
+from __future__ import annotations
+
+import copy
+from functools import reduce
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from springtide.comm.combine import Rule, Share, pack, unpack
+from springtide.data.cursor import Cursor
+from springtide.data.ledger import Ledger
+from springtide.errors import UsageError
+from springtide.exact.buffers import pack_parts, unpack_parts
+from springtide.exact.parts import Contribution, PartContribution
+from springtide.train_step.buffers import Buffers
+from springtide.train_step.late_buffers import adopt_arrived
+from springtide.train_step.state import Position, State
+from springtide.train_step.validation import declare
+
+SHARED = [rule for rule in Rule if rule is not Rule.LOCAL]
+WHOLE = [rule for rule in SHARED if rule is not Rule.MEAN]
+KINDS = [*((rule, torch.float64) for rule in SHARED), *((rule, torch.int64) for rule in WHOLE)]
+numbers = st.integers(-(2**40), 2**40)
+
+
+def expected(rule: Rule, before: float, held: list[float], weights: list[float]) -> float:
+    counted = [value for value, weight in zip(held, weights, strict=True) if weight]
+    if rule is Rule.MEAN:
+        products = (value * weight for value, weight in zip(held, weights, strict=True))
+        return sum(products) / sum(weights)
+    if rule is Rule.FIRST:
+        return held[0]
+    if rule is Rule.SUM:
+        return before + sum(value - before for value in counted)
+    idle = [before] if len(counted) < len(held) else []
+    return min(counted + idle) if rule is Rule.MIN else max(counted + idle)
+
+
+@given(
+    data=st.data(),
+    size=st.integers(1, 4),
+    kinds=st.lists(st.sampled_from(KINDS)),
+)
+def test_each_buffer_by_its_rule(data: Any, size: int, kinds: list[tuple[Rule, torch.dtype]]) -> None:
+    """Together in one sum, whatever stands beside it; members without samples have no say."""
+    before = [data.draw(numbers) for _ in kinds]
+    held = [[data.draw(numbers) for _ in kinds] for _ in range(size)]
+    weights = [1.0, *(float(data.draw(st.integers(0, 3))) for _ in range(size - 1))]
+    rules = [rule for rule, _ in kinds]
+
+    def tensors(values: list[int]) -> list[torch.Tensor]:
+        return [torch.tensor([v, v], dtype=dtype) for v, (_, dtype) in zip(values, kinds, strict=True)]
+
+    total = reduce(
+        torch.add,
+        [
+            pack(tensors(held[rank]), rules, tensors(before), Share(weights[rank], rank, size))
+            for rank in range(size)
+        ],
+    )
+    result = unpack(total, tensors(held[0]), rules, tensors(before), sum(weights), size)
+    for number, (rule, dtype) in enumerate(kinds):
+        value = expected(rule, before[number], [row[number] for row in held], weights)
+        assert result[number].dtype == dtype
+        assert result[number].tolist() == pytest.approx([value, value], rel=1e-12)
+
+
+@pytest.mark.parametrize("rule", SHARED)
+def test_parts_of_a_step_are_combined_by_the_same_rules(rule: Rule) -> None:
+    before, held, weights = 5.0, [7.0, 2.0, 9.0], [2.0, 1.0, 0.0]
+    parts = [
+        PartContribution(number, weight, Contribution(0, 0, 0), [True], {0: torch.tensor([value])})
+        for number, (value, weight) in enumerate(zip(held, weights, strict=True))
+    ]
+    committed = [torch.tensor([before])]
+    apart = [pack_parts([part], [0], committed, [rule], 3) for part in parts]
+    result = unpack_parts(reduce(torch.add, apart), [0], committed, [rule], weights)
+    counted = expected(rule, before, held[:2], weights[:2])
+    assert result[0].tolist() == pytest.approx([counted])
+
+
+def test_a_nan_stays_one() -> None:
+    odd = torch.tensor([float("nan"), 1.0])
+    for rule in SHARED:
+        total = pack([odd], [rule], [odd], Share(1.0, 0, 1))
+        result = unpack(total, [odd], [rule], [odd], 1.0, 1)[0]
+        assert bool(result[0].isnan()), rule
+
+
+class Observed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.register_buffer("queue", torch.zeros(2))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("late", None)
+
+
+def test_what_no_rule_was_given_for() -> None:
+    model = torch.nn.ModuleDict({"a": Observed(), "b": Observed()})
+    buffers = Buffers(model, {"queue": Rule.LOCAL, "b.queue": Rule.MAX, "late": Rule.SUM})
+    rules = dict(zip(buffers.names, buffers.rules, strict=True))
+    assert rules == {
+        "a.queue": Rule.LOCAL,
+        "a.count": Rule.FIRST,
+        "a.norm.running_mean": Rule.MEAN,
+        "a.norm.running_var": Rule.MEAN,
+        "a.norm.num_batches_tracked": Rule.FIRST,
+        "b.queue": Rule.MAX,
+        "b.count": Rule.FIRST,
+        "b.norm.running_mean": Rule.MEAN,
+        "b.norm.running_var": Rule.MEAN,
+        "b.norm.num_batches_tracked": Rule.FIRST,
+    }
+    assert buffers.awaited == ["a.late", "b.late"]
+
+
+@pytest.mark.parametrize(
+    ("given", "exact", "consistency", "message"),
+    [
+        ({"queue": "median"}, False, "Synchronous", "'queue': 'median' is no rule; there are mean, first"),
+        (["queue"], False, "Synchronous", "expected a dict"),
+        ({"queue": "local"}, True, "Synchronous", "'queue' cannot be local in exact mode"),
+        ({"queue": "sum"}, False, "Asynchronous", "'queue' cannot be added up with consistency Async"),
+    ],
+)
+def test_rules_that_cannot_be(given: Any, exact: bool, consistency: str, message: str) -> None:
+    model = Observed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=message):
+        declare(model, optimizer, None, {}, buffers=given, in_job=True, exact=exact, consistency=consistency)
+
+
+def test_names_and_types_that_do_not_fit() -> None:
+    with pytest.raises(UsageError, match="no buffer 'que'; it has queue, count"):
+        Buffers(Observed(), {"que": Rule.MIN})
+    with pytest.raises(UsageError, match=r"count holds torch.int64.*no mean"):
+        Buffers(Observed(), {"count": Rule.MEAN})
+
+
+def test_parameter_without_a_shape() -> None:
+    model = torch.nn.LazyLinear(2)
+    with pytest.raises(UsageError, match=r"weight has no shape yet: run one batch"):
+        declare(model, torch.optim.SGD(model.parameters(), lr=0.1), None, {}, in_job=True, exact=False)
+
+
+@pytest.mark.parametrize("value", [torch.tensor([[1.5, -2.0]]), torch.tensor(2**60 + 1), torch.tensor(True)])
+def test_a_buffer_that_comes_late(value: torch.Tensor) -> None:
+    models = [Observed(), Observed()]
+    first, second = (Buffers(model) for model in models)
+    models[0].late = value.clone()
+    sent: list[torch.Tensor] = []
+    adopt_arrived(first, True, lambda tensor: sent.append(tensor.clone()))
+    adopt_arrived(second, False, lambda tensor: tensor.copy_(sent.pop(0)))
+    for model, buffers in zip(models, (first, second), strict=True):
+        assert torch.equal(model.late, value)
+        assert model.late.dtype == value.dtype
+        assert buffers.names[-1] == "late"
+        assert not buffers.awaited
+    models[1].late = torch.zeros(3)
+    second.put_back()
+    assert torch.equal(models[1].late, value)
+    second.forget("late")
+    assert models[1].late is None
+    assert second.awaited == ["late"]
+
+
+def test_a_dropped_body_takes_its_buffer_along() -> None:
+    model = Observed()
+    buffers = Buffers(model)
+    model.late = torch.ones(2)
+    assert buffers.arrived
+    buffers.put_back()
+    assert model.late is None
+
+
+def test_the_job_s_state_has_it_or_not_yet() -> None:
+    """Of a member that joins, and of one that goes back to a state from before."""
+    holder, joiner = Observed(), Observed()
+    states, buffers = [], [Buffers(holder), Buffers(joiner)]
+    for model, own in zip((holder, joiner), buffers, strict=True):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        states.append(State(dict(model.named_parameters()), own, [optimizer], {}))
+    before = copy.deepcopy(states[0].read(Position(Cursor(), Ledger()), {}))
+    holder.late = torch.tensor([3.0])
+    buffers[0].adopt("late", holder.late)
+    after = copy.deepcopy(states[0].read(Position(Cursor(), Ledger()), {}))
+    for _ in range(2):
+        states[1].check(after)
+        states[1].write(after)
+        assert joiner.late.tolist() == [3.0]
+        states[1].check(before)
+        states[1].write(before)
+        assert joiner.late is None

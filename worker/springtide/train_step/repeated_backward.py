@@ -1,0 +1,83 @@
+"""Scripts that call backward() more than once for a micro-batch before they step.
+
+DCGAN's discriminator, losses of several tasks, penalties of a gradient every few steps: their gradients add
+up, as in plain PyTorch. A bucket may only leave when the last of them is in. How many there will be is not
+known, so the first body of a process sends nothing before `optimizer.step()`, and shows it: where each
+micro-batch has one backward, later bodies send during backward. A script that repeats later all the same
+loses that step, which is done again, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from springtide.comm.buckets import Buckets
+
+
+class BeforeGradient:
+    """Have `call` made when backward() is about to accumulate a gradient in the leaf.
+
+    By a hook of the leaf's node: one of the tensor would be called by torch.autograd.grad() too, which
+    accumulates nothing. The node lives as long as this object, or until the leaf is gone.
+    """
+
+    def __init__(self, parameter: torch.Tensor, call: Callable[[], None]) -> None:
+        self._node = get_gradient_edge(parameter).node
+        self._handle = self._node.register_prehook(lambda _: call())
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+class RepeatedBackward:
+    """Used from the script's thread and from autograd's, which never run at the same time.
+
+    parameters: those that are trained, in the order of the buckets' views. hooked: `before` is called by
+    hooks of the caller's, which stay. always: buckets have to wait anyhow.
+    """
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], buckets: Buckets, hooked: bool, always: bool
+    ) -> None:
+        self._parameters, self._buckets, self._hooked = parameters, buckets, hooked
+        self._known = False  # whether a body has shown how many there are
+        self._repeats = always
+        self._handles: list[BeforeGradient] = []
+
+    def begin(self) -> None:
+        """A body begins."""
+        self._buckets.patient = self._repeats or not self._known
+        if self._buckets.patient and not self._handles and not self._hooked:
+            self._handles = [
+                BeforeGradient(parameter, partial(self.before, index))
+                for index, parameter in enumerate(self._parameters)
+            ]
+
+    def before(self, index: int) -> None:
+        """Autograd is about to add a gradient to what the parameter holds.
+
+        What an earlier backward of the body has put in stays as it is: the new one is put in by itself.
+        """
+        parameter = self._parameters[index]
+        if self._buckets.patient and parameter.grad is self._buckets.views[index]:
+            parameter.grad = None
+
+    def found(self) -> None:
+        """The body has had a second gradient of one micro-batch for a parameter."""
+        self._repeats = True
+
+    def end(self) -> None:
+        """A body has made its step."""
+        self._known = True
+        if not self._repeats:
+            self.close()
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
