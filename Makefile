@@ -16,7 +16,7 @@ export PYTHONSAFEPATH := 1
 # Hundreds of processes start: each would compile our modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos fuzz e2e images kind-load clean venv
+.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos compatibility fuzz e2e images kind-load clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,8 @@ generate: $(STAMP) tools ## write the generated files again: the protocol, the C
 	mv docs/api.md.new docs/api.md
 	python docs/reference.py > docs/reference.md.new
 	mv docs/reference.md.new docs/reference.md
+	python docs/compatibility.py > docs/compatibility.md.new
+	mv docs/compatibility.md.new docs/compatibility.md
 	python charts/generate.py
 
 # uv chooses versions; nothing but this target needs it, so it is in no environment.
@@ -74,6 +76,9 @@ chaos: $(STAMP) ## other examples in the property tests; faults at random on the
 	SPRINGTIDE_EXPLORE=1 python -m pytest -q -n $(JOBS) $$(grep -lr --include='test_*.py' hypothesis tests/*/unit tests/*/component)
 	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/operator/component/test_operator_chaos.py tests/worker/component/test_worker_chaos.py tests/worker/component/test_server_chaos.py
 	@for round in $$(seq 1 $${ROUNDS:-3}); do echo "== round $$round"; python -m springtide_demo --out build/chaos/$$round $(ARGS); done
+
+compatibility: $(STAMP) ## scripts of many kinds against plain PyTorch under each strategy (docs/compatibility.md); make test has each under one
+	SPRINGTIDE_COMPATIBILITY=all python -m pytest -q -n $(JOBS) -rs tests/worker/component/test_compatibility.py
 
 e2e: $(STAMP) ## the end-to-end tests alone, on SPRINGTIDE_E2E_KUBECONFIG's cluster where it is set (docs/install.md)
 	@python -m pytest -rs $(ARGS) tests/e2e

@@ -1,0 +1,57 @@
+"""Generate docs/compatibility.md from the cases of the tests: `python docs/compatibility.py > FILE`."""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from compatibility import CASES, STRATEGIES, Case  # after its folder is on the path
+
+_HEAD = """\
+# Which scripts work
+
+Generated from the cases of the tests by `python docs/compatibility.py`.
+Each script is written once, and trained by plain PyTorch in one process and by Springtide: two workers, and a
+third that joins while they train (`make compatibility`, some minutes; each run of the tests has every case
+under one of the strategies).
+What is compared is every parameter and buffer after the last step.
+
+* A number: the largest difference to plain PyTorch that is allowed; sums are added up in another order.
+* *alike*: all workers end with the same bits, and the numbers depend on how many workers there are.
+* *refused*: one sentence says why, and what to do.
+"""
+_COLUMNS = {
+    "AllReduce": "AllReduce",
+    "exact": "AllReduce, [exact](exact.md)",
+    "ParameterServer": "[ParameterServer](parameter-servers.md)",
+}
+
+
+def _outcome(case: Case, strategy: str) -> str:
+    if strategy in case.refused:
+        return "refused"
+    tolerance = case.tolerance_of(strategy)
+    return "alike" if tolerance is None else f"{tolerance:.0e}".replace("e-0", "e-")
+
+
+def markdown() -> str:
+    """The page."""
+    lines = [_HEAD]
+    for group, cases in groupby(CASES.values(), key=lambda case: case.group):
+        lines += [
+            f"## {group}\n",
+            "| script | " + " | ".join(_COLUMNS[strategy] for strategy in STRATEGIES) + " |",
+            "|---" * (1 + len(STRATEGIES)) + "|",
+        ]
+        for case in cases:
+            outcomes = " | ".join(_outcome(case, strategy) for strategy in STRATEGIES)
+            lines.append(f"| {case.title} | {outcomes} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
