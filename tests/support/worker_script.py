@@ -151,7 +151,8 @@ def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     x, y = make_data(options["samples"])
     # Members that have not received the first member's state must be seen to differ.
-    torch.manual_seed(0 if options.get("same_start") else int(os.environ.get("SPRINGTIDE_SLOT", "0")))
+    slot = int(os.environ.get("SPRINGTIDE_SLOT", "0"))
+    torch.manual_seed(0 if options.get("same_start") else slot)
     model = make_model(options.get("model", "plain"), options.get("hidden", 32))
     criterion = F.nll_loss if options.get("model") in ("sums", "rows") else F.cross_entropy
     kind = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
@@ -223,6 +224,10 @@ def main() -> None:
                     average.update_parameters(model)
                 model.zero_grad()
                 rates[springtide.api.active_runtime.trainer.batch_number] = scheduler_before
+            if [springtide.api.active_runtime.position.cursor.step, slot] in options.get("spoilt", []):
+                with torch.no_grad():  # as memory that flips bits
+                    for parameter in model.parameters():
+                        parameter.data.mul_(1.0 + 2**-20)
             if springtide.api.active_runtime.position.cursor.step == options.get("stop_at"):
                 return
     springtide.report(final=1.0)

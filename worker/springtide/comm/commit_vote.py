@@ -14,7 +14,7 @@ import torch
 
 MOST_VALUES = 16
 _DIGITS = 1 << 20
-_SCALARS = 13  # step x2, weight, count, lo, hi, change, seconds, names low x2, names high x2, save
+_SCALARS = 15  # step x2, weight, count, lo, hi, change, seconds, names low x2, high x2, save, digest x2
 _OPTIONS = 9  # members that are no newcomers; by hash: of all x2, of those x2
 
 
@@ -46,6 +46,8 @@ class Contribution:
     options: tuple[int, int] = (0, 0)
     newcomer: bool = False
     extra: Sequence[float] = ()
+    digest: int = 0
+    """A hash below 2^20 of a piece of its parameters; 0 where the step has none."""
     late: Sequence[bool] = ()
     """By parameter that was expected to be unused: whether its gradient came after its bucket had left."""
 
@@ -71,11 +73,12 @@ class Result:
     save: float
     extra: list[float]
     options_fit: bool = True
+    replicas_agree: bool = True
     late: list[bool] = field(default_factory=list)
 
 
 def encode(part: Contribution) -> torch.Tensor:
-    """float64 of shape (13 + 9 + 17 + parameters + buffers + late + extra,).
+    """float64 of shape (15 + 9 + 17 + parameters + buffers + late + extra,).
 
     Raise ValueError for more than 16 values.
     """
@@ -88,7 +91,7 @@ def encode(part: Contribution) -> torch.Tensor:
     ]
     vector = [
         *(step, step * step, part.weight, part.count, part.hash_lo, part.hash_hi, part.change, part.seconds),
-        *(low, low * low, high, high * high, part.save),
+        *(low, low * low, high, high * high, part.save, part.digest, part.digest**2),
         *_of_options(part),
         *(part.values_weight, *values, *[0.0] * (MOST_VALUES - len(values))),
         *part.used,
@@ -102,7 +105,8 @@ def encode(part: Contribution) -> torch.Tensor:
 def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
     """Read the sum over `size` members; part: what this member put in (its names and the lengths)."""
     numbers = total.tolist()
-    step, step2, weight, count, lo, hi, change, seconds, low, low2, high, high2, save = numbers[:_SCALARS]
+    step, step2, weight, count, lo, hi, change, seconds, *told = numbers[:_SCALARS]
+    low, low2, high, high2, save, digest, digest2 = told
     after = _SCALARS + _OPTIONS
     values_weight, *values = numbers[after : after + 1 + MOST_VALUES]
     rest = numbers[after + 1 + MOST_VALUES :]
@@ -126,6 +130,7 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
         save=save,
         late=[number > 0 for number in rest[lists[1] : late]],
         extra=rest[late:],
+        replicas_agree=_equal(digest, digest2, size),
         options_fit=_fit(numbers[_SCALARS:after], part, size),
     )
 

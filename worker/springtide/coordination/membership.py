@@ -424,6 +424,11 @@ class Membership:
         with self._changed:
             self._state = state
 
+    def forget(self) -> None:
+        """Note that this process holds no state: it is to be sent one."""
+        with self._changed:
+            self._state = None
+
     def use_servers(
         self, staying: Collection[str], servers: Collection[str], settled: bool, copies: int
     ) -> None:

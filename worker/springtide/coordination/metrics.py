@@ -51,6 +51,10 @@ class Metrics:
         self.steps = counter("steps", "Steps that this process committed.")
         self.samples = counter("samples", "Samples whose gradients this process put into committed steps.")
         self.dropped = counter("dropped_steps", "Steps whose body was dropped.")
+        self.replicas_differed = counter(
+            "replicas_differed",
+            "Steps in which members were found to have other parameters than most.",
+        )
         self.transfers = counter("state_transfers", "State transfers that this process sent or received.")
         self.transfer_bytes = counter(
             "state_transfer_bytes", "Bytes of state that this process sent or received, as they move."

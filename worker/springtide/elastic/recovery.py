@@ -153,6 +153,9 @@ class Recovery:
         log.info(
             "after step %d: waiting for the next generation (%s: %s)", step, pb.ParkReason.Name(reason), why
         )
+        if trainer.reduction.drifted and at_boundary:
+            membership.forget()
+        trainer.reduction.drifted = False
         membership.park(reason, detail, suspects, cannot_go_back=bool(self._no_way_back))
         self._lacking = ""
         # What comes from here on concerns the next generation.

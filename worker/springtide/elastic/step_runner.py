@@ -191,10 +191,28 @@ class StepRunner:
             state.stop_at_boundary()
         parts.saver.checkpoints.committed(result.save, plan.ended(cursor))
         self._warn_once(body, result.values)
+        self._tell_odd(trainer, body)
         commit = parts.accounting.count_step(body, seconds, name, result.values or {})
         parts.accounting.commits.add(commit)
         parts.accounting.step_log.write(commit)
         faults.reach("committed", cursor.step)
+
+    def _tell_odd(self, trainer: Trainer, body: StepContext) -> None:
+        if not body.odd:
+            return
+        self._parts.accounting.metrics.replicas_differed.inc()
+        membership = self._parts.membership
+        members = membership.members if membership is not None else []
+        names = [members[rank].pod_name if rank < len(members) else f"rank {rank}" for rank in body.odd]
+        log.error(
+            "step %d: the parameters of %s are not those of the other workers (seen in %s); it is %s",
+            body.deal.number,
+            ", ".join(names),
+            ", ".join(trainer.reduction.differing[:4]),
+            "sent the state again"
+            if trainer.reduction.change_wanted
+            else "not sent the state any more: its machine computes otherwise",
+        )
 
     def _warn_once(self, body: StepContext, values: dict[str, float] | None) -> None:
         number = body.deal.number

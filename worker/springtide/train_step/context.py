@@ -41,7 +41,8 @@ class StepContext:
     reduced: the round's reductions are complete and its gradients are in place. result: of the last side
     reduction. zeros: parameters that have zeros for a gradient, without any backward. change: a member wants
     a new generation after this step. weight: with which this worker's loss counted. steps: optimizer steps
-    begun. told: reported values that a reduction has taken along.
+    begun. told: reported values that a reduction has taken along. odd: ranks whose parameters were found
+    not to be those of most members.
     """
 
     deal: StepAssignment
@@ -50,6 +51,7 @@ class StepContext:
     round: int = 0
     reduced: bool = False
     result: side.Result | None = None
+    odd: Sequence[int] = ()
     zeros: Sequence[int] = ()
     change: bool = False
     weight: float = 0.0

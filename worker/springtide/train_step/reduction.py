@@ -29,8 +29,10 @@ from springtide.train_step.context import Failure, StepAssignment, StepContext
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hyperparameters import Hyperparameters
 from springtide.train_step.late_buffers import adopt_arrived
+from springtide.train_step.replica_digest import ReplicaDigest, odd_ones
 from springtide.train_step.transaction import Phase, Transaction
 
+MOST_SENT = 3  # times that a member is sent the state again since it has drifted
 _MOST_ROUNDS = 64  # told apart in the side reduction's step number
 
 
@@ -113,10 +115,17 @@ class Reduction:
         home: ParameterBackend | None = None,
         tables: Mapping[int, Handle] | None = None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
+        digest: ReplicaDigest | None = None,
     ) -> None:
         """home: of parameters that this process does not step itself. tables: by parameter's number.
-        optimizers: whose options members compare.
+        optimizers: whose options members compare. digest: of what has to be equal on all members.
         """
+        self._digest = digest
+        self._sent_again = 0
+        self.drifted = False
+        """Whether this member's parameters are not those of most others, and it is to be sent the state."""
+        self.differing: list[str] = []
+        """Parameters among which such a difference was found last."""
         self._buckets = buckets
         self._home = home
         self._tables = None if home is None else StepTables(tables or {}, home)
@@ -260,6 +269,8 @@ class Reduction:
                 "(not this worker's loss)"
             )
         self.newcomer = False
+        if not result.replicas_agree:
+            self._find_odd(body, part.digest)
         self._sum_late(deal.group, result)
         self._wait(lambda: self._buckets.settle(result.change))
         weight = result.weight
@@ -368,8 +379,33 @@ class Reduction:
             options=self._hyperparameters.hashes(),
             newcomer=self.newcomer,
             extra=[] if self._exact is None else self._exact.extra(),
+            digest=self._hash(body),
             late=[self._buckets.is_late(index) for index in self.expected_unused()],
         )
+
+    def _hash(self, body: StepContext) -> int:
+        """Of the piece of the parameters that is due, as the last step has left it; 0 in most steps."""
+        number, together = body.deal.number, body.deal.group.size > 1 and not self.in_ranges()
+        if self._digest is None or body.round or not together or not self._digest.due(number):
+            return 0
+        return self._digest.hash(number)
+
+    def _find_odd(self, body: StepContext, own: int) -> None:
+        """Members have other parameters: see which, and have those be sent the state again, if that helps."""
+        group = body.deal.group
+        told = torch.zeros(2, group.size, dtype=torch.float64)
+        told[:, group.rank] = torch.tensor([own, self._sent_again], dtype=torch.float64)
+        self.total(told)
+        hashes, sent_again = told.to(torch.int64).tolist()
+        body.odd = odd_ones(hashes)
+        assert self._digest is not None
+        self.differing = self._digest.names(body.deal.number)
+        # One that has been sent it before computes otherwise, and would be sent it for ever.
+        if any(sent_again[rank] < MOST_SENT for rank in body.odd):
+            self.change_wanted = True
+            if group.rank in body.odd and self._sent_again < MOST_SENT:
+                self._sent_again += 1
+                self.drifted = True
 
     def _expected_buffers(self, group: Group) -> list[int]:
         """The buffers that ride with the side reduction: those that moved in the group's last step, which all

@@ -38,6 +38,7 @@ from springtide.train_step.optimizers import closure_of, scale_of, with_closure
 from springtide.train_step.randomness import seed_part
 from springtide.train_step.reduction import Reduced, Reduction, commit_on, own_part
 from springtide.train_step.repeated_backward import BeforeGradient, RepeatedBackward
+from springtide.train_step.replica_digest import ReplicaDigest
 from springtide.train_step.rollback import Undo
 from springtide.train_step.staged import HereSteps, StagedSteps
 from springtide.train_step.state import Position
@@ -128,7 +129,14 @@ class Trainer:
             model, self._buffers, optimizers, tracked, self.servers, self._dense_here
         )
         self._reduction = Reduction(
-            self.buckets, self._buffers, self._exact, self.transaction, self._home, self.tables, optimizers
+            self.buckets,
+            self._buffers,
+            self._exact,
+            self.transaction,
+            self._home,
+            self.tables,
+            optimizers,
+            ReplicaDigest(list(self._gradients.named.items())) if self._dense_here else None,
         )
         self.reduction = self._reduction
         # With several steps in a body each has other parameters; on servers the sums are theirs.

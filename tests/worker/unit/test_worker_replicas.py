@@ -1,0 +1,71 @@
+"""Hashes of pieces of the parameters, and who is the odd one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from springtide.comm import commit_vote as side
+from springtide.train_step.replica_digest import INTERVAL, LIMIT, PIECES, ReplicaDigest, odd_ones
+
+STEPS = [INTERVAL * number for number in range(1, PIECES + 1)]
+
+
+def model(seed: int = 1) -> list[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    conv = torch.randn(8, 4, 3, 3, generator=generator).to(memory_format=torch.channels_last)
+    return [
+        ("weight", torch.randn(40, 30, generator=generator)),
+        ("empty", torch.zeros(0, 4)),
+        ("conv", conv),
+        ("half", torch.randn(50, generator=generator).bfloat16()),
+        ("complex", torch.randn(20, dtype=torch.complex64, generator=generator)),
+        ("turned", torch.randn(6, 5, generator=generator).t()),
+        ("strided", torch.randn(10, 4, generator=generator)[:, ::2]),
+        ("scalar", torch.randn((), dtype=torch.float64, generator=generator)),
+    ]
+
+
+@given(st.integers(0, 7), st.data())
+def test_one_changed_bit_is_found_once_in_a_round(chosen: int, data: st.DataObject) -> None:
+    named, other = model(), model()
+    name, tensor = other[chosen]
+    if not tensor.numel():
+        return
+    index = data.draw(st.integers(0, tensor.numel() - 1))
+    place = torch.unravel_index(torch.tensor(index), tensor.shape)
+    tensor[place] = -tensor[place] if tensor[place] != 0 else 1.0
+    ours, theirs = ReplicaDigest(named), ReplicaDigest(other)
+    found = [step for step in STEPS if ours.hash(step) != theirs.hash(step)]
+    assert 1 <= len(found) <= 2  # both halves of a complex number
+    assert all(name in ours.names(step) for step in found)
+
+
+def test_equal_replicas_have_equal_hashes() -> None:
+    for step in STEPS:
+        assert 0 < ReplicaDigest(model()).hash(step) == ReplicaDigest(model()).hash(step) < LIMIT
+    assert len({ReplicaDigest(model()).hash(step) for step in STEPS}) > PIECES // 2
+
+
+def test_tables_and_other_steps_have_none() -> None:
+    assert not ReplicaDigest([("table", torch.zeros(0))]).due(INTERVAL)
+    assert [step for step in range(1, 40) if ReplicaDigest(model()).due(step)] == [16, 32]
+
+
+@pytest.mark.parametrize(
+    ("hashes", "odd"),
+    [([5, 5], []), ([5, 6], [1]), ([6, 5, 5], [0]), ([1, 2, 3], [1, 2]), ([4, 4, 3, 3], [2, 3]), ([7], [])],
+)
+def test_the_odd_ones_are_those_that_most_are_not(hashes: list[int], odd: list[int]) -> None:
+    assert odd_ones(hashes) == odd
+
+
+@given(st.lists(st.integers(1, LIMIT - 1), min_size=1, max_size=40))
+def test_the_vote_sees_any_difference(hashes: list[int]) -> None:
+    parts = [side.Contribution(3, 1.0, 1, 0, 0, False, 0.1, [True], [], digest=number) for number in hashes]
+    total = torch.stack([side.encode(part) for part in parts]).sum(0)
+    result = side.decode(total, parts[0], len(parts))
+    assert result.same_step
+    assert result.replicas_agree == (len(set(hashes)) == 1)

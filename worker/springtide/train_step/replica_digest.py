@@ -1,0 +1,88 @@
+"""Find replicas that have drifted apart: a hash of one piece of the parameters, every few steps.
+
+Replicas are equal because they make equal steps from equal states. A fault that breaks this (memory that
+flips a bit, a kernel that reads past its tensor, a script that changes parameters on one worker) shows
+nowhere: sums are the same on all, and each goes on from its own numbers. So every INTERVAL steps the commit
+vote carries a hash of one of PIECES pieces of the parameters, as the last step has left them: all of them are
+seen in PIECES * INTERVAL steps, for less than a thousandth of a step's reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+INTERVAL = 16
+PIECES = 64
+LIMIT = 1 << 20
+"""Hashes are below it, so that the vote's sums of squares are exact."""
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PERIOD = 65521
+
+
+class ReplicaDigest:
+    """Hashes of a model's parameters, by piece.
+
+    named: the trained parameters by name, in the same order on all members.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._named = [(name, tensor) for name, tensor in named if tensor.numel()]
+        self._total = sum(_real_numbers(tensor) for _, tensor in self._named)
+
+    def due(self, step: int) -> bool:
+        """Whether the vote of this step has a hash."""
+        return step % INTERVAL == 0 and bool(self._named)
+
+    def hash(self, step: int) -> int:
+        """Of the step's piece; 1..LIMIT-1. The host waits for a GPU."""
+        total = 0
+        for _, part in self._parts(step):
+            words = part.view(_WORDS[part.element_size()]).to(torch.int64)
+            places = torch.arange(1, words.numel() + 1, device=words.device) % _PERIOD + 1
+            # Both sums may wrap around, everywhere alike.
+            total = total * 1_000_003 + int((words * places).sum()) + 31 * int(words.sum())
+        return total % (LIMIT - 1) + 1
+
+    def names(self, step: int) -> list[str]:
+        """The parameters that the step's piece has something of."""
+        return [name for name, _ in self._parts(step)]
+
+    def _parts(self, step: int) -> list[tuple[str, torch.Tensor]]:
+        """One-dimensional views, in the order of memory, of what the piece has of each parameter."""
+        piece = step // INTERVAL % PIECES
+        begin, end = piece * self._total // PIECES, (piece + 1) * self._total // PIECES
+        if end == begin:
+            end = begin + 1  # a very small model
+        parts, offset = [], 0
+        for name, tensor in self._named:
+            size = _real_numbers(tensor)
+            first, last = max(begin - offset, 0), min(end - offset, size)
+            if first < last:
+                parts.append((name, _in_memory(tensor)[first:last]))
+            offset += size
+        return parts
+
+
+def _real_numbers(tensor: torch.Tensor) -> int:
+    return tensor.numel() * (2 if tensor.is_complex() else 1)
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements in one dimension, real numbers; a copy where they do not lie side by side."""
+    plain = tensor.detach()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    if plain.is_contiguous():
+        return plain.view(-1)
+    order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
+    return plain.permute(order).reshape(-1)
+
+
+def odd_ones(hashes: Sequence[int]) -> list[int]:
+    """Ranks whose hash is not that of most members; where no value has most, not that of the first one."""
+    votes = {value: hashes.count(value) for value in hashes}
+    most = max(votes.values())
+    right = next(value for value in hashes if votes[value] == most)
+    return [rank for rank, value in enumerate(hashes) if value != right]
