@@ -2,9 +2,12 @@
 
     python -m benchmarks.steady_state [--quick] [--json FILE]
 
-Three models, two bucket sizes each. A step is: deal the batch, forward, backward, optimizer step; both sides
-read the same samples of the same tensors with the same optimizer over gloo on loopback. Each worker takes its
-own times; a pair's figure is the slower worker's, as a job waits for it.
+Three models, two bucket sizes each; then one model each of the kinds that cost something else: a head that no
+loss uses (DDP with find_unused_parameters), 600 small tensors, BatchNorm behind every layer, and sequences
+that a collate_fn of the script's pads, with a process that reads ahead (DDP with a DataLoader). A step is:
+deal the batch, forward, backward, optimizer step; both sides read the same samples with the same optimizer
+over gloo on loopback. Each worker takes its own times; a pair's figure is the slower worker's, as a job waits
+for it.
 """
 
 from __future__ import annotations
@@ -25,11 +28,25 @@ WORKERS = 2
 WARM_UP = 20
 MODELS = ("mlp", "convolution", "transformer")
 BUCKETS_MIB = (1, 25)
+KINDS = {
+    "unused": "unused_parameter_ratio",
+    "many": "many_parameters_ratio",
+    "batchnorm": "batchnorm_ratio",
+    "collate": "collate_ratio",
+}
 _ROOT = Path(__file__).resolve().parents[1]
 
 
+def pad(samples: list[Any]) -> tuple[Any, Any]:
+    """A collate_fn: sequences [L, 64] of different lengths as one tensor [n, longest, 64], and labels [n]."""
+    import torch
+
+    sequences, labels = zip(*samples, strict=True)
+    return torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True), torch.stack(labels)
+
+
 def build(name: str) -> tuple[Any, Any, Any, int]:
-    """(model, samples, labels, global batch size) of one of MODELS; the same on every call."""
+    """(model, samples, labels, global batch size) of one of MODELS or KINDS; the same on every call."""
     import torch
     from torch import nn
 
@@ -50,10 +67,50 @@ def build(name: str) -> tuple[Any, Any, Any, int]:
         ]
         model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
         return model, torch.randn(1024, 3, 16, 16), torch.randint(10, (1024,)), 32
+    if name in KINDS:
+        return _build_kind(name)
     layer = nn.TransformerEncoderLayer(256, 4, 512, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
     model = nn.Sequential(encoder, nn.Flatten(), nn.Linear(256 * 16, 10))
     return model, torch.randn(1024, 16, 256), torch.randint(10, (1024,)), 32
+
+
+def _build_kind(name: str) -> tuple[Any, Any, Any, int]:
+    import torch
+    from torch import nn
+
+    class WithHead(nn.Module):
+        """A head that no loss uses. Registered last, so that its bucket is the first one."""
+
+        def __init__(self, body: nn.Module) -> None:
+            super().__init__()
+            self.body, self.head = body, nn.Linear(768, 768)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.body(x)
+
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean(1)
+
+    labels = torch.randint(10, (1024,))
+    if name == "unused":
+        layers = [layer for _ in range(4) for layer in (nn.Linear(768, 768), nn.ReLU())]
+        return WithHead(nn.Sequential(*layers, nn.Linear(768, 10))), torch.randn(1024, 768), labels, 128
+    if name == "many":
+        small = [layer for _ in range(299) for layer in (nn.Linear(32, 32), nn.Tanh())]
+        return nn.Sequential(*small, nn.Linear(32, 10)), torch.randn(1024, 32), labels, 256
+    if name == "batchnorm":
+        blocks = [
+            layer
+            for _ in range(30)
+            for layer in (nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        ]
+        model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+        return model, torch.randn(1024, 16, 12, 12), labels, 32
+    sequences = [torch.randn(100 + 3 * (number % 50), 64) for number in range(1024)]
+    first = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+    return nn.Sequential(first, Mean(), nn.Linear(256, 10)), sequences, labels, 64
 
 
 def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
@@ -70,7 +127,12 @@ def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
     native_model, samples, labels, batch_size = build(name)
     # Whole passes are made, so there are no more samples than the steps need.
     samples, labels = samples[: steps * batch_size], labels[: steps * batch_size]
-    native = DistributedDataParallel(native_model, bucket_cap_mb=bucket_mib)
+    native = DistributedDataParallel(
+        native_model,
+        bucket_cap_mb=bucket_mib,
+        find_unused_parameters=name == "unused",
+        gradient_as_bucket_view=name in KINDS,
+    )
     native_optimizer = torch.optim.SGD(native.parameters(), lr=0.01, momentum=0.9)
 
     springtide.init()
@@ -81,15 +143,25 @@ def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
     ours: list[float] = []
     theirs: list[float] = []
     epochs = -(-steps * batch_size // len(samples)) + 1
+    arguments: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs, "seed": 0}
+    data: Any = (samples, labels)
+    reads = None
+    if name == "collate":
+        data = list(zip(samples, labels, strict=True))
+        reads = native_reads(data, arguments, rank)
+        arguments |= {"collate_fn": pad, "loader_workers": 1}
     started = time.perf_counter()
-    for batch in springtide.batches((samples, labels), batch_size=batch_size, epochs=epochs, seed=0):
+    for batch in springtide.batches(data, **arguments):
         with springtide.step():
             x, y = batch
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
         middle = time.perf_counter()
-        x, y = samples.index_select(0, batch.ids), labels.index_select(0, batch.ids)
+        if reads is None:
+            x, y = samples.index_select(0, batch.ids), labels.index_select(0, batch.ids)
+        else:
+            x, y = next(reads)
         F.cross_entropy(native(x), y).backward()
         native_optimizer.step()
         native_optimizer.zero_grad()
@@ -100,6 +172,20 @@ def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
         started = time.perf_counter()
     print(json.dumps({"ours": ours, "theirs": theirs}))
     dist.destroy_process_group()
+
+
+def native_reads(data: Any, arguments: dict[str, Any], rank: int) -> Any:
+    """A DataLoader over the same samples as those of `batches`, collated by `pad`; an iterator."""
+    from torch.utils.data import DataLoader
+
+    from springtide.data.cursor import Cursor
+    from springtide.data.loop import plan_loop
+
+    plan, cursor, ids = plan_loop(data, **arguments), Cursor(), []
+    while not plan.ended(cursor):
+        ids.append(plan.batch(cursor, rank, WORKERS).ids.tolist())
+        cursor = plan.advance(cursor)
+    return iter(DataLoader(data, batch_sampler=ids, collate_fn=pad, num_workers=1))
 
 
 def free_port() -> int:
@@ -202,7 +288,27 @@ def measure_all(steps: int) -> dict[str, Any]:
                 flush=True,
             )
     ratios = [case["ratio_to_ddp"] for case in cases.values()]
+    result |= measure_kinds(steps)
     return result | {"ratio_to_ddp": statistics.median(ratios), "ratio_to_ddp_worst": max(ratios)}
+
+
+def measure_kinds(steps: int) -> dict[str, Any]:
+    """The ratios of KINDS, and their cases; null with a reason where one did not run to its end."""
+    result: dict[str, Any] = {"kinds": {}}
+    for name, key in KINDS.items():
+        try:
+            case = result["kinds"][name] = measure(name, BUCKETS_MIB[-1], steps)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            print(f"{name} did not end: {error}", flush=True)
+            result |= {key: None, f"{key}_reason": str(error)}
+            continue
+        result[key] = case["ratio_to_ddp"]
+        print(
+            f"{name:12} springtide {case['springtide_step_seconds'] * 1e3:7.2f} ms"
+            f"  DDP {case['ddp_step_seconds'] * 1e3:7.2f} ms  ratio {case['ratio_to_ddp']:.3f}",
+            flush=True,
+        )
+    return result
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def test_recovery_without_a_figure() -> None:
 
 
 def test_steady_state_takes_the_median_and_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
-    ratios = iter([1.0, 1.3, 0.9, 1.1, 1.0, 1.2])
+    ratios = iter([1.0, 1.3, 0.9, 1.1, 1.0, 1.2, 2.0, 3.0, 4.0, 5.0])
 
     def measure(*arguments: object) -> dict[str, float]:
         return {"springtide_step_seconds": 1.0, "ddp_step_seconds": 1.0, "ratio_to_ddp": next(ratios)}
@@ -64,6 +64,7 @@ def test_steady_state_takes_the_median_and_the_worst(monkeypatch: pytest.MonkeyP
     assert result["ratio_to_ddp"] == pytest.approx(1.05)
     assert result["ratio_to_ddp_worst"] == 1.3
     assert len(result["cases"]) == 6
+    assert [result[key] for key in steady_state.KINDS.values()] == [2.0, 3.0, 4.0, 5.0]
     monkeypatch.setattr(steady_state, "measure", raising(RuntimeError("worker 0 ended with 1")))
     result = steady_state.measure_all(3)
     assert result["ratio_to_ddp"] is None

@@ -16,6 +16,7 @@ from worker_alone import Script, library
 import springtide
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
+from springtide.data.partition import pieces
 from springtide.loading.prefetch import Loader, Wanted, make_loader
 from springtide.loading.rows import is_rows, join_rows, take_rows
 
@@ -39,13 +40,13 @@ def test_nothing_is_asked_for_twice_while_it_is_known(sizes: list[int], ahead: i
             break
         wanted.stand_at(cursor, 0, size)
         while len(wanted.under_way) < ahead and (request := wanted.next()) is not None:
-            asked.setdefault(request[0], []).extend(request[1])
+            asked.setdefault(request.step, []).extend(request.ids)
         needed = set(plan.batch(cursor, 0, size).ids.tolist())
         while not needed <= wanted.held.get(cursor.step, set()):
             if not wanted.under_way:
                 request = wanted.next()
                 assert request is not None
-                asked.setdefault(request[0], []).extend(request[1])
+                asked.setdefault(request.step, []).extend(request.ids)
             wanted.arrived()
         cursor = plan.advance(cursor)
     for step, numbers in asked.items():
@@ -97,11 +98,40 @@ def test_a_change_of_members_reads_little_twice(tmp_path: Any) -> None:
 
 
 def together(samples: list[Any]) -> list[int]:
-    """In the process that uses it, of just these samples: nothing of this can be cut into rows."""
+    """The process that collates, and just these samples: nothing of this can be cut into rows."""
     return [os.getpid(), *sorted(sample["pair"][1] for sample in samples)]
 
 
-def test_the_scripts_own_collating_reads_nothing_twice_either(tmp_path: Any) -> None:
+@pytest.mark.parametrize("split", [1, 2])
+def test_the_scripts_own_collating_is_done_ahead(tmp_path: Any, split: int) -> None:
+    """In the processes that read, as soon as it is known how the script splits its part."""
+    plan = plan_loop(
+        Counted(tmp_path / "reads"), batch_size=12, epochs=6, seed=3, collate_fn=together, min_part=1
+    )
+    loader = Loader(plan, 2)
+    here, at = [], str(os.getpid())
+    try:
+        cursor = Cursor()
+        for rank, size in [(0, 2)] * 7 + [(1, 3)] * 2 + [(0, 1)]:
+            loader.stand_at(cursor, rank, size)
+            ids = plan.batch(cursor, rank, size).ids
+            for piece in pieces(len(ids), split):
+                part = ids[piece.start : piece.start + piece.size]
+                process, *numbers = loader.read(cursor.step, part)
+                assert numbers == sorted(part.tolist())
+                here.append(process == os.getpid())
+                # A body that is left and done again.
+                assert loader.read(cursor.step, part)[1:] == numbers
+            cursor = plan.advance(cursor)
+    finally:
+        loader.close()
+    # Only the first step's was asked for before anybody knew of the split.
+    assert here == [split == 2 and number < 2 for number in range(10 * split)]
+    reads = [line.split() for line in (tmp_path / "reads").read_text().splitlines()]
+    assert {process for _, process in reads} - {at}
+
+
+def test_what_a_change_of_members_cuts_is_collated_again(tmp_path: Any) -> None:
     plan = plan_loop(Counted(tmp_path / "reads"), batch_size=12, epochs=1, seed=3, collate_fn=together)
     loader = Loader(plan, 2)
     try:
@@ -110,13 +140,41 @@ def test_the_scripts_own_collating_reads_nothing_twice_either(tmp_path: Any) -> 
             loader.stand_at(cursor, rank, size)
             ids = plan.batch(cursor, rank, size).ids
             for part in (ids, ids[:2], ids[2:], ids):
-                assert loader.read(cursor.step, part) == [os.getpid(), *sorted(part.tolist())]
+                assert loader.read(cursor.step, part)[1:] == sorted(part.tolist())
             cursor = plan.advance(cursor)
     finally:
         loader.close()
-    reads = [line.split() for line in (tmp_path / "reads").read_text().splitlines()]
-    assert len(reads) == len({number for number, _ in reads})
-    assert {process for _, process in reads} - {str(os.getpid())}
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=12, max_size=12),
+    micro_batch=st.sampled_from([None, 3, 5]),
+)
+def test_how_a_script_splits_is_learned(steps: list[tuple[int, int]], micro_batch: int | None) -> None:
+    """After a step that was split alike, what is asked for is what the script reads."""
+    plan = plan_loop(X, batch_size=13, epochs=3, min_part=1, micro_batch=micro_batch)
+    wanted, cursor, before = Wanted(plan, True), Cursor(), 1
+    sizes: list[int] = []
+    for size, split in steps:
+        if plan.ended(cursor):
+            break
+        wanted.stand_at(cursor, 0, size, sizes)
+        wanted.under_way.clear()
+        wanted.made.clear()
+        request = wanted.next()
+        ids = plan.batch(cursor, 0, size).ids
+        assert request is not None
+        assert request.ids == ids.tolist()
+        assert request.step == cursor.step
+        assert [number for micro in request.micro_batches() for number in micro] == request.ids
+        assert list(request.sizes) == [piece.size for piece in pieces(len(ids), before, micro_batch)]
+        sizes = [piece.size for piece in pieces(len(ids), split, micro_batch)]
+        fitting = [
+            m for m in (before, 1, 2, 3, 4) if sizes == [p.size for p in pieces(len(ids), m, micro_batch)]
+        ]
+        before = fitting[0]
+        wanted.stand_at(cursor, 1, size + 1)  # plans anew from here
+        cursor = plan.advance(cursor)
 
 
 def test_sequences_of_different_lengths_train_and_evaluate() -> None:

@@ -3,6 +3,10 @@
 What a worker of the job will need is known: the dealing is a pure function of cursor, rank and size. So
 requests for the next steps are given out ahead. When members come or go, the parts of those steps are cut
 anew; what has been read, or is being read, for them is used, and only the rest is asked for.
+
+Where the script has a function of its own that collates, its processes call it, micro-batch by micro-batch:
+to pad and stack in the script's thread would be part of every step. What it makes cannot be cut anew, so the
+few steps that a change of the members cuts are read and collated again.
 """
 
 from __future__ import annotations
@@ -10,21 +14,21 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import stat
 import warnings
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Sampler
 
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
-from springtide.data.source import Source
+from springtide.data.partition import pieces
+from springtide.data.source import Parts, Source
 from springtide.errors import SpringtideError
 from springtide.loading.rows import is_rows, join_rows, spans, take_rows
 from springtide.train_step.randomness import isolated
@@ -36,55 +40,116 @@ _PR_SET_PDEATHSIG = 1
 _READ_SECONDS = 600.0
 
 
+class Request(NamedTuple):
+    """Samples of a step.
+
+    Args:
+        step: it is for.
+        ids: of the samples.
+        sizes: of the micro-batches, each of which is collated for itself; empty where what comes back is rows
+            that can be cut and joined.
+    """
+
+    step: int
+    ids: list[int]
+    sizes: tuple[int, ...] = ()
+
+    def micro_batches(self) -> Iterator[tuple[int, ...]]:
+        """Ids of each."""
+        start = 0
+        for size in self.sizes:
+            yield tuple(self.ids[start : start + size])
+            start += size
+
+
 class Wanted:
     """What to ask for next. Pure but for its state.
 
-    A request is (step, ids). `held` and the requests under way are not asked for again.
+    `held` and the requests under way are not asked for again. collates: each micro-batch comes back collated
+    by the script's own function, so it is good for nothing but itself.
     """
 
-    def __init__(self, plan: LoopPlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: LoopPlan, collates: bool = False) -> None:
+        self._plan, self._collates = plan, collates
         self._cursor: Cursor | None = None
         self._rank, self._size, self._stood = 0, 1, 0
-        self._waiting: deque[tuple[int, list[int]]] = deque()
-        self.under_way: deque[tuple[int, list[int]]] = deque()
+        self._split = 1  # what the script calls batch.split() with
+        self._passed = 0  # requests under way from before the last plan
+        self._waiting: deque[Request] = deque()
+        self.under_way: deque[Request] = deque()
         self.held: dict[int, set[int]] = {}
+        self.made: dict[int, list[Request]] = {}
 
-    def stand_at(self, cursor: Cursor, rank: int, size: int) -> None:
+    def stand_at(self, cursor: Cursor, rank: int, size: int, read: Sequence[int] = ()) -> None:
         """The worker is about to compute the step at the cursor. Forget what lies behind; after a change of
-        the members or a jump of the cursor, plan from here."""
-        for step in [step for step in self.held if step < cursor.step]:
-            del self.held[step]
+        the members, a jump of the cursor or another way to split, plan from here.
+
+        read: sizes of the micro-batches that the last step was read in.
+        """
+        for kept in (self.held, self.made):
+            for step in [step for step in kept if step < cursor.step]:
+                del kept[step]
         jumped = self._cursor is None or not self._stood <= cursor.step <= self._cursor.step
-        if jumped or (rank, size) != (self._rank, self._size):
-            self._cursor, self._rank, self._size = cursor, rank, size
+        split = self._split_of(read)
+        if jumped or (rank, size, split) != (self._rank, self._size, self._split):
+            self._cursor, self._rank, self._size, self._split = cursor, rank, size, split
             self._waiting.clear()
+            self._passed = len(self.under_way)
         self._stood = cursor.step
 
-    def next(self) -> tuple[int, list[int]] | None:
+    def _split_of(self, read: Sequence[int]) -> int:
+        """What `batch.split(m)` was called with in a step that was read so; the known m where none fits."""
+        sizes, samples = tuple(read), sum(read)
+        known = (self._split, *range(1, len(sizes) + 1)) if samples else ()
+        return next((m for m in known if self._sizes(samples, m) == sizes), self._split)
+
+    def _sizes(self, samples: int, wanted: int) -> tuple[int, ...]:
+        found = pieces(samples, wanted, self._plan.micro_batch, self._plan.min_part)
+        return tuple(piece.size for piece in found)
+
+    def next(self) -> Request | None:
         """The next request, which is under way from now on; None at the loop's end."""
         while not self._waiting:
             if self._cursor is None or self._plan.ended(self._cursor):
                 return None
-            batch = self._plan.batch(self._cursor, self._rank, self._size)
+            ids = self._plan.batch(self._cursor, self._rank, self._size).ids.tolist()
             step = self._cursor.step
-            known = self.held.get(step, set()).union(*(ids for at, ids in self.under_way if at == step))
-            if missing := [number for number in batch.ids.tolist() if number not in known]:
-                self._waiting.append((step, missing))
+            if self._collates and ids:
+                request = Request(step, ids, self._sizes(len(ids), self._split))
+                if request not in self.under_way and request not in self.made.get(step, ()):
+                    self._waiting.append(request)
+            elif not self._collates:
+                known = self.held.get(step, set()).union(*(r.ids for r in self.under_way if r.step == step))
+                if missing := [number for number in ids if number not in known]:
+                    self._waiting.append(Request(step, missing))
             self._cursor = self._plan.advance(self._cursor)
         request = self._waiting.popleft()
         self.under_way.append(request)
         return request
 
-    def arrived(self) -> tuple[int, list[int]]:
+    def arrived(self) -> Request:
         """The oldest request has been answered."""
-        step, ids = self.under_way.popleft()
-        self.held.setdefault(step, set()).update(ids)
-        return step, ids
+        request = self.under_way.popleft()
+        self._passed = max(0, self._passed - 1)
+        if request.sizes:
+            self.made.setdefault(request.step, []).append(request)
+        else:
+            self.held.setdefault(request.step, set()).update(request.ids)
+        return request
 
     def comes(self, step: int, ids: list[int]) -> bool:
-        """Whether some of these are under way."""
-        return any(at == step and not set(ids).isdisjoint(asked) for at, asked in self.under_way)
+        """Whether some of these are under way, or this very micro-batch.
+
+        Or whether it is behind what was asked for before the last plan, and is asked for when that is here.
+        """
+        if self._collates and self._passed:
+            return True
+        for request in self.under_way:
+            if request.step == step and request.sizes and tuple(ids) in request.micro_batches():
+                return True
+            if request.step == step and not request.sizes and not set(ids).isdisjoint(request.ids):
+                return True
+        return False
 
 
 class _Requests(Sampler[list[int]]):
@@ -93,27 +158,30 @@ class _Requests(Sampler[list[int]]):
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Any]:
         while (request := self._wanted.next()) is not None:
-            step, ids = request
-            yield [step, *ids]
+            yield request
 
 
 class _Dataset(torch.utils.data.Dataset[Any]):
     """Answers for many ids at once, so that the collated samples come back as one.
 
-    With a collate_fn of the script's they come back as they are, in one pickle: each tensor on its own would
-    take a file descriptor of shared memory. Random numbers belong to the seed, the step and the first id,
-    whichever process draws them.
+    With a collate_fn of the script's the micro-batches come back as a list. Random numbers belong to the
+    seed, the step and the first id, whichever process draws them.
     """
 
     def __init__(self, source: Source, seed: int) -> None:
         self._source, self._seed = source, seed
 
-    def __getitems__(self, request: list[int]) -> Any:
-        step, *ids = request
-        found = self.read(step, ids)
-        return found if self._source.parts is None else pickle.dumps(found)
+    def __getitems__(self, request: Request) -> Any:
+        source = self._source
+        if source.parts is None:
+            return self.read(request.step, request.ids)
+        with isolated(self._seed, request.step, 1 + request.ids[0]):
+            samples = dict(zip(request.ids, source.parts.read(torch.tensor(request.ids)), strict=True))
+            return [
+                source.parts.collate([samples[number] for number in ids]) for ids in request.micro_batches()
+            ]
 
     def read(self, step: int, ids: list[int]) -> Any:
         """The collated samples; a list of the samples themselves for the script's own collate_fn."""
@@ -138,34 +206,33 @@ class Loader:
     def __init__(self, plan: LoopPlan, processes: int) -> None:
         self._dataset = _Dataset(plan.source, plan.seed)
         self._parts = plan.source.parts
-        self._wanted = Wanted(plan)
+        self._wanted = Wanted(plan, self._parts is not None)
         self._processes = processes
         self._answers: Iterator[Any] | None = None
         self._chunks: dict[int, list[tuple[list[int], Any]]] = {}
+        self._made: dict[int, dict[tuple[int, ...], Any]] = {}
+        self._read: dict[tuple[int, ...], None] = {}  # micro-batches of the running step, each once
         self.read_here = 0
         """Samples that the script's own process had to read."""
 
     def stand_at(self, cursor: Cursor, rank: int, size: int) -> None:
         """The step at the cursor comes next."""
-        for step in [step for step in self._chunks if step < cursor.step]:
-            del self._chunks[step]
-        self._wanted.stand_at(cursor, rank, size)
+        for kept in (self._chunks, self._made):
+            for step in [step for step in kept if step < cursor.step]:
+                del kept[step]
+        self._wanted.stand_at(cursor, rank, size, [len(numbers) for numbers in self._read])
+        self._read = {}
 
     def read(self, step: int, ids: torch.Tensor) -> Any:
         """The collated samples `ids` of the step."""
         numbers = ids.tolist()
+        if self._parts is not None:
+            return self._read_collated(self._parts, step, numbers)
         while missing := self._missing(step, numbers):
             if not self._take_answer(step, missing):
                 self._chunks.setdefault(step, []).append((missing, self._read_here(step, missing)))
                 self._wanted.held.setdefault(step, set()).update(missing)
                 break
-        if self._parts is not None:
-            samples = {
-                number: sample
-                for asked, found in self._chunks[step]
-                for number, sample in zip(asked, found, strict=True)
-            }
-            return self._parts.collate([samples[number] for number in numbers])
         for asked, collated in self._chunks[step]:
             if asked == numbers:
                 return collated
@@ -184,6 +251,23 @@ class Loader:
             ]
         )
 
+    def _read_collated(self, parts: Parts, step: int, numbers: list[int]) -> Any:
+        """A micro-batch by the script's own function: made ahead, or here where it was cut otherwise."""
+        wanted = tuple(numbers)
+        self._read[wanted] = None
+        while wanted not in self._made.get(step, {}) and self._take_answer(step, numbers):
+            pass
+        if (made := self._made.get(step, {})) and wanted in made:
+            return made[wanted]
+        if missing := self._missing(step, numbers):
+            self._chunks.setdefault(step, []).append((missing, self._read_here(step, missing)))
+        samples = {
+            number: sample
+            for asked, found in self._chunks[step]
+            for number, sample in zip(asked, found, strict=True)
+        }
+        return parts.collate([samples[number] for number in numbers])
+
     def _read_here(self, step: int, numbers: list[int]) -> Any:
         self.read_here += len(numbers)
         return self._dataset.read(step, numbers)
@@ -199,9 +283,12 @@ class Loader:
         if not self._wanted.under_way or not self._wanted.comes(step, numbers):
             return False
         answer = next(self._answers)
-        collated = answer if self._parts is None else pickle.loads(answer)
-        at, asked = self._wanted.arrived()
-        self._chunks.setdefault(at, []).append((asked, collated))
+        request = self._wanted.arrived()
+        if request.sizes:
+            made = zip(request.micro_batches(), answer, strict=True)
+            self._made.setdefault(request.step, {}).update(made)
+        else:
+            self._chunks.setdefault(request.step, []).append((request.ids, answer))
         return True
 
     def _start(self) -> Iterator[Any]:
@@ -212,6 +299,7 @@ class Loader:
             prefetch_factor=AHEAD,
             collate_fn=_as_it_is,
             worker_init_fn=_settle_in,
+            pin_memory=torch.cuda.is_available(),
             timeout=_READ_SECONDS,
             multiprocessing_context="fork",
             generator=torch.Generator(),  # the script's own is left alone
@@ -224,7 +312,7 @@ class Loader:
     def close(self) -> None:
         """End the processes."""
         answers, self._answers = self._answers, None
-        self._chunks = {}
+        self._chunks, self._made = {}, {}
         if answers is not None:
             answers._shutdown_workers()  # type: ignore[attr-defined]
 
