@@ -198,3 +198,22 @@ def test_the_job_s_state_has_it_or_not_yet() -> None:
         states[1].check(before)
         states[1].write(before)
         assert joiner.late is None
+
+
+class OwnNorm(torch.nn.SyncBatchNorm):
+    """Of a script's own."""
+
+
+@pytest.mark.parametrize(
+    ("norm", "exact", "consistency", "message"),
+    [
+        (torch.nn.SyncBatchNorm, True, "Synchronous", "1 is a SyncBatchNorm, and exact mode"),
+        (torch.nn.SyncBatchNorm, False, "Asynchronous", "1 is a SyncBatchNorm, and with consistency Async"),
+        (OwnNorm, False, "Synchronous", "1 is a OwnNorm, a SyncBatchNorm of the script's own"),
+    ],
+)
+def test_synchronised_layers_that_cannot_be(norm: Any, exact: bool, consistency: str, message: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), norm(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=message):
+        declare(model, optimizer, None, {}, in_job=True, exact=exact, consistency=consistency)

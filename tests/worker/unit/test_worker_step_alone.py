@@ -333,6 +333,31 @@ def test_two_backwards_add_up(runtime: Runtime, micro_batches: int) -> None:
     torch.testing.assert_close(script.parameters(), twin.parameters())
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_layers_that_rest_at_first(runtime: Runtime, repeated: bool) -> None:
+    """Frozen after distribute(), trained later: whether backward is called once for each step, or twice."""
+    script, twin = Script(), Script.__new__(Script)
+    twin.device, twin.model = "cpu", copy.deepcopy(script.model)
+    optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for model in (script.model, twin.model):
+        model[0].requires_grad_(False)
+    for number, batch in enumerate(script.batches(epochs=2)):
+        if number == 2:
+            script.model[0].requires_grad_(True)
+            twin.model[0].requires_grad_(True)
+        with springtide.step():
+            for _ in range(2 if repeated else 1):
+                script.loss(batch).backward()
+            script.finish()
+        for _ in range(2 if repeated else 1):
+            twin.loss(batch.data).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(script.parameters(), twin.parameters())
+
+
 def test_report_after_the_step_and_of_no_number(runtime: Runtime) -> None:
     script = Script()
 

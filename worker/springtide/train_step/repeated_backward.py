@@ -46,16 +46,17 @@ class RepeatedBackward:
         self._parameters, self._buckets, self._hooked = parameters, buckets, hooked
         self._known = False  # whether a body has shown how many there are
         self._repeats = always
-        self._handles: list[BeforeGradient] = []
+        self._handles: dict[int, BeforeGradient] = {}
 
     def begin(self) -> None:
         """A body begins."""
         self._buckets.patient = self._repeats or not self._known
-        if self._buckets.patient and not self._handles and not self._hooked:
-            self._handles = [
-                BeforeGradient(parameter, partial(self.before, index))
-                for index, parameter in enumerate(self._parameters)
-            ]
+        if not self._buckets.patient or self._hooked:
+            return
+        for index, parameter in enumerate(self._parameters):
+            # One that rests for now has no gradient, and no node that a hook could be at.
+            if parameter.requires_grad and index not in self._handles:
+                self._handles[index] = BeforeGradient(parameter, partial(self.before, index))
 
     def before(self, index: int) -> None:
         """Autograd is about to add a gradient to what the parameter holds.
@@ -78,6 +79,6 @@ class RepeatedBackward:
 
     def close(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
-        self._handles = []
+        self._handles = {}

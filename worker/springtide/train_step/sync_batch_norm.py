@@ -179,14 +179,9 @@ class _Normalize(torch.autograd.Function):
         )
 
 
-def layers_of(model: torch.nn.Module) -> list[torch.nn.SyncBatchNorm]:
-    """The model's layers of that kind."""
-    return [module for module in model.modules() if isinstance(module, torch.nn.SyncBatchNorm)]
-
-
 def use_generation(model: torch.nn.Module, make: Callable[[], BatchStatistics]) -> bool:
     """Have the model's SyncBatchNorm layers ask the members of each step; return whether there are any."""
-    layers = layers_of(model)
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.SyncBatchNorm)]
     if layers:
         statistics = make()
         for layer in layers:

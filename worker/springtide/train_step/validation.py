@@ -13,6 +13,7 @@ from springtide.comm.combine import Rule
 from springtide.embedding.handle import handle_of
 from springtide.errors import UsageError
 from springtide.train_step.grad_scaler import enabled_among
+from springtide.train_step.sync_batch_norm import GenerationBatchNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +193,29 @@ def _check_types(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
 
 def _check_batch_norm(models: Sequence[torch.nn.Module], exact: bool, consistency: str) -> None:
-    synchronised = [
-        name for model in models for name, item in model.named_modules() if _is_synchronised(item)
-    ]
+    synchronised = {
+        name: item
+        for model in models
+        for name, item in model.named_modules()
+        if isinstance(item, torch.nn.SyncBatchNorm)
+    }
     if not synchronised:
         return
+    for name, item in synchronised.items():
+        if type(item) not in (torch.nn.SyncBatchNorm, GenerationBatchNorm):
+            raise UsageError(
+                f"distribute(): {name} is a {type(item).__name__}, a SyncBatchNorm of the script's own, "
+                "whose sums would find no default group: use torch.nn.SyncBatchNorm"
+            )
+    first = next(iter(synchronised))
     if exact:
         raise UsageError(
-            f"distribute(): {synchronised[0]} is a SyncBatchNorm, and exact mode computes the parts of a "
+            f"distribute(): {first} is a SyncBatchNorm, and exact mode computes the parts of a "
             "batch one after the other: use BatchNorm, whose statistics are those of a logical part there"
         )
     if consistency != "Synchronous":
         raise UsageError(
-            f"distribute(): {synchronised[0]} is a SyncBatchNorm, and with consistency {consistency} workers "
+            f"distribute(): {first} is a SyncBatchNorm, and with consistency {consistency} workers "
             "make no common steps: use BatchNorm, or strategy.parameterServer.consistency Synchronous"
         )
 
