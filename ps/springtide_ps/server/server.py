@@ -171,9 +171,9 @@ class Server:
                     self._threads.discard(threading.current_thread())
 
         thread = threading.Thread(target=run, name=name, daemon=True)
-        with self._lock:
+        with self._lock:  # whoever closes the server joins what it finds, so it must have begun
             self._threads.add(thread)
-        thread.start()
+            thread.start()
 
     # ---- connections
 

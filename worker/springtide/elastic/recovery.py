@@ -154,12 +154,12 @@ class Recovery:
             "after step %d: waiting for the next generation (%s: %s)", step, pb.ParkReason.Name(reason), why
         )
         if trainer.reduction.drifted and at_boundary:
-            membership.forget()
-        trainer.reduction.drifted = False
+            membership.forget()  # the others hold the state that all have stopped at
+            trainer.reduction.drifted = False
         membership.park(reason, detail, suspects, cannot_go_back=bool(self._no_way_back))
         self._lacking = ""
         # What comes from here on concerns the next generation.
-        trainer.want_change(False)
+        trainer.want_change(trainer.reduction.drifted)
         trainer.buckets.reopen()
         trainer.pending.here(None)
         if not at_boundary and not state.group.release():
@@ -364,6 +364,7 @@ class Recovery:
             lambda: trainer.state.read(state.position, plan.fingerprint()),
         )
         if tree is not None:
+            trainer.reduction.drifted = False
             state.adopt(self._accept(tree, stage, plan, trainer.state))
         return moved
 
