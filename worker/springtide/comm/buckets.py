@@ -9,32 +9,63 @@ sent to) would hold up its bucket, and all behind it, until backward is over. So
 the last step counts as there from the begin: its bucket leaves with zeros for it. If a gradient comes all the
 same, and its bucket has left, it is late: it is kept apart, the commit vote tells all members, and they sum
 the late ones once more. All members must expect the same, or they would send different things.
+
+[Note: gathering] One call of torch for each gradient costs more than copying it, where it is small, or where
+it lies on a GPU, on which each call launches a kernel. So in the last micro-batch of a step such gradients
+stay where backward has left them until their bucket is full, and are copied and weighted together. At the
+end of each backward pass what still waits is copied, too: a script never sees anything but the views.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 
 from springtide.comm.cuda_streams import Writers, current_stream_of
-from springtide.comm.layout import Layout
+from springtide.comm.layout import Field, Layout
 from springtide.comm.process_group import Work
 from springtide.errors import UsageError
 
 StartSum = Callable[[torch.Tensor], Work]
 
+_SMALL_BYTES = 16 << 10
+"""On the CPU: up to this size a call costs more than going over the memory a second time."""
+
+_ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[no-untyped-call]
+
 
 class Buckets:
-    """The flat gradient buffers of one model. One step at a time: `begin`, `put`..., `flush`, `wait`."""
+    """The flat gradient buffers of one model. One step at a time: `begin`, `put`..., `flush`, `wait`.
+
+    Used by the script's thread and by those of autograd, which run while the script's waits in backward();
+    `close_gathering` by any.
+    """
 
     def __init__(self, layout: Layout, device: torch.device | None = None) -> None:
         self.layout = layout
         self._device = device
         self._writers = Writers(current_stream_of(device))
         self._names = [field.name for field in layout.fields]
+        on_cpu = device is None or device.type == "cpu"
+        self._gathered = [not on_cpu or _nbytes(field) <= _SMALL_BYTES for field in layout.fields]
+        """By parameter: whether its gradient is copied with others; see [Note: gathering]."""
+        self._most_gathered = [
+            sum(self._gathered[index] for index in indices) for indices in layout.members
+        ]
+        self._leaves: list[torch.Tensor] = []
+        """The parameters that are watched, by index."""
+        # Hooks hold these, so they stay the same objects. By parameter: whether its next gradient is taken
+        # without a look; by bucket: how many gradients are missing, and what waits for them.
+        self._ready = bytearray(len(self._names))
+        self._missing = [0] * len(layout.members)
+        self._waiting: list[list[int]] = [[] for _ in layout.members]
+        self._raw: list[list[torch.Tensor]] = [[] for _ in layout.members]
         self._flats: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []
+        self._spans: list[list[torch.Tensor]] = []
+        """By bucket: the memory of what is gathered there, in as few pieces as possible."""
         self.allocate()
         self.begin(lambda tensor: _unbound())
 
@@ -49,6 +80,10 @@ class Buckets:
             self._flats[slot.bucket].narrow(0, slot.offset, field.numel).view(field.shape)
             for field, slot in zip(layout.fields, layout.slots, strict=True)
         ]
+        self._spans = [
+            [flat[start:end] for start, end in _spans(layout, bucket, self._gathered)]
+            for bucket, flat in enumerate(self._flats)
+        ]
 
     def begin(self, start_sum: StartSum) -> None:
         """Start a step whose buckets go through start_sum."""
@@ -56,11 +91,130 @@ class Buckets:
         self._writers.begin()
         self._round = [-1] * len(self._names)
         self._carried: set[int] = set()
-        self._missing = [len(indices) for indices in self.layout.members]
+        self._missing[:] = [len(indices) for indices in self.layout.members]
         self._versions = [flat._version for flat in self._flats]
         self._works: list[Work] = []
         self._unused: frozenset[int] = frozenset()
         self._late: dict[int, torch.Tensor] = {}
+        self.close_gathering()
+        for waiting in (*self._waiting, *self._raw):
+            waiting.clear()
+
+    gathers = True
+    """Whether `open_gathering` may be called; see [Note: gathering]."""
+
+    def watch(
+        self, parameters: Sequence[torch.Tensor], alone: Callable[[int, torch.Tensor], object]
+    ) -> list[Any]:
+        """Have each gradient of the parameters put in when backward has accumulated it.
+
+        Args:
+            parameters: by index.
+            alone: called with (index, parameter) for what is not gathered: it calls `put`.
+
+        Returns:
+            Handles, to take the hooks away.
+        """
+        self._leaves = list(parameters)
+        return [
+            parameter.register_post_accumulate_grad_hook(self._hook(index, alone))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(self._leaves)
+        ]
+
+    def open_gathering(self, scale: float, micro: int, when_full: Callable[[int], object]) -> None:
+        """Take further gradients of a backward pass of the step's last micro-batch by the bucket.
+
+        Args:
+            scale: factor for them; not 0.
+            micro: number of the micro-batch.
+            when_full: called with the number of a bucket's gradients before they are copied and sent. What
+                it raises leaves backward().
+        """
+        self._scale, self._micro, self._when_full = scale, micro, when_full
+        # Those of earlier micro-batches, or backward passes, are added to.
+        self._onto = self.used if micro or self._carried else None
+        _ENGINE.queue_callback(self._end_of_backward)
+        self._ready[:] = bytes(number != micro for number in self._round)
+        for index in self._unused:
+            self._ready[index] = 0
+
+    def close_gathering(self) -> None:
+        """Have the next gradient come one by one, and be looked at. Any thread."""
+        self._ready[:] = bytes(len(self._ready))
+
+    def _hook(
+        self, index: int, alone: Callable[[int, torch.Tensor], object]
+    ) -> Callable[[torch.Tensor], None]:
+        """Return what autograd calls for each parameter in each backward pass: every name in it counts."""
+        bucket, gathered = self.layout.slots[index].bucket, self._gathered[index]
+        ready, missing, count = self._ready, self._missing, len(self.layout.members[bucket])
+        indices, gradients = self._waiting[bucket], self._raw[bucket]
+        strided, is_with = torch.strided, self._writers.is_with if self._writers.any else None
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            gradient = parameter.grad
+            if (
+                not ready[index]
+                or gradient is None
+                or gradient.layout is not strided
+                or gradient.requires_grad
+            ):
+                if indices:
+                    self._gather(bucket)
+                alone(index, parameter)
+                return
+            ready[index] = 0
+            if gathered and (is_with is None or is_with(bucket)):
+                indices.append(index)
+                gradients.append(gradient)
+            else:
+                parameter.grad = self._write(index, bucket, gradient, self._scale)
+                self._round[index] = self._micro
+            missing[bucket] = left = missing[bucket] - 1
+            if not left:
+                self._when_full(count)
+                self._gather(bucket)
+                self._send_complete()
+
+        return accumulated
+
+    def _end_of_backward(self) -> None:
+        self.close_gathering()
+        for bucket in range(len(self._waiting)):
+            self._gather(bucket)
+
+    def _gather(self, bucket: int) -> None:
+        """Copy and weight what waits for the bucket, and leave its views as the parameters' gradients."""
+        indices, gradients = self._waiting[bucket], self._raw[bucket]
+        if not indices:
+            return
+        self._check(bucket)
+        views = [self.views[index] for index in indices]
+        with self._writers.with_first(bucket):
+            self._copy(bucket, indices, views, gradients)
+        self._versions[bucket] = self._flats[bucket]._version
+        for index, view in zip(indices, views, strict=True):
+            self._round[index] = self._micro
+            self._leaves[index].grad = view
+        indices.clear()
+        gradients.clear()
+
+    def _copy(
+        self, bucket: int, indices: list[int], views: list[torch.Tensor], gradients: list[torch.Tensor]
+    ) -> None:
+        onto = self._onto
+        if onto is not None and any(onto[index] for index in indices):
+            for index, view, gradient in zip(indices, views, gradients, strict=True):
+                if not onto[index]:
+                    view.zero_()
+            torch._foreach_add_(views, gradients, alpha=self._scale)
+            return
+        torch._foreach_copy_(views, gradients)
+        if self._scale == 1.0:
+            return
+        if len(indices) == self._most_gathered[bucket]:
+            views = self._spans[bucket]
+        torch._foreach_mul_(views, self._scale)
 
     patient = False
     """Whether no bucket leaves before `flush`: a micro-batch may have more than one backward."""
@@ -126,6 +280,15 @@ class Buckets:
         """By parameter: whether a gradient was put in during this step."""
         return [number >= 0 or index in self._carried for index, number in enumerate(self._round)]
 
+    @property
+    def any_used(self) -> bool:
+        """Whether any gradient was put in during this step."""
+        return max(self._round, default=-1) >= 0 or bool(self._carried)
+
+    def has_all(self, micro: int) -> bool:
+        """Whether micro-batch number `micro` has put in a gradient for each parameter."""
+        return self._round.count(micro) == len(self._round)
+
     def has(self, index: int, micro: int) -> bool:
         """Whether micro-batch number `micro` has put in a gradient for parameter `index`."""
         return self._round[index] == micro
@@ -160,6 +323,17 @@ class Buckets:
             self._put_late(index, gradient, scale)
             self._round[index] = micro
             return view
+        self._write(index, bucket, gradient, scale)
+        self._round[index] = micro
+        if last and not again:
+            if index not in self._unused:
+                self._missing[bucket] -= 1
+            if not self.patient:
+                self._send_complete()
+        return view
+
+    def _write(self, index: int, bucket: int, gradient: torch.Tensor, scale: float) -> torch.Tensor:
+        view = self.views[index]
         first = self._round[index] < 0 and index not in self._carried
         self._writers.write(bucket, onto=not first)
         if scale == 0.0:
@@ -172,12 +346,6 @@ class Buckets:
         else:
             torch.mul(gradient, scale, out=view)
         self._versions[bucket] = self._flats[bucket]._version
-        self._round[index] = micro
-        if last and not again:
-            if index not in self._unused:
-                self._missing[bucket] -= 1
-            if not self.patient:
-                self._send_complete()
         return view
 
     def _put_late(self, index: int, gradient: torch.Tensor, scale: float) -> None:
@@ -190,6 +358,7 @@ class Buckets:
 
     def flush(self) -> None:
         """Send what has not been sent; parameters without a gradient count as zero."""
+        self.close_gathering()
         for bucket, missing in enumerate(self._missing):
             if missing and bucket >= len(self._works):
                 self._fill(bucket, self.layout.members[bucket])
@@ -283,6 +452,25 @@ class Buckets:
                 "to the other workers. Give distribute(..., clip_norm=) for clipping, and scale the loss "
                 "instead of the gradients"
             )
+
+
+def _nbytes(field: Field) -> int:
+    return field.numel * field.dtype.itemsize
+
+
+def _spans(layout: Layout, bucket: int, chosen: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return (start, end) in elements of the chosen parameters' places; neighbours are one piece. PURE."""
+    spans: list[tuple[int, int]] = []
+    joins = False
+    for index in layout.members[bucket]:
+        start = layout.slots[index].offset
+        end = start + layout.fields[index].numel
+        if chosen[index] and joins:
+            spans[-1] = spans[-1][0], end
+        elif chosen[index]:
+            spans.append((start, end))
+        joins = chosen[index]
+    return spans
 
 
 def _unbound() -> Work:

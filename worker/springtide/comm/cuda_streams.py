@@ -6,7 +6,8 @@ streams fills one bucket from several; a collective waits for the stream alone o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,16 +27,67 @@ def current_stream_of(device: torch.device | None) -> Callable[[], Stream] | Non
     return partial(torch.cuda.current_stream, device)
 
 
-class Writers:
-    """The streams that have written into each bucket of a step. current: None where there are no streams."""
+def switch_to(stream: Any) -> contextlib.AbstractContextManager[Any]:
+    """Have the calling thread queue on the stream, within the context."""
+    context: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream)
+    return context
 
-    def __init__(self, current: Callable[[], Stream] | None) -> None:
-        self._current = current
+
+class Writers:
+    """The streams that have written into each bucket of a step."""
+
+    def __init__(
+        self,
+        current: Callable[[], Stream] | None,
+        switch: Callable[[Any], contextlib.AbstractContextManager[Any]] = switch_to,
+    ) -> None:
+        """Make it for the buckets of one model.
+
+        Args:
+            current: returns the stream that the calling thread queues on; None where there are no streams.
+            switch: as `switch_to`.
+        """
+        self._current, self._switch = current, switch
+        self.any = current is not None
+        """Whether there are streams at all."""
         self._wrote: dict[int, set[Stream]] = {}
+        self._first: dict[int, Stream] = {}
+        """By bucket: the stream of the first gradient that waits for others."""
 
     def begin(self) -> None:
         """A new step, which is behind all of the last one."""
         self._wrote.clear()
+        self._first.clear()
+
+    def is_with(self, bucket: int) -> bool:
+        """Tell whether the current stream is that of the gradients that wait for the bucket; it is, if none
+        does.
+
+        One of another stream cannot wait: its memory is given back to its own stream.
+        """
+        if self._current is None:
+            return True
+        stream = self._current()
+        return self._first.setdefault(bucket, stream) == stream
+
+    @contextlib.contextmanager
+    def with_first(self, bucket: int) -> Iterator[None]:
+        """Have the calling thread write into the bucket on the stream of the gradients that wait for it, and
+        go on behind that.
+        """
+        if self._current is None:
+            yield
+            return
+        stream, first = self._current(), self._first.pop(bucket)
+        wrote = self._wrote.setdefault(bucket, set())
+        self._wait(first, wrote)
+        wrote.add(first)
+        if stream == first:
+            yield
+            return
+        with self._switch(first):
+            yield
+        stream.wait_stream(first)
 
     def write(self, bucket: int, onto: bool) -> None:
         """The current stream writes into a bucket. onto: it changes what is there instead of replacing it."""

@@ -72,6 +72,7 @@ class ExactBuckets(Buckets):
     """
 
     may_expect_unused = False  # parts of a step are summed as integers before they leave
+    gathers = False  # each gradient is rounded as it comes
 
     def __init__(self, layout: Layout, parts: int, device: torch.device | None = None) -> None:
         """layout: slots aligned to BLOCK elements. parts: most parts that are added up in a step. device: of
@@ -145,8 +146,12 @@ class ExactBuckets(Buckets):
         self._last = last
         self._round = [-1] * len(self._names)
         self._open = [len(run.members) for run in self._runs]
-        self._missing = [len(indices) for indices in self.layout.members]
+        self._missing[:] = [len(indices) for indices in self.layout.members]
         self._versions = [flat._version for flat in self._flats]
+
+    @property
+    def any_used(self) -> bool:
+        return any(self.used)
 
     @property
     def used(self) -> list[bool]:
@@ -222,7 +227,7 @@ class ExactBuckets(Buckets):
 
     def flush(self) -> None:
         self.end_part()
-        self._missing = [0] * len(self._missing)
+        self._missing[:] = [0] * len(self._missing)
         self._send_complete()
 
     def wait(self) -> None:

@@ -93,6 +93,8 @@ class Trainer:
             self.buckets = make_buckets(compression, layout, self.device, several)
         self._gradients = Gradients(named, self.buckets, clip_norm)
         self.tables = tables_among(self._gradients.parameters)
+        # Rows of a table leave with the backward pass that reaches it.
+        self._gathers = self.buckets.gathers and not self.tables
         self.servers: PsBackend | None = None
         # Schedulers and scalers do not look at the parameters; an average of them does.
         blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
@@ -154,10 +156,9 @@ class Trainer:
         self._body: StepContext | None = None
         self._earlier: StepContext | None = None
         self._handles: list[Any] = []
-        for index, parameter in enumerate(self._gradients.parameters):
-            hook = partial(self._on_gradient, index)
-            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-            if several:
+        self._handles += self.buckets.watch(self._gradients.parameters, self._on_gradient)
+        if several:
+            for index, parameter in enumerate(self._gradients.parameters):
                 before = partial(self._before_gradient, index)
                 self._handles.append(BeforeGradient(parameter, before))
         for optimizer in optimizers:
@@ -296,6 +297,7 @@ class Trainer:
 
     def end_dropped(self) -> None:
         """Put back what the dropped body moved. Raise UsageError when it cannot be."""
+        self.buckets.close_gathering()
         self._undo.put_back()
         self._gradients.put_back()
         self._body = self._earlier = None
@@ -319,7 +321,7 @@ class Trainer:
         Raise UsageError if it made no step.
         """
         body = self._running()
-        check_ended(body, self.transaction.phase, any(self.buckets.used))
+        check_ended(body, self.transaction.phase, self.buckets.any_used)
         body.skipped = self._scalings.found()
         self._repeated.end()
         self._body = self._earlier = None
@@ -327,7 +329,10 @@ class Trainer:
         return body
 
     def drop(self, reason: str) -> bool:
-        return self.transaction.drop(reason)
+        """Drop the open step, or the next one; as `Transaction.drop`. Any thread."""
+        may_be_done = self.transaction.drop(reason)
+        self.buckets.close_gathering()
+        return may_be_done
 
     # ---- hooks
 
@@ -341,11 +346,8 @@ class Trainer:
                 "backward() after the gradients were summed (by optimizer.step() or scaler.unscale_()): a "
                 f"body holds one optimizer step. {DECLARE}"
             )
+        self._contribute()
         micro = body.deal.batch.micro
-        try:
-            micro.contribute()
-        except RuntimeError as error:
-            raise UsageError(str(error)) from None
         gradient = parameter.grad
         if gradient is None:
             raise UsageError(
@@ -367,8 +369,26 @@ class Trainer:
         view = self.buckets.put(index, gradient, micro.scale, micro.index, last)
         parameter.grad = view if last else None
         self._reduction.put_rows(index, micro.scale, last and not self.buckets.patient, micro.index)
-        body.gradients += 1
-        if body.gradients == (len(self._gradients.parameters) + 1) // 2:
+        self._count_gradients(1)
+        if last and not self.buckets.patient and self._gathers and micro.scale:
+            self.buckets.open_gathering(micro.scale, micro.index, self._on_full_bucket)
+
+    def _on_full_bucket(self, gradients: int) -> None:
+        """A bucket's gradients are about to be copied and sent."""
+        self.transaction.require_open("backward()")
+        self._contribute()
+        self._count_gradients(gradients)
+
+    def _contribute(self) -> None:
+        try:
+            self._running().deal.batch.micro.contribute()
+        except RuntimeError as error:
+            raise UsageError(str(error)) from None
+
+    def _count_gradients(self, more: int) -> None:
+        body, half = self._running(), (len(self._gradients.parameters) + 1) // 2
+        body.gradients += more
+        if body.gradients - more < half <= body.gradients:
             faults.reach("backward", body.deal.number)
 
     def _before_gradient(self, index: int) -> None:
@@ -415,7 +435,7 @@ class Trainer:
         if self._depth > 1:  # an optimizer that uses another one
             self._undo.keep(optimizer)
             return None
-        if not body.reduced and (closure is None or any(self.buckets.used)):
+        if not body.reduced and (closure is None or self.buckets.any_used):
             self._complete(body)
         self._undo.keep(optimizer)
         body.steps += 1
@@ -485,7 +505,7 @@ class Trainer:
         if body.reduced:
             return
         deal, micro = body.deal, body.deal.batch.micro
-        check_whole(body, any(self.buckets.used))
+        check_whole(body, self.buckets.any_used)
         if deal.rehearsal:
             self.transaction.drop("a rehearsal ends here")
             self.transaction.check_alive()
