@@ -25,7 +25,7 @@ import torch
 
 from springtide.comm.cuda_streams import Writers, current_stream_of
 from springtide.comm.layout import Field, Layout
-from springtide.comm.process_group import Work
+from springtide.comm.process_group import Work, wait_for
 from springtide.errors import UsageError
 
 StartSum = Callable[[torch.Tensor], Work]
@@ -33,7 +33,7 @@ StartSum = Callable[[torch.Tensor], Work]
 _SMALL_BYTES = 16 << 10
 """On the CPU: up to this size a call costs more than going over the memory a second time."""
 
-_ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[no-untyped-call]
+_ENGINE: Any = torch.autograd.Variable._execution_engine
 
 
 class Buckets:
@@ -51,9 +51,7 @@ class Buckets:
         on_cpu = device is None or device.type == "cpu"
         self._gathered = [not on_cpu or _nbytes(field) <= _SMALL_BYTES for field in layout.fields]
         """By parameter: whether its gradient is copied with others; see [Note: gathering]."""
-        self._most_gathered = [
-            sum(self._gathered[index] for index in indices) for indices in layout.members
-        ]
+        self._most_gathered = [sum(self._gathered[index] for index in indices) for indices in layout.members]
         self._leaves: list[torch.Tensor] = []
         """The parameters that are watched, by index."""
         # Hooks hold these, so they stay the same objects. By parameter: whether its next gradient is taken
@@ -97,8 +95,9 @@ class Buckets:
         self._unused: frozenset[int] = frozenset()
         self._late: dict[int, torch.Tensor] = {}
         self.close_gathering()
-        for waiting in (*self._waiting, *self._raw):
-            waiting.clear()
+        for indices, gradients in zip(self._waiting, self._raw, strict=True):
+            indices.clear()
+            gradients.clear()
 
     gathers = True
     """Whether `open_gathering` may be called; see [Note: gathering]."""
@@ -134,7 +133,11 @@ class Buckets:
         # Those of earlier micro-batches, or backward passes, are added to.
         self._onto = self.used if micro or self._carried else None
         _ENGINE.queue_callback(self._end_of_backward)
-        self._ready[:] = bytes(number != micro for number in self._round)
+        self._ready[:] = b"\1" * len(self._ready)
+        if self._round.count(micro) == 1:
+            self._ready[self._round.index(micro)] = 0
+        else:
+            self._ready[:] = bytes(number != micro for number in self._round)
         for index in self._unused:
             self._ready[index] = 0
 
@@ -204,7 +207,7 @@ class Buckets:
     ) -> None:
         onto = self._onto
         if onto is not None and any(onto[index] for index in indices):
-            for index, view, gradient in zip(indices, views, gradients, strict=True):
+            for index, view in zip(indices, views, strict=True):
                 if not onto[index]:
                     view.zero_()
             torch._foreach_add_(views, gradients, alpha=self._scale)
@@ -278,6 +281,8 @@ class Buckets:
     @property
     def used(self) -> list[bool]:
         """By parameter: whether a gradient was put in during this step."""
+        if not self._carried:
+            return [number >= 0 for number in self._round]
         return [number >= 0 or index in self._carried for index, number in enumerate(self._round)]
 
     @property
@@ -379,8 +384,7 @@ class Buckets:
 
         Raise RuntimeError of the group's, UsageError if a gradient was changed meanwhile.
         """
-        for work in self._works:
-            work.wait()
+        wait_for(self._works)
         self.check_untouched()
 
     def check_untouched(self) -> None:
@@ -388,7 +392,8 @@ class Buckets:
         for bucket in range(len(self._flats)):
             self._check(bucket)
 
-    def scale(self, factor: float) -> None:
+    def scale(self, factor: float | torch.Tensor) -> None:
+        """Multiply all gradients by a number, or by a tensor of one number on their device."""
         for flat in self._flats:
             flat.mul_(factor)
 

@@ -59,11 +59,27 @@ def pack(
         committed: as the step has found them, alike on all members.
         share: this member's.
     """
-    parts = [
-        _packed(buffer, rule, before, share)
-        for buffer, rule, before in zip(buffers, rules, committed, strict=True)
-    ]
+    parts = []
+    for positions in _side_by_side(buffers, rules):
+        first = positions[0]
+        if len(positions) > 1:
+            own = torch.cat([flat_view(buffers[position]) for position in positions])
+            parts.append(_packed(own, rules[first], own, share))
+        else:
+            parts.append(_packed(buffers[first], rules[first], committed[first], share))
     return torch.cat(parts) if parts else _zeros(0)
+
+
+def _side_by_side(buffers: Sequence[torch.Tensor], rules: Sequence[Rule]) -> list[list[int]]:
+    """Return the positions in the order of the sum; those that are packed by one call are one list.
+
+    A model has hundreds of running statistics: one by one they would cost more than their sum.
+    """
+    together: dict[tuple[object, ...], list[int]] = {}
+    for position, (buffer, rule) in enumerate(zip(buffers, rules, strict=True)):
+        alone = position if rule not in (Rule.MEAN, Rule.FIRST) else None
+        together.setdefault((rule, alone, buffer.device, buffer.dtype), []).append(position)
+    return list(together.values())
 
 
 def _packed(buffer: torch.Tensor, rule: Rule, before: torch.Tensor, share: Share) -> torch.Tensor:
@@ -97,16 +113,72 @@ def unpack(
 
     total_weight: the sum of the members' weights.
     """
-    combined, offset = [], 0
-    for buffer, rule, before in zip(buffers, rules, committed, strict=True):
-        count = flat_view(buffer).numel()
+    combined: dict[int, torch.Tensor] = {}
+    offset = 0
+    for positions in _side_by_side(buffers, rules):
+        chosen = [buffers[position] for position in positions]
+        rule, floating, before = rules[positions[0]], is_floating(chosen[0]), committed[positions[0]]
+        counts = [flat_view(buffer).numel() for buffer in chosen]
+        numbers = sum(counts)
         if rule in (Rule.FIRST, Rule.MIN, Rule.MAX):
-            count *= 1 if is_floating(buffer) else 2
+            numbers *= 1 if floating else 2
         if rule in (Rule.MIN, Rule.MAX):
-            count *= size
-        piece, offset = total[offset : offset + count], offset + count
-        combined.append(shaped_like(_unpacked(piece, buffer, rule, before, total_weight, size), buffer))
-    return combined
+            numbers *= size
+        piece, offset = total[offset : offset + numbers], offset + numbers
+        values = _unpacked(piece, chosen[0], rule, before, total_weight, size)
+        combined |= zip(positions, _cut(values, chosen, counts), strict=True)
+    return [combined[position] for position in range(len(buffers))]
+
+
+def _cut(values: torch.Tensor, buffers: Sequence[torch.Tensor], counts: Sequence[int]) -> list[torch.Tensor]:
+    """Cut what lies side by side into tensors like the buffers."""
+    if not buffers[0].is_complex():
+        values = values.to(buffers[0].dtype)  # at once
+    pieces = torch.split(values, list(counts))
+    return [shaped_like(piece, buffer) for piece, buffer in zip(pieces, buffers, strict=True)]
+
+
+def on_device(buffer: torch.Tensor, rule: Rule) -> bool:
+    """Tell whether a buffer is summed where it lies (`pack_there`), without a way through the host."""
+    return buffer.device.type != "cpu" and rule in (Rule.MEAN, Rule.FIRST)
+
+
+def pack_there(buffers: Sequence[torch.Tensor], rules: Sequence[Rule], share: Share) -> list[torch.Tensor]:
+    """Return what this member puts into the sums of buffers that lie on a device, for which `on_device` says
+    so: flat tensors there, in the order of `_side_by_side`. Nothing is waited for.
+
+    Floating numbers travel as float32, unless they are wider; integers as int64.
+    """
+    parts = []
+    for positions in _side_by_side(buffers, rules):
+        chosen = [buffers[position] for position in positions]
+        flat = torch.cat([flat_view(buffer) for buffer in chosen]).to(_wide(chosen[0]))
+        factor = share.weight if rules[positions[0]] is Rule.MEAN else float(share.rank == 0)
+        # Not times zero: what does not count may be NaN.
+        parts.append((flat if factor == 1 else flat * factor) if factor > 0 else torch.zeros_like(flat))
+    return parts
+
+
+def unpack_there(
+    totals: Sequence[torch.Tensor],
+    buffers: Sequence[torch.Tensor],
+    rules: Sequence[Rule],
+    total_weight: float,
+) -> list[torch.Tensor]:
+    """Return new tensors, like the buffers, from the sums of what `pack_there` made."""
+    combined: dict[int, torch.Tensor] = {}
+    for total, positions in zip(totals, _side_by_side(buffers, rules), strict=True):
+        chosen = [buffers[position] for position in positions]
+        values = total / total_weight if rules[positions[0]] is Rule.MEAN else total
+        counts = [flat_view(buffer).numel() for buffer in chosen]
+        combined |= zip(positions, _cut(values, chosen, counts), strict=True)
+    return [combined[position] for position in range(len(buffers))]
+
+
+def _wide(buffer: torch.Tensor) -> torch.dtype:
+    if not is_floating(buffer):
+        return torch.int64
+    return torch.float64 if flat_view(buffer).dtype == torch.float64 else torch.float32
 
 
 def _unpacked(

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 MOST_VALUES = 16
@@ -94,24 +95,22 @@ def encode(part: Contribution) -> torch.Tensor:
         *(low, low * low, high, high * high, part.save, part.digest, part.digest**2),
         *_of_options(part),
         *(part.values_weight, *values, *[0.0] * (MOST_VALUES - len(values))),
-        *part.used,
-        *part.changed,
-        *part.late,
-        *part.extra,
     ]
-    return torch.tensor(vector, dtype=torch.float64)
+    # Bytes: one number for each parameter of the model costs more than all the rest.
+    flags = np.frombuffer(bytes((*part.used, *part.changed, *part.late)), dtype=np.uint8)
+    return torch.from_numpy(np.concatenate((vector, flags, part.extra), dtype=np.float64))
 
 
 def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
     """Read the sum over `size` members; part: what this member put in (its names and the lengths)."""
-    numbers = total.tolist()
+    after = _SCALARS + _OPTIONS
+    begin = after + 1 + MOST_VALUES
+    used, changed, late = len(part.used), len(part.changed), len(part.late)
+    numbers = total[:begin].tolist()
+    flags = (total[begin : begin + used + changed + late] > 0).tolist()
     step, step2, weight, count, lo, hi, change, seconds, *told = numbers[:_SCALARS]
     low, low2, high, high2, save, digest, digest2 = told
-    after = _SCALARS + _OPTIONS
-    values_weight, *values = numbers[after : after + 1 + MOST_VALUES]
-    rest = numbers[after + 1 + MOST_VALUES :]
-    lists = len(part.used), len(part.used) + len(part.changed)
-    late = lists[1] + len(part.late)
+    values_weight, *values = numbers[after:]
     agreed: dict[str, float] | None = None
     if _equal(low, low2, size) and _equal(high, high2, size):
         divisor = values_weight or float("nan")
@@ -124,12 +123,12 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
         hash_hi=hi,
         change=change > 0,
         seconds=seconds / size,
-        used=[number > 0 for number in rest[: lists[0]]],
-        changed=[number > 0 for number in rest[lists[0] : lists[1]]],
+        used=flags[:used],
+        changed=flags[used : used + changed],
         values=agreed,
         save=save,
-        late=[number > 0 for number in rest[lists[1] : late]],
-        extra=rest[late:],
+        late=flags[used + changed :],
+        extra=total[begin + len(flags) :].tolist(),
         replicas_agree=_equal(digest, digest2, size),
         options_fit=_fit(numbers[_SCALARS:after], part, size),
     )

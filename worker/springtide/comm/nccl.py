@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -124,16 +124,28 @@ class DeviceSum:
 
     def wait(self) -> object:
         """Raise RuntimeError when the group was shut or the collective failed."""
-        # Queues the current stream behind the collective; for NCCL this does not wait.
-        self._work.wait()
+        return self.wait_with(())
+
+    def wait_with(self, others: Sequence[DeviceSum]) -> object:
+        """Wait for this sum and for others of the same device that began before it; the host waits once.
+
+        Raises:
+            RuntimeError: the group was shut, or one of the collectives has failed.
+        """
+        sums = (*others, self)
+        for each in sums:
+            # Queues the current stream behind the collective; for NCCL this does not wait.
+            each._work.wait()
         event = self._owner.record(self.tensor.device)
         pause = _FIRST_PAUSE
         while not event.query():
-            self._owner.check(self._work)
+            for each in sums:
+                self._owner.check(each._work)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         # An abort lets the event happen too: the mark is set before the abort begins.
-        self._owner.check(self._work)
+        for each in sums:
+            self._owner.check(each._work)
         return True
 
 

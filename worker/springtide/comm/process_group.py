@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from springtide.comm.nccl import DeviceSums, form_nccl
+from springtide.comm.nccl import DeviceSum, DeviceSums, form_nccl
 from springtide.comm.store import FormationCancelled, StreamStore
 from springtide.comm.work import Collective, Message, Waiter, keep_for_ever
 from springtide_ps.wire import congestion
@@ -52,6 +52,20 @@ class Work(Protocol):
     def wait(self) -> object: ...
 
     def is_completed(self) -> bool: ...
+
+
+def wait_for(works: Sequence[Work]) -> None:
+    """Wait until all of them are there; for those on a device the host waits once.
+
+    Raises:
+        RuntimeError: one has failed, or its group was shut.
+    """
+    on_device = [work for work in works if isinstance(work, DeviceSum)]
+    for work in works:
+        if not isinstance(work, DeviceSum):
+            work.wait()
+    if on_device:
+        on_device[-1].wait_with(on_device[:-1])
 
 
 class _Done:

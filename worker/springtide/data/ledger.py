@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from springtide.data.cursor import Cursor
-from springtide.data.mixing import MASK_64, mix, mix_tensor
+from springtide.data.mixing import MASK_64, mix, mixed_sum
 
 IDS_AT_ONCE = 1 << 20
 _HALF = (1 << 32) - 1
@@ -58,15 +58,11 @@ def _factor(stage: int, epoch: int) -> int:
     return mix(stage, epoch) | 1
 
 
-def _sum(ids: torch.Tensor) -> int:
-    return int(mix_tensor(ids).sum().item()) & MASK_64
-
-
 def contribution(ids: torch.Tensor, stage: int, epoch: int) -> Contribution:
     """Count and hash of ids (int64, shape (n,), CPU; n may be 0) in this stage and epoch."""
     if ids.dtype != torch.int64 or ids.dim() != 1:
         raise ValueError(f"ids must be int64 of shape (n,), got {ids.dtype} of shape {tuple(ids.shape)}")
-    lo, hi = split_halves(_sum(ids) * _factor(stage, epoch))
+    lo, hi = split_halves(mixed_sum(ids) * _factor(stage, epoch))
     return Contribution(ids.numel(), lo, hi)
 
 
@@ -98,7 +94,7 @@ class DatasetSum:
         stop = self.done + count
         while self.done < stop:
             end = min(stop, self.done + IDS_AT_ONCE)
-            self._sum = (self._sum + _sum(torch.arange(self.done, end))) & MASK_64
+            self._sum = (self._sum + mixed_sum(torch.arange(self.done, end))) & MASK_64
             self.done = end
 
 

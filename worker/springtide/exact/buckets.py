@@ -245,9 +245,10 @@ class ExactBuckets(Buckets):
             self._versions[bucket] = self._flats[bucket]._version
         self._soiled = self._broken
 
-    def scale(self, factor: float) -> None:
+    def scale(self, factor: float | torch.Tensor) -> None:
         super().scale(factor)
-        self._soiled = self._soiled or not math.isfinite(factor)
+        # A device is not asked, which would wait for it.
+        self._soiled = self._soiled or isinstance(factor, torch.Tensor) or not math.isfinite(factor)
 
     def raised(self, needed: torch.Tensor) -> torch.Tensor:
         """Exponents for doing the step again. needed: the maximum of `needed` over the members."""

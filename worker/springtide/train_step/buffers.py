@@ -169,13 +169,18 @@ class Buffers:
     def remember(self) -> None:
         """Refresh the copies of what moved."""
         buffers = self.current()
+        kept, moving = [], []
         for index, moved in enumerate(self.moved()):
             if moved:
-                buffer = buffers[index]
-                if self._copies[index].shape == buffer.shape and self._copies[index].dtype == buffer.dtype:
-                    self._copies[index].copy_(buffer)
+                buffer, copy = buffers[index], self._copies[index]
+                if copy.shape == buffer.shape and copy.dtype == buffer.dtype:
+                    kept.append(copy)
+                    moving.append(buffer)
                 else:
                     self._copies[index] = buffer.detach().clone()
+        if kept:
+            with torch.no_grad():
+                torch._foreach_copy_(kept, moving)
         self._note()
 
     def put_back(self) -> None:
@@ -189,15 +194,19 @@ class Buffers:
         """Replace the buffers `indices` by values[index], in place; a buffer of another shape is replaced as
         an object.
         """
+        ours, theirs = [], []
         with torch.no_grad():
             for index in indices:
                 module, name = self._places[index]
                 buffer, value = module._buffers[name], values[index]
                 if buffer is not None and buffer.shape == value.shape and buffer.dtype == value.dtype:
-                    buffer.copy_(value)
+                    ours.append(buffer)
+                    theirs.append(value)
                 else:
                     where = value.device if buffer is None else buffer.device
                     module._buffers[name] = value.detach().to(where, copy=True)
+            if ours:
+                torch._foreach_copy_(ours, theirs)
 
     def _note(self) -> None:
         self._seen = [(id(buffer), buffer._version) for buffer in self.current()]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Iterable, Mapping
+from itertools import repeat
 
 import torch
 
 from springtide.comm.buckets import Buckets
 from springtide.errors import UsageError
 from springtide.ps.lazy_values import only_looks
+
+_GRAD = operator.attrgetter("grad")  # with `map`, a third of what a loop takes
 
 
 class Gradients:
@@ -26,14 +30,19 @@ class Gradients:
         self._buckets = buckets
         self._clip_norm = clip_norm
         self._used: list[bool] = []
+        self._any_empty = any(not parameter.numel() for parameter in self.parameters)
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._aside: dict[int, torch.Tensor] = {}
         self._shown: dict[int, tuple[torch.Tensor, int]] = {}
         self._factors: dict[int, float] = {}
         # What the library has left in .grad between two bodies, by parameter.
-        self._given: dict[int, torch.Tensor] = {}
+        self._given: list[torch.Tensor | None] = [None] * len(trained)
         self._empty: dict[int, torch.Tensor] = {}
+        self._found: list[int] = []
+        """Those that had a gradient when the body began."""
         self._begun: list[int] = []
+        # Whether the buckets' views are the gradients of all parameters, as `check_ours` has seen.
+        self._in_place = False
         self._forgotten: list[int] | None = None
         # Parameters that do not lie in memory as the sums do (`channels_last`): see `lay_out`.
         self._strided = [
@@ -48,12 +57,11 @@ class Gradients:
     @only_looks
     def begin(self) -> None:
         """A body begins, in which gradients that the last one has left stand for zeros: the script may take
-        them away, and those that are left count (`check_ours`).
+        them away, and those that are left count (`check_ours`). After `check_gone`.
         """
         self._aside, self._shown, self._begun = {}, {}, []
-        for index, parameter in enumerate(self.parameters):
-            if parameter.grad is None:
-                continue
+        for index in self._found:
+            parameter = self.parameters[index]
             if parameter.numel():
                 parameter.grad = self._nothing(index)
                 self._begun.append(index)
@@ -65,6 +73,13 @@ class Gradients:
         """After `Undo.put_back`: what stood for zeros when the body began does so again."""
         for index in self._begun:
             self.parameters[index].grad = self._nothing(index)
+
+    def _present(self) -> list[int]:
+        """Return the numbers of the parameters that have a gradient."""
+        gradients = list(map(_GRAD, self.parameters))
+        if all(map(operator.is_, gradients, repeat(None))):
+            return []
+        return [index for index, gradient in enumerate(gradients) if gradient is not None]
 
     def _nothing(self, index: int) -> torch.Tensor:
         """Zeros that take no memory, and that backward adds to without writing into them."""
@@ -78,11 +93,10 @@ class Gradients:
     @only_looks
     def check_gone(self) -> None:
         """At a body's begin: raise UsageError when the script holds gradients that would be lost."""
-        for index, parameter in enumerate(self.parameters):
-            gradient = parameter.grad
-            if gradient is None or gradient is self._given.get(index):
-                continue
-            if gradient is not self._empty.get(index):
+        self._found = self._present()
+        for index in self._found:
+            gradient = self.parameters[index].grad
+            if gradient is not self._given[index] and gradient is not self._empty.get(index):
                 raise UsageError(
                     f"{self.names[index]} has a gradient from outside of the step, which would be lost: "
                     "call optimizer.zero_grad() before `with springtide.step():`"
@@ -104,6 +118,12 @@ class Gradients:
         last_round: number of the last micro-batch. Return which parameters have zeros without any backward,
         as the script has zeroed an earlier body's gradient and not taken it away.
         """
+        views = self._buckets.views
+        self._in_place = self._buckets.has_all(last_round) and all(
+            map(operator.is_, map(_GRAD, self.parameters), views)
+        )
+        if self._in_place:
+            return []
         zeros = []
         for index, parameter in enumerate(self.parameters):
             expected = self._buckets.views[index] if self._buckets.has(index, last_round) else None
@@ -145,6 +165,9 @@ class Gradients:
             self._buckets.scale(correction)
         self._used = used
         self._shown = {}
+        if self._in_place and not self._aside and not self._any_empty and False not in used:
+            self._given[:] = self._buckets.views
+            return
         for index, parameter in enumerate(self.parameters):
             view = self._buckets.views[index]
             if used[index] and not parameter.numel():
@@ -303,28 +326,49 @@ class Gradients:
         indices = [index for index, is_used in enumerate(self._used) if is_used]
         return math.sqrt(float(self._buckets.square_norm(indices)))
 
+    def clip_here(self, optimizers_own: Iterable[torch.Tensor] | None, scale: float) -> None:
+        """As `clip`, where no gradients are elsewhere; on a device nothing is waited for."""
+        indices = self._to_clip(optimizers_own)
+        if self._clip_norm is None or not indices:
+            return
+        square = self._buckets.square_norm(indices)
+        if square.device.type == "cpu":
+            self.clip(optimizers_own, scale)
+            return
+        coefficient = (self._clip_norm / (square.sqrt() / scale + 1e-6)).clamp(max=1.0)
+        self._multiply(optimizers_own is None, indices, coefficient)
+
     def clip(
         self, optimizers_own: Iterable[torch.Tensor] | None, scale: float = 1.0, elsewhere: float = 0.0
     ) -> float:
         """Clip the placed gradients to the global norm that was asked for, if any.
 
-        optimizers_own: the parameters whose gradients are meant; None: all. scale: they are still multiplied
-        by it. elsewhere: norm of gradients that belong to them and are not here. Return the factor that all
-        of them are multiplied by.
+        Args:
+            optimizers_own: the parameters whose gradients are meant; None: all.
+            scale: the gradients are still multiplied by it.
+            elsewhere: norm of gradients that belong to them and are not here.
+
+        Returns:
+            The factor that all of them are multiplied by.
         """
         if self._clip_norm is None:
             return 1.0
-        if optimizers_own is None:
-            indices = [index for index, is_used in enumerate(self._used) if is_used]
-        else:
-            own = (self._index.get(id(item)) for item in optimizers_own)
-            indices = [i for i in own if i is not None and self.parameters[i].grad is self._buckets.views[i]]
+        indices = self._to_clip(optimizers_own)
         norm = math.hypot(math.sqrt(float(self._buckets.square_norm(indices))), elsewhere) / scale
         coefficient = self._clip_norm / (norm + 1e-6)
         if coefficient >= 1.0:
             return 1.0
+        self._multiply(optimizers_own is None, indices, coefficient)
+        return coefficient
+
+    def _to_clip(self, optimizers_own: Iterable[torch.Tensor] | None) -> list[int]:
         if optimizers_own is None:
+            return [index for index, is_used in enumerate(self._used) if is_used]
+        own = (self._index.get(id(item)) for item in optimizers_own)
+        return [i for i in own if i is not None and self.parameters[i].grad is self._buckets.views[i]]
+
+    def _multiply(self, all_of_them: bool, indices: list[int], coefficient: float | torch.Tensor) -> None:
+        if all_of_them:
             self._buckets.scale(coefficient)
         elif indices:
             torch._foreach_mul_([self._buckets.views[index] for index in indices], coefficient)
-        return coefficient

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -55,20 +55,20 @@ class Hyperparameters:
         for number, optimizer in enumerate(self._optimizers):
             which = f"optimizer {number} " if len(self._optimizers) > 1 else ""
             for place, group in enumerate(optimizer.param_groups):
-                on_host = all(parameter.device.type == "cpu" for parameter in group["params"])
                 for name in COMPARED:
-                    value = _plain(group.get(name), on_host)
+                    value = _plain(group.get(name), group)
                     if value is not None:
                         yield f"{which}group {place} {name}", value
 
 
-def _plain(value: Any, on_host: bool) -> Any:
-    """A number, a string, or a tuple of such; None for what is not compared."""
+def _plain(value: Any, group: Mapping[str, Any]) -> Any:
+    """Return a number, a string, or a tuple of such, of a group's option; None for what is not compared."""
     if isinstance(value, torch.Tensor):
+        on_host = all(parameter.device.type == "cpu" for parameter in group["params"])
         readable = on_host and value.device.type == "cpu" and value.numel() == 1
         return value.item() if readable else None
     if isinstance(value, tuple | list):
-        return tuple(_plain(item, on_host) for item in value)
+        return tuple(_plain(item, group) for item in value)
     if isinstance(value, np.generic):
         return value.item()
     if value is None or isinstance(value, int | float | str):

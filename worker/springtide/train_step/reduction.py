@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -14,8 +15,8 @@ import torch
 from springtide import faults
 from springtide.comm import commit_vote as side
 from springtide.comm.buckets import Buckets
-from springtide.comm.combine import Rule, Share, pack, unpack
-from springtide.comm.process_group import Group, Work, peers_in
+from springtide.comm.combine import Rule, Share, on_device, pack, pack_there, unpack, unpack_there
+from springtide.comm.process_group import Group, Work, peers_in, wait_for
 from springtide.data.ledger import contribution
 from springtide.embedding.handle import Handle
 from springtide.embedding.step import StepTables
@@ -94,6 +95,19 @@ def own_part(deal: StepAssignment, buffers: Buffers, exact: bool) -> PartContrib
     if exact:
         values = buffers.copies([index for index, has_moved in enumerate(moved) if has_moved])
     return PartContribution(deal.part, deal.batch.micro.contributed_weight, ids, moved, values)
+
+
+@dataclass
+class _Packed:
+    """Buffers on their way: those that ride with the commit vote, and those that are summed on their device.
+
+    indices: whose numbers are in `here`, float64 on the CPU. indices_there: whose are in `there`.
+    """
+
+    indices: list[int]
+    here: torch.Tensor
+    indices_there: list[int]
+    there: list[torch.Tensor]
 
 
 class Reduction:
@@ -239,7 +253,8 @@ class Reduction:
         part = self._contribution(body, parts)
         fields = side.encode(part)
         expected = self._expected_buffers(deal.group)
-        vector = torch.cat((fields, self._packed(expected, deal)))
+        riders = self._packed(expected, deal)
+        vector = torch.cat((fields, riders.here))
         norm = None
         if self._home is not None:
             # Before all gradients of all members are on the servers, nobody may learn that the step counts.
@@ -251,6 +266,9 @@ class Reduction:
             norm = self._prepare(self._home)
             faults.reach_in(body.round, "prepared", deal.number)
         work = self.start_sum(vector)
+        there = [self.start_sum(tensor) for tensor in riders.there]
+        # They began after the buckets, so that the host waits once.
+        self._wait(partial(wait_for, there))
         self._wait(self._buckets.wait)
         self._wait(work.wait)
         result = side.decode(vector[: len(fields)], part, deal.group.size)
@@ -282,7 +300,8 @@ class Reduction:
             correction = deal.batch.micro.correction(weight)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        combined = self._combined(result, expected, vector[len(fields) :], deal)
+        riders.here = vector[len(fields) :]
+        combined = self._combined(result, riders, deal)
         if self._buffers.awaited and result.changed[-1]:
             adopt_arrived(
                 self._buffers, deal.group.rank == 0, lambda tensor: self._wait(self.start_sum(tensor).wait)
@@ -334,19 +353,21 @@ class Reduction:
         return torch.full_like(loss.detach(), self.mean(float(loss.detach()), body))
 
     def _combined(
-        self, result: side.Result, expected: list[int], riders: torch.Tensor, deal: StepAssignment
+        self, result: side.Result, expected: _Packed, deal: StepAssignment
     ) -> dict[int, torch.Tensor]:
         flags = result.changed[: len(self._buffers.names)]
         changed = [index for index, anywhere in enumerate(flags) if anywhere]
         combined: dict[int, torch.Tensor] = {}
         if changed and self._buffers_travel(deal.group):
-            totals = [(expected, riders)]
-            if late := [index for index in changed if index not in set(expected)]:
+            packed = [expected]
+            known = {*expected.indices, *expected.indices_there}
+            if late := [index for index in changed if index not in known]:
                 rest = self._packed(late, deal)
-                self._wait(self.start_sum(rest).wait)
-                totals.append((late, rest))
-            for indices, total in totals:
-                combined |= zip(indices, self._unpacked(indices, total, result), strict=True)
+                for tensor in (rest.here, *rest.there):
+                    self._wait(self.start_sum(tensor).wait)
+                packed.append(rest)
+            for totals in packed:
+                combined |= self._unpacked(totals, result)
         self._moving = (deal.group, changed)
         rules = self._buffers.rules
         self._summed |= {index: combined[index] for index in combined if rules[index] is Rule.SUM}
@@ -357,7 +378,9 @@ class Reduction:
         ids = total_ids(parts)
         weight = math.fsum(part.weight for part in parts)
         body.samples = ids.samples
-        used = [used and not deal.batch.standin for used in self._buckets.used]
+        used = self._buckets.used
+        if deal.batch.standin:
+            used = [False] * len(used)
         for index in body.zeros:
             used[index] = True
         return side.Contribution(
@@ -418,19 +441,34 @@ class Reduction:
         """Whether there are buffers to combine: those of other members, or of logical parts."""
         return group.size > 1 or self._exact is not None
 
-    def _packed(self, indices: list[int], deal: StepAssignment) -> torch.Tensor:
+    def _packed(self, indices: list[int], deal: StepAssignment) -> _Packed:
         if self._exact is not None:
-            return self._exact.pack(indices, self._buffers.committed, self._buffers.rules)
+            here = self._exact.pack(indices, self._buffers.committed, self._buffers.rules)
+            return _Packed(indices, here, [], [])
         share = Share(deal.batch.micro.contributed_weight, deal.group.rank, deal.group.size)
-        return pack(*self._buffers.chosen(indices, self._summed), share)
+        buffers, rules, _ = self._buffers.chosen(indices)
+        moves = [on_device(buffer, rule) for buffer, rule in zip(buffers, rules, strict=True)]
+        on_host = [index for index, stays in zip(indices, moves, strict=True) if not stays]
+        there = [index for index, stays in zip(indices, moves, strict=True) if stays]
+        return _Packed(
+            on_host,
+            pack(*self._buffers.chosen(on_host, self._summed), share),
+            there,
+            pack_there(*self._buffers.chosen(there)[:2], share) if there else [],
+        )
 
-    def _unpacked(self, indices: list[int], total: torch.Tensor, result: side.Result) -> list[torch.Tensor]:
+    def _unpacked(self, totals: _Packed, result: side.Result) -> dict[int, torch.Tensor]:
+        indices, buffers = totals.indices, self._buffers
         if self._exact is not None:
-            return self._exact.unpack(
-                total, indices, self._buffers.committed, self._buffers.rules, result.extra
-            )
-        chosen = self._buffers.chosen(indices, self._summed)
-        return unpack(total, *chosen, result.weight, self._running().deal.group.size)
+            values = self._exact.unpack(totals.here, indices, buffers.committed, buffers.rules, result.extra)
+            return dict(zip(indices, values, strict=True))
+        chosen = buffers.chosen(indices, self._summed)
+        values = unpack(totals.here, *chosen, result.weight, self._running().deal.group.size)
+        combined = dict(zip(indices, values, strict=True))
+        if there := totals.indices_there:
+            values = unpack_there(totals.there, *buffers.chosen(there)[:2], result.weight)
+            combined |= zip(there, values, strict=True)
+        return combined
 
     def do_again(self, reason: str) -> NoReturn:
         """What this member has put in is spoilt: leave the body, whose samples are dealt again."""

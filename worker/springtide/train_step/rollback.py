@@ -12,6 +12,7 @@ state are copied before its first step of a body, and tracked objects as a whole
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,23 +26,48 @@ from springtide.train_step.grad_scaler import ScalerState
 from springtide.train_step.optimizers import parameters_of
 
 _SMALL_ELEMENTS = 1 << 16
+_VERSION = operator.attrgetter("_version")
+_ALWAYS_CHECKED, _CHECK_EVERY = 32, 16
+"""A script that changes parameters too early does so from the begin; a look at all of them is not for nothing
+where there are hundreds."""
 
 
 class Snapshot:
-    """A state_dict: plain values and small tensors copied, large tensors by reference with their version.
+    """A state_dict: plain values and small tensors copied, large tensors by reference with their version."""
 
-    whole: large tensors are copied too.
-    """
+    def __init__(self, state: Any, whole: bool = False, earlier: Snapshot | None = None) -> None:
+        """Take it.
 
-    def __init__(self, state: Any, whole: bool = False) -> None:
+        Args:
+            state: the state_dict.
+            whole: large tensors are copied too.
+            earlier: a snapshot of the same object, which is not used any more: its memory is.
+        """
         self._most = None if whole else _SMALL_ELEMENTS
         self._large: list[tuple[str, torch.Tensor, int]] = []
+        self._copies: dict[str, torch.Tensor] = {}
+        self._earlier = {} if earlier is None else earlier._copies
+        self._again: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         self._state = self._copy(state, "")
+        if self._again[0]:
+            # An average of hundreds of tensors: one by one their copies would cost more than the average.
+            torch._foreach_copy_(*self._again)
+        self._earlier, self._again = {}, ([], [])
+
+    def _copy_of(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        kept = self._earlier.pop(path, None)
+        if kept is None or not _alike(kept, tensor):
+            kept = tensor.clone()
+        else:
+            self._again[0].append(kept)
+            self._again[1].append(tensor)
+        self._copies[path] = kept
+        return kept
 
     def _copy(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
             if self._most is None or value.numel() <= self._most:
-                return value.detach().clone()
+                return self._copy_of(value.detach(), path)
             self._large.append((path, value, value._version))
             return value
         if isinstance(value, dict):
@@ -103,22 +129,29 @@ class Undo:
         self._several = several
         self._groups: list[list[Snapshot]] = []
         self._objects: dict[str, Snapshot] = {}
-        self._versions: dict[int, int] = {}
+        self._versions: list[int] = []
+        self._expected: set[int] = set()
+        """Ids of the parameters that may move: their optimizer is stepping."""
         self._kept: dict[int, OptimizerCopy] = {}
+        self._bodies = 0
 
     def begin(self) -> None:
+        """Take the state as it is when a body begins."""
+        self._bodies += 1
         self._buffers.remember()
         self._groups = [
             [Snapshot(_hyperparameters(group)) for group in optimizer.param_groups]
             for optimizer in self._optimizers
         ]
         self._objects = {
-            name: Snapshot(item.state_dict(), self._several) for name, item in self._tracked.items()
+            name: Snapshot(item.state_dict(), self._several, self._objects.get(name))
+            for name, item in self._tracked.items()
         }
         for scaler in self._scalers:
             scaler.remember()
         with looking():
-            self._versions = {index: parameter._version for index, parameter in enumerate(self._parameters)}
+            self._versions = list(map(_VERSION, self._parameters))
+        self._expected.clear()
         self._kept = {}
 
     def keep(self, optimizer: torch.optim.Optimizer) -> None:
@@ -130,20 +163,30 @@ class Undo:
 
     def expect(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer steps elsewhere, from where its parameters are put back, too."""
-        own = {id(parameter) for parameter in parameters_of(optimizer)}
-        for index, parameter in enumerate(self._parameters):
-            if id(parameter) in own:
-                self._versions.pop(index, None)
+        self._expected |= {id(parameter) for parameter in parameters_of(optimizer)}
 
     def check_untouched(self) -> None:
-        """Before an optimizer step: raise UsageError if the body changed what cannot be put back."""
+        """Before an optimizer step: raise UsageError if the body changed what cannot be put back.
+
+        In most bodies parameters are looked at only when they have to be put back.
+        """
+        if self._bodies <= _ALWAYS_CHECKED or self._bodies % _CHECK_EVERY == 0:
+            self._check_parameters()
+        self._check_objects()
+
+    def _check_parameters(self) -> None:
         with looking():
-            touched = [i for i, version in self._versions.items() if self._parameters[i]._version != version]
-        if touched:
+            versions = list(map(_VERSION, self._parameters))
+        if versions != self._versions and any(
+            now != before and id(parameter) not in self._expected
+            for now, before, parameter in zip(versions, self._versions, self._parameters, strict=True)
+        ):
             raise UsageError(
                 "a parameter was changed inside the step before optimizer.step(): change parameters after "
                 "optimizer.step(), or outside of the step"
             )
+
+    def _check_objects(self) -> None:
         for name, snapshot in self._objects.items():
             if moved := snapshot.moved():
                 raise UsageError(
@@ -153,7 +196,8 @@ class Undo:
 
     def put_back(self) -> None:
         """Restore the state at `begin`. Raise UsageError if that is impossible."""
-        self.check_untouched()
+        self._check_parameters()
+        self._check_objects()
         for parameter in self._parameters:
             parameter.grad = None
         for kept in reversed(self._kept.values()):
@@ -166,6 +210,10 @@ class Undo:
             self._tracked[name].load_state_dict(snapshot.state())
         for scaler in self._scalers:
             scaler.put_back(self._optimizers)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class HereSteps:
         own, scale = parameters_of(optimizer), scale_of(optimizer)
         self._buckets.take(self._gradients.present(own))
         if self._home is None:
-            self._gradients.clip(own, scale)
+            self._gradients.clip_here(own, scale)
             return
         inverse = scalings.inverse(optimizer)
         # An earlier step of the round has left them so.

@@ -428,6 +428,9 @@ class Trainer:
             self._cross(body)
             if self._dense_here:
                 scale = scale_of(optimizer)
+                if self._home is None:
+                    self._gradients.clip_here(None, scale)
+                    return None
                 elsewhere = self._reduced_now.norm_elsewhere * self._scalings.inverse(optimizer) * scale
                 self._gradients.clip(None, scale, elsewhere)
             return None
