@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from springtide.comm.buckets import Buckets
+from springtide.comm.cuda_streams import Writers
 from springtide.comm.layout import Field, plan_layout
 from springtide.errors import UsageError
 
@@ -190,3 +196,136 @@ def test_late_gradients_of_several_types_are_one_sum_each() -> None:
     assert [flat.tolist() for flat, _ in started] == [[1.0, 1.0, 3.0, 3.0], [2.0, 2.0]]
     buckets.add_late([0, 1, 2], [flat for flat, _ in started])
     assert [view.tolist() for view in buckets.views] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+class Watched:
+    """A model whose gradients come by its buckets' own hooks, as the trainer has it; bodies of one step."""
+
+    def __init__(self, sizes: Sequence[int], scale: float = 0.5) -> None:
+        self.parameters = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
+        fields = [Field(f"p{i}", (size,), torch.float32) for i, size in enumerate(sizes)]
+        self.buckets, self.recorder = Buckets(plan_layout(fields, 150)), Recorder()
+        self.scale, self.micro, self.alone, self.full = scale, 0, list[int](), list[int]()
+        self.when_full: Callable[[int], object] = self.full.append
+        self.handles = self.buckets.watch(self.parameters, self.put)
+        self.buckets.begin(self.recorder)
+
+    def put(self, index: int, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        self.alone.append(index)
+        last = self.micro == 1 or self.scale == 0.5
+        gradient = self.buckets.put(index, parameter.grad, self.scale, self.micro, last)
+        parameter.grad = gradient if last else None
+        if last:
+            self.buckets.open_gathering(self.scale, self.micro, lambda count: self.when_full(count))
+
+    def backward(self, *used: int, factor: float = 1.0) -> None:
+        torch.stack([(self.parameters[index] * (index + factor)).sum() for index in used]).sum().backward()
+
+
+@given(st.lists(st.sampled_from([1, 3, 17, 5000]), min_size=1, max_size=8), st.data())
+def test_gathered_gradients_are_those_put_in_one_by_one(sizes: list[int], data: st.DataObject) -> None:
+    """Whatever is large or small, without a gradient, or was put in by an earlier micro-batch."""
+    used = [index for index in range(len(sizes)) if data.draw(st.booleans())] or [0]
+    earlier = [index for index in used if data.draw(st.booleans())]
+    watched = Watched(sizes, scale=0.25 if earlier else 0.5)
+    if earlier:
+        watched.backward(*earlier)
+        watched.micro = 1
+    watched.backward(*used, factor=2.0)
+    views = watched.buckets.views
+    assert all(watched.parameters[index].grad is views[index] for index in used)
+    watched.buckets.flush()
+    watched.buckets.wait()
+    for index, view in enumerate(views):
+        once = 0.25 * (index + 1) if index in earlier else 0.0
+        again = watched.scale * (index + 2) if index in used else 0.0
+        assert view.unique().tolist() == [once + again], index
+    assert len(watched.recorder.sent) == len(watched.buckets.layout.members)
+
+
+def test_full_bucket_leaves_during_backward() -> None:
+    watched = Watched([3] * 6)
+    counted: list[int] = []
+    watched.when_full = lambda count: counted.append(len(watched.recorder.sent))
+    watched.backward(*range(6))
+    assert len(watched.recorder.sent) == len(watched.buckets.layout.members)
+    assert counted == sorted(counted)
+    assert counted[0] == 0
+    assert len(watched.alone) == 1, "one call for each gradient"
+
+
+def test_what_waits_is_copied_at_the_end_of_backward() -> None:
+    """The script sees the views, and a change of them is found."""
+    watched = Watched([3, 3, 3])
+    watched.backward(0, 1)  # the third one of the bucket never comes
+    assert watched.recorder.sent == []
+    gradient = watched.parameters[0].grad
+    assert gradient is watched.buckets.views[0]
+    gradient.mul_(2)
+    with pytest.raises(UsageError, match="clip_norm"):
+        watched.buckets.flush()
+
+
+def test_closed_gathering_has_the_next_gradient_looked_at() -> None:
+    watched = Watched([3] * 4)
+
+    def close(gradient: torch.Tensor) -> torch.Tensor:
+        watched.buckets.close_gathering()
+        return gradient
+
+    watched.parameters[2].register_hook(close)
+    watched.backward(*range(4))
+    assert 2 in watched.alone
+
+
+def test_refusal_of_a_full_bucket_leaves_backward() -> None:
+    watched = Watched([3] * 6)
+
+    def refuse(count: int) -> None:
+        raise UsageError("dropped")
+
+    watched.when_full = refuse
+    with pytest.raises(UsageError, match="dropped"):
+        watched.backward(*range(6))
+    assert watched.recorder.sent == []
+
+
+def test_second_backward_of_a_micro_batch_is_looked_at() -> None:
+    watched = Watched([3] * 4)
+    watched.backward(*range(4))
+    with pytest.raises(UsageError, match=r"call backward\(\) once"):
+        watched.backward(3)
+
+
+def test_gradients_of_two_streams_wait_for_each_other() -> None:
+    """What waits is copied on its own stream, and the rest goes on behind it."""
+    order: list[tuple[str, str]] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            order.append((self.name, other.name))
+
+    main, side = Stream("main"), Stream("side")
+    current = [main]
+
+    @contextlib.contextmanager
+    def switch(stream: Stream) -> Iterator[None]:
+        before, current[0] = current[0], stream
+        yield
+        current[0] = before
+
+    writers = Writers(lambda: current[0], switch)
+    assert writers.is_with(0)
+    current[0] = side
+    assert not writers.is_with(0), "its memory is another stream's"
+    writers.write(0, onto=False)
+    with writers.with_first(0):
+        assert current[0] is main
+    assert order == [("main", "side"), ("side", "main")]
+    writers.join(0)
+    assert order[2:] == [("side", "main")]
+    assert writers.is_with(0), "the next ones may wait on any stream"

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.comm.combine import Rule, Share, pack, unpack
+from springtide.comm.combine import Rule, Share, pack, pack_there, unpack, unpack_there
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.errors import UsageError
@@ -68,6 +68,39 @@ def test_each_buffer_by_its_rule(data: Any, size: int, kinds: list[tuple[Rule, t
         value = expected(rule, before[number], [row[number] for row in held], weights)
         assert result[number].dtype == dtype
         assert result[number].tolist() == pytest.approx([value, value], rel=1e-12)
+
+
+@given(
+    data=st.data(),
+    size=st.integers(1, 4),
+    kinds=st.lists(st.sampled_from([kind for kind in KINDS if kind[0] in (Rule.MEAN, Rule.FIRST)])),
+)
+def test_buffers_on_a_device_follow_the_same_rules(
+    data: Any, size: int, kinds: list[tuple[Rule, torch.dtype]]
+) -> None:
+    held = [[data.draw(numbers) for _ in kinds] for _ in range(size)]
+    weights = [1.0, *(float(data.draw(st.integers(0, 3))) for _ in range(size - 1))]
+    rules = [rule for rule, _ in kinds]
+
+    def tensors(values: list[int]) -> list[torch.Tensor]:
+        return [torch.full((1, 2), v, dtype=dtype) for v, (_, dtype) in zip(values, kinds, strict=True)]
+
+    packed = [
+        pack_there(tensors(held[rank]), rules, Share(weights[rank], rank, size)) for rank in range(size)
+    ]
+    totals = [reduce(torch.add, parts) for parts in zip(*packed, strict=True)]
+    assert len(totals) <= 3, "a sum for each kind, not for each buffer"
+    result = unpack_there(totals, tensors(held[0]), rules, sum(weights))
+    for number, (rule, dtype) in enumerate(kinds):
+        value = expected(rule, 0.0, [row[number] for row in held], weights)
+        assert (result[number].dtype, result[number].shape) == (dtype, (1, 2))
+        assert result[number].tolist() == [pytest.approx([value, value], rel=1e-12)]
+
+
+def test_idle_member_with_a_nan_on_a_device_adds_nothing() -> None:
+    odd, rules = [torch.tensor([float("nan")]), torch.tensor([float("nan")])], [Rule.MEAN, Rule.FIRST]
+    parts = pack_there(odd, rules, Share(0.0, 1, 2))
+    assert [part.tolist() for part in parts] == [[0.0], [0.0]]
 
 
 @pytest.mark.parametrize("rule", SHARED)

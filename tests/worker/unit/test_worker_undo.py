@@ -137,3 +137,29 @@ def test_snapshot_keeps_types_and_copies_nested_values() -> None:
     assert copy["a"][1]["b"][1].tolist() == [0.0, 0.0]
     copy["a"].clear()
     assert len(snapshot.state()["a"]) == 2
+
+
+def test_snapshot_uses_the_memory_of_the_one_before() -> None:
+    state = {"shadow": [torch.zeros(3), torch.zeros(2)], "count": 1}
+    first = Snapshot(state)
+    state["shadow"][0] += 1
+    state["shadow"][1] = torch.full((5,), 2.0)  # of another shape
+    second = Snapshot(state, earlier=first)
+    kept = second.state()
+    state["shadow"][0] += 1
+    assert kept["shadow"][0].tolist() == [1.0] * 3
+    assert kept["shadow"][1].tolist() == [2.0] * 5
+    assert second.state()["shadow"][0].tolist() == [1.0] * 3
+
+
+def test_parameter_changed_in_a_late_body_cannot_be_put_back() -> None:
+    """Most bodies are not looked at before they step; a drop looks."""
+    model, *_, undo = make()
+    for _ in range(40):
+        undo.begin()
+        undo.check_untouched()
+    undo.begin()
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    with pytest.raises(UsageError, match="a parameter was changed inside the step"):
+        undo.put_back()

@@ -199,12 +199,14 @@ class Buffers:
             for index in indices:
                 module, name = self._places[index]
                 buffer, value = module._buffers[name], values[index]
-                if buffer is not None and buffer.shape == value.shape and buffer.dtype == value.dtype:
-                    ours.append(buffer)
-                    theirs.append(value)
-                else:
+                if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
                     where = value.device if buffer is None else buffer.device
                     module._buffers[name] = value.detach().to(where, copy=True)
+                elif buffer.device != value.device:
+                    buffer.copy_(value)
+                else:
+                    ours.append(buffer)
+                    theirs.append(value)
             if ours:
                 torch._foreach_copy_(ours, theirs)
 
