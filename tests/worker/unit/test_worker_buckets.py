@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from springtide.comm.buckets import Buckets
 from springtide.comm.cuda_streams import Writers
 from springtide.comm.layout import Field, plan_layout
+from springtide.comm.process_group import Group
 from springtide.errors import UsageError
+from springtide.train_step.bucket_order import TRIES, BucketOrder
 
 
 class Recorder:
@@ -329,3 +331,60 @@ def test_gradients_of_two_streams_wait_for_each_other() -> None:
     writers.join(0)
     assert order[2:] == [("side", "main")]
     assert writers.is_with(0), "the next ones may wait on any stream"
+
+
+def test_buckets_leave_in_the_order_that_was_agreed() -> None:
+    buckets, recorder = make()
+    buckets.use_order([0, 2, 1])
+    buckets.begin(recorder)
+    for index in (0, 1, 2):
+        buckets.put(index, torch.full((2, 3), index + 1.0), 1.0, 0, last=True)
+    # Parameter 2 is in bucket 0, which leaves first.
+    assert [tensor.max().item() for tensor in recorder.sent] == [3.0, 1.0, 2.0]
+    assert buckets.filled() == [2, 1, 0]
+    buckets.wait()
+
+
+def members(size: int, count: int) -> list[tuple[Buckets, BucketOrder, Group, Recorder]]:
+    made = []
+    for rank in range(size):
+        buckets, recorder = make(count)
+        made.append((buckets, BucketOrder(buckets, travels=True), Group(None, rank, size, 1.0), recorder))
+    return made
+
+
+def step(made: list[tuple[Buckets, BucketOrder, Group, Recorder]], arrival: Sequence[Sequence[int]]) -> None:
+    for (buckets, order, group, recorder), indices in zip(made, arrival, strict=True):
+        order.begin(group)
+        buckets.begin(recorder)
+        recorder.sent.clear()
+        for index in indices:
+            buckets.put(index, torch.full((2, 3), float(index)), 1.0, 0, last=True)
+        buckets.flush()
+    told = [order.told(group) for _, order, group, _ in made]
+    assert len({len(numbers) for numbers in told}) == 1, "a sum of equally many"
+    for _, order, *_ in made:
+        order.heard([sum(numbers) for numbers in zip(*told, strict=True)])
+
+
+@given(st.permutations(range(4)), st.permutations(range(4)))
+def test_members_send_in_the_order_of_the_first_one(first: list[int], other: list[int]) -> None:
+    made = members(2, 4)
+    step(made, [first, other])
+    step(made, [first, other])
+    for *_, recorder in made:
+        assert [int(tensor.max()) for tensor in recorder.sent] == first
+    assert made[0][1].told(made[0][2]) == [], "agreed"
+    regrouped = [(*own[:2], Group(None, rank, 2, 1.0), own[3]) for rank, own in enumerate(reversed(made))]
+    step(regrouped, [other, first])
+    for *_, recorder in regrouped:
+        assert [int(tensor.max()) for tensor in recorder.sent] == [3, 2, 1, 0], "a new group begins anew"
+
+
+def test_first_member_without_a_whole_order_leaves_it_as_it_is() -> None:
+    made = members(2, 3)
+    for _ in range(TRIES + 1):
+        step(made, [[2], [1, 0]])
+    for _, order, group, recorder in made:
+        assert order.told(group) == []
+        assert len(recorder.sent) == 3

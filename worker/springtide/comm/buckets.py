@@ -2,7 +2,8 @@
 bucket.
 
 A bucket is sent when its last gradient is there and all buckets before it have been sent, so that all members
-send in the same order and sending overlaps the rest of backward.
+send in the same order and sending overlaps the rest of backward. That order is the layout's at first, and
+then the one in which backward fills them (`use_order`), which all members must be told alike.
 
 [Note: unused parameters] A parameter without a gradient (BERT's pooler under MLM, an expert that nothing was
 sent to) would hold up its bucket, and all behind it, until backward is over. So what no member has used in
@@ -64,6 +65,7 @@ class Buckets:
         self.views: list[torch.Tensor] = []
         self._spans: list[list[torch.Tensor]] = []
         """By bucket: the memory of what is gathered there, in as few pieces as possible."""
+        self._order = list(range(len(layout.members)))
         self.allocate()
         self.begin(lambda tensor: _unbound())
 
@@ -92,6 +94,8 @@ class Buckets:
         self._missing[:] = [len(indices) for indices in self.layout.members]
         self._versions = [flat._version for flat in self._flats]
         self._works: list[Work] = []
+        self._is_sent = [False] * len(self._flats)
+        self._filled: list[int] = []
         self._unused: frozenset[int] = frozenset()
         self._late: dict[int, torch.Tensor] = {}
         self.close_gathering()
@@ -175,6 +179,7 @@ class Buckets:
                 self._round[index] = self._micro
             missing[bucket] = left = missing[bucket] - 1
             if not left:
+                self._filled.append(bucket)
                 self._when_full(count)
                 self._gather(bucket)
                 self._send_complete()
@@ -228,8 +233,19 @@ class Buckets:
     def expect_unused(self, indices: Iterable[int]) -> None:
         """After `begin`: these parameters hold up no bucket. All members must say the same ones."""
         self._unused = frozenset(indices)
-        for index in self._unused:
-            self._missing[self.layout.slots[index].bucket] -= 1
+        for index in sorted(self._unused, reverse=True):
+            self._count_in(self.layout.slots[index].bucket)
+
+    may_reorder = True
+    """Whether buckets may leave in another order than the layout's."""
+
+    def use_order(self, order: Sequence[int]) -> None:
+        """From the next step on, send the buckets in this order; all members must do so in the same step."""
+        self._order = list(order)
+
+    def filled(self) -> list[int]:
+        """Return the buckets in the order in which the running step has filled them."""
+        return list(self._filled)
 
     def is_late(self, index: int) -> bool:
         """Whether a gradient for the parameter came after its bucket had left."""
@@ -324,7 +340,7 @@ class Buckets:
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
         view = self.views[index]
-        if bucket < len(self._works):
+        if self._is_sent[bucket]:
             self._put_late(index, gradient, scale)
             self._round[index] = micro
             return view
@@ -332,7 +348,7 @@ class Buckets:
         self._round[index] = micro
         if last and not again:
             if index not in self._unused:
-                self._missing[bucket] -= 1
+                self._count_in(bucket)
             if not self.patient:
                 self._send_complete()
         return view
@@ -365,7 +381,7 @@ class Buckets:
         """Send what has not been sent; parameters without a gradient count as zero."""
         self.close_gathering()
         for bucket, missing in enumerate(self._missing):
-            if missing and bucket >= len(self._works):
+            if missing and not self._is_sent[bucket]:
                 self._fill(bucket, self.layout.members[bucket])
             self._missing[bucket] = 0
         self._send_complete()
@@ -431,12 +447,19 @@ class Buckets:
         return self._flats[bucket]
 
     def _send_complete(self) -> None:
-        while len(self._works) < len(self._missing) and self._missing[len(self._works)] == 0:
-            bucket = len(self._works)
+        while len(self._works) < len(self._order) and self._missing[self._order[len(self._works)]] == 0:
+            bucket = self._order[len(self._works)]
             if self._unused:
                 self._fill(bucket, self._unused.intersection(self.layout.members[bucket]))
             self._writers.join(bucket)
             self._works.append(self._start_sum(self._outgoing(bucket)))
+            self._is_sent[bucket] = True
+
+    def _count_in(self, bucket: int) -> None:
+        """One gradient less is missing."""
+        self._missing[bucket] -= 1
+        if self._missing[bucket] == 0:
+            self._filled.append(bucket)
 
     def _check_new(self, index: int, gradient: torch.Tensor, micro: int, last: bool) -> None:
         if last and not self.patient and self._round[index] == micro:

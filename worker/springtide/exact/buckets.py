@@ -73,6 +73,7 @@ class ExactBuckets(Buckets):
 
     may_expect_unused = False  # parts of a step are summed as integers before they leave
     gathers = False  # each gradient is rounded as it comes
+    may_reorder = False  # parts of a step come one after another
 
     def __init__(self, layout: Layout, parts: int, device: torch.device | None = None) -> None:
         """layout: slots aligned to BLOCK elements. parts: most parts that are added up in a step. device: of

@@ -25,6 +25,7 @@ from springtide.exact.parts import PartContribution, total_ids
 from springtide.exact.step import ExactStep
 from springtide.ps.backend import ParameterBackend
 from springtide.ps.connections import servers_in
+from springtide.train_step.bucket_order import BucketOrder
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext
 from springtide.train_step.gradients import Gradients
@@ -162,10 +163,12 @@ class Reduction:
         self.newcomer = True
         """It was given the state that the generation began from, and has made no step since."""
         self._hyperparameters = Hyperparameters(optimizers)
+        self._order = BucketOrder(buckets, home is None or not home.dense)
 
     def begin(self, body: StepContext) -> None:
         """What is summed from here on belongs to this body."""
         self._body, self._summed = body, {}
+        self._order.begin(body.deal.group)
         if self._home is not None:
             self._home.begin_step()
         if self._tables is not None:
@@ -289,6 +292,8 @@ class Reduction:
         self.newcomer = False
         if not result.replicas_agree:
             self._find_odd(body, part.digest)
+        if self._exact is None:
+            self._order.heard(result.extra)
         self._sum_late(deal.group, result)
         self._wait(lambda: self._buckets.settle(result.change))
         weight = result.weight
@@ -401,7 +406,7 @@ class Reduction:
             save=self.save_wish(deal.group.rank),
             options=self._hyperparameters.hashes(),
             newcomer=self.newcomer,
-            extra=[] if self._exact is None else self._exact.extra(),
+            extra=self._order.told(deal.group) if self._exact is None else self._exact.extra(),
             digest=self._hash(body),
             late=[self._buckets.is_late(index) for index in self.expected_unused()],
         )
