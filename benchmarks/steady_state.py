@@ -1,13 +1,13 @@
 """What a step costs against native DistributedDataParallel, in the same two processes, step by step in turn.
 
-    python -m benchmarks.steady_state [--quick] [--json FILE]
+    python -m benchmarks.steady_state [--quick] [--json FILE] [--device cuda]
 
 Three models, two bucket sizes each; then one model each of the kinds that cost something else: a head that no
 loss uses (DDP with find_unused_parameters), 600 small tensors, BatchNorm behind every layer, and sequences
 that a collate_fn of the script's pads, with a process that reads ahead (DDP with a DataLoader). A step is:
 deal the batch, forward, backward, optimizer step; both sides read the same samples with the same optimizer
 over gloo on loopback. Each worker takes its own times; a pair's figure is the slower worker's, as a job waits
-for it.
+for it. With `--device cuda` both processes share the first device.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _build_kind(name: str) -> tuple[Any, Any, Any, int]:
     return nn.Sequential(first, Mean(), nn.Linear(256, 10)), sequences, labels, 64
 
 
-def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
+def work(name: str, bucket_mib: int, steps: int, rank: int, port: int, device: str) -> None:
     """One worker: a native step and one of ours in turn; prints both lists of seconds as JSON."""
     import torch
     import torch.distributed as dist
@@ -125,6 +125,14 @@ def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORKERS)
     native_model, samples, labels, batch_size = build(name)
+    native_model.to(device)
+
+    def end_step() -> float:
+        """Return the time at which all that was queued on the device has ended."""
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     # Whole passes are made, so there are no more samples than the steps need.
     samples, labels = samples[: steps * batch_size], labels[: steps * batch_size]
     native = DistributedDataParallel(
@@ -137,6 +145,7 @@ def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
 
     springtide.init()
     model, *_ = build(name)
+    model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     model, optimizer = springtide.distribute(model, optimizer)
 
@@ -153,19 +162,20 @@ def work(name: str, bucket_mib: int, steps: int, rank: int, port: int) -> None:
     started = time.perf_counter()
     for batch in springtide.batches(data, **arguments):
         with springtide.step():
-            x, y = batch
+            x, y = (item.to(device) for item in batch)
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-        middle = time.perf_counter()
+        middle = end_step()
         if reads is None:
             x, y = samples.index_select(0, batch.ids), labels.index_select(0, batch.ids)
         else:
             x, y = next(reads)
+        x, y = x.to(device), y.to(device)
         F.cross_entropy(native(x), y).backward()
         native_optimizer.step()
         native_optimizer.zero_grad()
-        ended = time.perf_counter()
+        ended = end_step()
         ours.append(middle - started)
         theirs.append(ended - middle)
         dist.barrier()
@@ -194,14 +204,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def measure(name: str, bucket_mib: int, steps: int) -> dict[str, float]:
-    """Run one model with one bucket size in a job of its own."""
+def measure(name: str, bucket_mib: int, steps: int, device: str = "cpu") -> dict[str, float]:
+    """Run one model with one bucket size in a job of its own, on a type of device."""
     token, coordinator_port, native_port = "benchmark", free_port(), free_port()
     common = os.environ | {
         "SPRINGTIDE_JOB": "steady-state",
         "SPRINGTIDE_NAMESPACE": "benchmark",
         "SPRINGTIDE_TOKEN": token,
         "SPRINGTIDE_METRICS_PORT": "0",
+        "SPRINGTIDE_BACKEND": "Gloo",  # NCCL refuses two ranks on one device
         "SPRINGTIDE_BIND": "127.0.0.1",
         "OMP_NUM_THREADS": "1",
     }
@@ -234,7 +245,7 @@ def measure(name: str, bucket_mib: int, steps: int) -> dict[str, float]:
                     "SPRINGTIDE_TERMINATION_LOG": str(Path(folder) / f"end-{rank}"),
                 }
                 arguments = ["--worker", name, str(bucket_mib), str(steps), str(rank), str(native_port)]
-                command = [sys.executable, "-m", "benchmarks.steady_state", *arguments]
+                command = [sys.executable, "-m", "benchmarks.steady_state", "--device", device, *arguments]
                 workers.append(
                     subprocess.Popen(
                         command,
@@ -271,14 +282,14 @@ def measure(name: str, bucket_mib: int, steps: int) -> dict[str, float]:
     }
 
 
-def measure_all(steps: int) -> dict[str, Any]:
+def measure_all(steps: int, device: str = "cpu") -> dict[str, Any]:
     """All that is written. Null with a reason where a case did not run to its end."""
     cases: dict[str, dict[str, float]] = {}
     result: dict[str, Any] = {"ratio_to_ddp": None, "ratio_to_ddp_worst": None, "cases": cases}
     for name in MODELS:
         for bucket_mib in BUCKETS_MIB:
             try:
-                case = cases[f"{name}_{bucket_mib}MiB"] = measure(name, bucket_mib, steps)
+                case = cases[f"{name}_{bucket_mib}MiB"] = measure(name, bucket_mib, steps, device)
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 print(f"{name} with {bucket_mib} MiB did not end: {error}", flush=True)
                 return result | {"reason": f"{name}, {bucket_mib} MiB: {error}"}
@@ -288,16 +299,16 @@ def measure_all(steps: int) -> dict[str, Any]:
                 flush=True,
             )
     ratios = [case["ratio_to_ddp"] for case in cases.values()]
-    result |= measure_kinds(steps)
+    result |= measure_kinds(steps, device)
     return result | {"ratio_to_ddp": statistics.median(ratios), "ratio_to_ddp_worst": max(ratios)}
 
 
-def measure_kinds(steps: int) -> dict[str, Any]:
+def measure_kinds(steps: int, device: str) -> dict[str, Any]:
     """The ratios of KINDS, and their cases; null with a reason where one did not run to its end."""
     result: dict[str, Any] = {"kinds": {}}
     for name, key in KINDS.items():
         try:
-            case = result["kinds"][name] = measure(name, BUCKETS_MIB[-1], steps)
+            case = result["kinds"][name] = measure(name, BUCKETS_MIB[-1], steps, device)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"{name} did not end: {error}", flush=True)
             result |= {key: None, f"{key}_reason": str(error)}
@@ -317,14 +328,16 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models are")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         name, *numbers = arguments.worker
-        work(name, *(int(number) for number in numbers))
+        bucket_mib, wanted, rank, port = (int(number) for number in numbers)
+        work(name, bucket_mib, wanted, rank, port, arguments.device)
         return
     steps = (50 if arguments.quick else 300) + WARM_UP
-    result = measure_all(steps)
+    result = measure_all(steps, arguments.device)
     print(f"ratio_to_ddp {result['ratio_to_ddp']}, worst {result['ratio_to_ddp_worst']}")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -15,6 +15,7 @@ os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 import hypothesis
 import pytest
+from gpu_capabilities import capability_of
 from leaks import blocking_threads, children, leaked
 from required import require_tool as _require_tool
 from suite_rights import (
@@ -67,7 +68,12 @@ def require_tool() -> Callable[[str], str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest: several processes share them out in this order."""
+    """Begin with the files that take longest: several processes share them out in this order.
+
+    A test that needs a device says which capability it shows.
+    """
+    for item in items:
+        capability_of(item)
     kinds = ("e2e", "fuzz", "component", "unit")
 
     def kind(item: pytest.Item) -> int:

@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def deal(stage: int, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, dict[str, A
 def digest(tensors: dict[str, torch.Tensor]) -> str:
     total = hashlib.sha256()
     for name, tensor in tensors.items():
-        total.update(name.encode() + tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+        total.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 
@@ -153,10 +154,14 @@ def main() -> None:
     # Members that have not received the first member's state must be seen to differ.
     slot = int(os.environ.get("SPRINGTIDE_SLOT", "0"))
     torch.manual_seed(0 if options.get("same_start") else slot)
-    model = make_model(options.get("model", "plain"), options.get("hidden", 32))
+    device = options.get("device", "cpu")
+    if device != "cpu":
+        warnings.simplefilter("default")  # drivers and compilers warn of what nobody has seen here
+    model = make_model(options.get("model", "plain"), options.get("hidden", 32)).to(device)
     criterion = F.nll_loss if options.get("model") in ("sums", "rows") else F.cross_entropy
-    kind = torch.optim.Adam if options.get("optimizer") == "adam" else torch.optim.SGD
-    arguments: dict[str, Any] = {} if kind is torch.optim.Adam else {"momentum": options.get("momentum", 0.9)}
+    kinds = {"adam": torch.optim.Adam, "fused": partial(torch.optim.AdamW, eps=1e-3, fused=True)}
+    kind: Any = kinds.get(options.get("optimizer", ""), torch.optim.SGD)
+    arguments: dict[str, Any] = {"momentum": options.get("momentum", 0.9)} if kind is torch.optim.SGD else {}
     own, rest = list(model.parameters()), list[torch.nn.Parameter]()
     if "two" in options:  # optimizers, each with its own parameters
         own, rest = own[:3], own[3:]
@@ -165,10 +170,11 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, options.get("decay", 0.995))
     springtide.init()
     # Powers of two: scaled gradients have the bits of plain ones. Small enough, so that nothing overflows.
-    scaler = torch.amp.GradScaler("cpu", 256.0, growth_interval=9, enabled="scaler" in options)
+    scaler = torch.amp.GradScaler(device, 256.0, growth_interval=9, enabled="scaler" in options)
     if "infinite" in options:
         # torch warns where a worker's first step is skipped: the schedule goes on all the same.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+    compute = torch.compile(model, backend=options["compile"]) if "compile" in options else model
     lists = "lists" in options or bool(others)
     tracked: dict[str, Any] = {}
     if "average" in options:
@@ -200,9 +206,9 @@ def main() -> None:
                     (batch.ids == options.get("infinite", -1)).any()
                 )
                 for micro in batch.split(options.get("split", 1)):
-                    inputs, labels = micro
+                    inputs, labels = (item.to(device) for item in micro)
                     scheduler_before = optimizer.param_groups[0]["lr"]
-                    loss = criterion(model(inputs), labels)
+                    loss = criterion(compute(inputs), labels)
                     scaler.scale(loss * float("inf") if broken else loss).backward()
                     springtide.report(loss=loss)
                 if options.get("pace"):

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from exact_world import SHAPES, World, bits, gradients, grouping, layout
+from gpu_capabilities import needs_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_believe_device import DEVICE, Accelerator, There
@@ -271,11 +272,7 @@ def test_members_compare_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe(0, gpu) == ""
 
 
-on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@on_cuda
-@pytest.mark.cuda
+@needs_cuda("exact")
 def test_the_integers_of_a_gpu_are_those_of_the_cpu() -> None:
     device = torch.device("cuda", 0)
     near, far = World([[0, 1, 2, 3]], 4), World([[2, 0], [], [1, 3]], 4, device=device)
@@ -292,8 +289,7 @@ def test_the_integers_of_a_gpu_are_those_of_the_cpu() -> None:
             assert torch.equal(worker.exponents.values.cpu(), near.workers[0].exponents.values)
 
 
-@on_cuda
-@pytest.mark.cuda
+@needs_cuda("exact")
 def test_nccl_takes_the_integers_and_their_maximum() -> None:
     tame_nccl()
     device = torch.device("cuda", 0)
@@ -306,8 +302,7 @@ def test_nccl_takes_the_integers_and_their_maximum() -> None:
     assert sums.release()
 
 
-@on_cuda
-@pytest.mark.cuda
+@needs_cuda("exact")
 @pytest.mark.parametrize("scaled", [False, True])
 def test_equal_bits_on_a_gpu_at_any_size(scaled: bool) -> None:
     """One, two and three workers share the device; their sums go through gloo."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_capabilities import cuda_param, needs_cuda
 from ps_members import Store, build, gradients_of, members, together
 from ps_servers import TOKEN, names, servers
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -135,13 +136,7 @@ def test_a_server_that_is_gone_is_found_by_prepare() -> None:
             a.exchange.prepare()
 
 
-on_cuda = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.cuda,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    ],
-)
+on_cuda = cuda_param("servers")
 
 
 @pytest.mark.parametrize("device", ["cpu", on_cuda])
@@ -191,8 +186,7 @@ def test_script_trains_with_scaler_and_average_of_weights(device: str) -> None:
             torch.testing.assert_close(found, whole, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.cuda
+@needs_cuda("servers")
 @pytest.mark.parametrize("kind", ["None", "TopK"])
 def test_on_cuda(kind: str) -> None:
     make: Callable[[], GradientCompression] = lambda: GradientCompression(kind, 0.3)  # noqa: E731
@@ -212,8 +206,7 @@ def test_on_cuda(kind: str) -> None:
             check_against_one_process((a, b), 4, 1e-4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.cuda
+@needs_cuda("streams")
 def test_copies_overlap_with_compute_on_cuda() -> None:
     """Gradients leave, and values arrive, while the script's stream is busy with what was queued before."""
     cuda: Any = torch.cuda

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_capabilities import cuda_param
 from ps_members import Store
 from ps_servers import TOKEN, names, servers
 from worker_ranks import Rank, on_ranks, seeded
@@ -14,13 +15,7 @@ import springtide
 
 torch.set_num_threads(1)
 
-on_cuda = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.cuda,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    ],
-)
+on_cuda = cuda_param("servers")
 
 IDS = torch.randint(0, 20, (24, 3), generator=torch.Generator().manual_seed(1))
 WANTED = torch.randn(24, generator=torch.Generator().manual_seed(2))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
+from gpu_capabilities import needs_cuda
 from worker_groups import addresses, together, wired_stores
 
 from springtide.comm.buckets import Buckets
@@ -390,11 +391,7 @@ def test_buckets_join_streams_before_they_send(monkeypatch: pytest.MonkeyPatch) 
     assert sent[1:] == [["side"]]
 
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@cuda
-@pytest.mark.cuda
+@needs_cuda("nccl-one")
 def test_nccl_with_one_rank_sums_and_ends() -> None:
     tame_nccl()
     store = wired_stores(1)[0]
@@ -406,8 +403,7 @@ def test_nccl_with_one_rank_sums_and_ends() -> None:
     assert sums.release()
 
 
-@cuda
-@pytest.mark.cuda
+@needs_cuda("gloo")
 def test_gloo_takes_cuda_tensors_through_the_host() -> None:
     stores = wired_stores(2)
 
@@ -422,8 +418,7 @@ def test_gloo_takes_cuda_tensors_through_the_host() -> None:
     assert together([lambda r=rank: member(r) for rank in range(2)]) == [[3.0] * 5] * 2
 
 
-@cuda
-@pytest.mark.cuda
+@needs_cuda("streams")
 def test_gradients_from_side_streams_are_whole_in_their_sum() -> None:
     device = torch.device("cuda", 0)
     fields = [Field(f"p{i}", (1 << 20,), torch.float32) for i in range(2)]
@@ -446,9 +441,7 @@ def test_gradients_from_side_streams_are_whole_in_their_sum() -> None:
     assert sums.release()
 
 
-@cuda
-@pytest.mark.cuda
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+@needs_cuda("nccl-two", devices=2)
 def test_nccl_between_two_devices_and_an_abort() -> None:
     tame_nccl()
     stores = wired_stores(2)

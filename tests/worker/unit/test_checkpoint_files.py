@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from checkpoint_members import FOLDER, Members, equal, state, tree
 from fsspec.spec import AbstractFileSystem
+from gpu_capabilities import cuda_param
 
 from springtide import faults
 from springtide.checkpoint import inspect, names, restore
@@ -57,13 +58,7 @@ def test_a_state_comes_back_whoever_wrote_it(root: Path, count: int) -> None:
     )
 
 
-on_cuda = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.cuda,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    ],
-)
+on_cuda = cuda_param("checkpoints")
 
 
 @pytest.mark.parametrize("device", ["cpu", on_cuda])

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
+from gpu_capabilities import needs_cuda
 
 from springtide.train_step.randomness import isolated, seed_part
 
@@ -62,8 +63,7 @@ def test_what_a_device_draws_is_isolated_too(monkeypatch: pytest.MonkeyPatch) ->
     assert inside[0] == inside[1] != inside[2]
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_cuda("random")
 def test_cuda_is_seeded_once_it_is_in_use() -> None:
     torch.cuda.init()
     seed_part(0, 0, 0)

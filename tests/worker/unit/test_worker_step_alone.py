@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_capabilities import cuda_param
 from worker_alone import Script, library
 
 import springtide
@@ -68,13 +69,7 @@ def test_a_script_s_scheduler_is_counted_from_the_begin(runtime: Runtime) -> Non
     assert scheduler.get_last_lr() == [0.25]
 
 
-on_cuda = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.cuda,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    ],
-)
+on_cuda = cuda_param("steps")
 
 
 @pytest.mark.parametrize("device", ["cpu", on_cuda])
