@@ -155,6 +155,71 @@ def test_buffers_under_an_abort_that_does_not_end_are_given_up() -> None:
     backend.may_abort.set()
 
 
+def test_shut_beside_the_beginning_of_a_sum_awaits_the_abort() -> None:
+    """The sum is under way on the device, though nobody has a handle of it yet."""
+    backend = FakeBackend()
+    begins, goes_on = threading.Event(), threading.Event()
+    take = backend.allreduce
+
+    def allreduce(tensors: list[torch.Tensor], options: Any) -> FakeWork:
+        begins.set()
+        assert goes_on.wait(30)
+        return take(tensors, options)
+
+    backend.allreduce = allreduce  # type: ignore[method-assign]
+    backend.may_abort.clear()
+    sums = DeviceSums(backend, timedelta(seconds=1), backend.abort, abort_seconds=0.05)
+    starting = threading.Thread(target=lambda: sums.start_sum(torch.ones(2)))
+    starting.start()
+    assert begins.wait(30)
+    sums.shut()
+    goes_on.set()
+    starting.join(30)
+    assert not sums.release(), "the abort has not ended"
+    backend.may_abort.set()
+
+
+class FakeGlooWork(FakeWork):
+    """A work of gloo's: it waits, for as long as it is told, and raises what has failed."""
+
+    def wait(self, timeout: timedelta = timedelta(seconds=30)) -> None:
+        if not self.ended.wait(timeout.total_seconds()):
+            raise RuntimeError("Operation timed out!")
+        if self.error is not None:
+            raise RuntimeError(self.error)
+
+
+class FakeGloo(FakeBackend):
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> FakeWork:
+        self.works.append(FakeGlooWork())
+        return self.works[-1]
+
+
+def test_buffers_are_used_again_after_gloo_s_sum_has_failed() -> None:
+    """Through the host it copies back only what it has summed: a peer's death costs no memory."""
+    backend, waited = FakeGloo(), list[torch.device]()
+    sums = DeviceSums(backend, timedelta(seconds=1), None, synchronize=waited.append)
+    work, _ = sums.start_sum(torch.ones(2)), sums.start_sum(torch.ones(2))
+    sums.shut()
+    for each in backend.works:
+        each.error = "Connection closed by peer"
+        each.ended.set()
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        work.wait()
+    assert sums.release()
+    assert waited == [torch.device("cpu")], "copies may be queued still"
+
+
+def test_buffers_of_a_sum_that_gloo_has_lost_are_given_up() -> None:
+    backend = FakeGloo()
+    sums = DeviceSums(backend, timedelta(seconds=1), None)
+    work = sums.start_sum(torch.ones(2))
+    sums.shut()
+    with pytest.raises(RuntimeError, match="was shut while a collective was under way"):
+        work.wait()
+    assert not sums.release()
+
+
 def test_idle_communicator_is_released_without_waiting() -> None:
     """At a boundary all sums are over: the next generation does not wait for the abort."""
     sums, backend = _sums()
@@ -208,6 +273,7 @@ class FakeNCCL:
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
         assert options.config.blocking == 0
         self._lock, self.connected, self.aborted = threading.Lock(), threading.Event(), threading.Event()
+        self.works: list[FakeWork] = []
         self.made.append(self)
 
     def eager_connect_single_device(self, device: torch.device) -> None:
@@ -217,12 +283,19 @@ class FakeNCCL:
         with self._lock:
             if not self.connected.wait(30):
                 raise RuntimeError("NCCL communicator initialization timed out")
-        work = FakeWork()
+        self.works.append(FakeWork())
+        self.first_sum(self.works[-1])
+        return self.works[-1]
+
+    @staticmethod
+    def first_sum(work: FakeWork) -> None:
+        """Have the sum that connects end well; tests replace it."""
         work.ended.set()
-        return work
 
     def abort(self) -> None:
         with self._lock:
+            for work in self.works:
+                work.ended.set()
             self.aborted.set()
 
 
@@ -246,6 +319,74 @@ def test_peer_that_dies_while_nccl_connects_holds_up_nobody(monkeypatch: pytest.
     for backend in FakeNCCL.made:
         backend.connected.set()
     assert [backend.aborted.wait(20) for backend in FakeNCCL.made] == [True, True]
+
+
+def form_with_fake_nccl(rank: int, stores: list[Any], places: list[str]) -> Group:
+    limits = {"connect_seconds": 30.0, "collective_seconds": 30.0}
+    return form(stores[rank], rank, 2, places[rank], **limits, nccl_device=torch.device("cpu"))
+
+
+def test_peer_that_dies_before_its_first_sum_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are connected, and the device waits for the dead one: its kernel ends by an abort alone."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
+    monkeypatch.setattr(FakeNCCL, "first_sum", staticmethod(lambda work: None))
+    FakeNCCL.made.clear()
+    started = threading.Semaphore(0)
+
+    def record(device: torch.device) -> Any:
+        started.release()
+        return types.SimpleNamespace(query=lambda: all(nccl.aborted.is_set() for nccl in FakeNCCL.made))
+
+    monkeypatch.setattr("springtide.comm.nccl.record_event", record)
+    stores, places = wired_stores(2), addresses(2)
+
+    def dies() -> None:
+        for backend in until_made(2):
+            backend.connected.set()
+        assert started.acquire(timeout=30)
+        assert started.acquire(timeout=30)
+        for store in stores:
+            store.cancel("worker-1 died")
+
+    def forms(rank: int) -> None:
+        with pytest.raises(FormationCancelled, match="worker-1 died"):
+            form_with_fake_nccl(rank, stores, places)
+
+    together([dies, lambda: forms(0), lambda: forms(1)])
+    assert [backend.aborted.wait(20) for backend in FakeNCCL.made] == [True, True]
+
+
+def test_nccl_whose_first_sum_fails_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel would keep the device busy for as long as the process lives."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
+    FakeNCCL.made.clear()
+
+    def fail(work: FakeWork) -> None:
+        work.error = "ncclRemoteError: a peer has left"
+        work.ended.set()
+
+    monkeypatch.setattr(FakeNCCL, "first_sum", staticmethod(fail))
+    stores, places = wired_stores(2), addresses(2)
+
+    def connect() -> None:
+        for backend in until_made(2):
+            backend.connected.set()
+
+    def forms(rank: int) -> None:
+        with pytest.raises(RuntimeError, match="ncclRemoteError"):
+            form_with_fake_nccl(rank, stores, places)
+
+    together([connect, lambda: forms(0), lambda: forms(1)])
+    assert [backend.aborted.wait(20) for backend in FakeNCCL.made] == [True, True]
+
+
+def until_made(count: int) -> list[FakeNCCL]:
+    """Return the communicators, once there are as many."""
+    deadline = time.monotonic() + 30
+    while len(FakeNCCL.made) < count:
+        assert time.monotonic() < deadline, f"{len(FakeNCCL.made)} of {count} communicators after 30 s"
+        time.sleep(0.01)
+    return list(FakeNCCL.made)
 
 
 def test_nccl_is_connected_when_the_group_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +455,8 @@ def test_nccl_s_watchdog_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> Non
     assert environ == {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_BLOCKING_WAIT": "0",
+        "TORCH_NCCL_DESYNC_DEBUG": "0",
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": "60",
     }
     monkeypatch.setattr(dist, "is_initialized", lambda: True)

@@ -82,6 +82,10 @@ def tame_nccl(environ: MutableMapping[str, str] = os.environ) -> None:
         )
     environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+    # Otherwise `wait` stays in C++ until the collective's timeout, whatever becomes of the group.
+    environ["TORCH_NCCL_BLOCKING_WAIT"] = "0"
+    # torch: it "must be set together with" the error handling, which is off.
+    environ["TORCH_NCCL_DESYNC_DEBUG"] = "0"
     # While a communicator waits for a peer that has died, an abort waits for it: half an hour by default.
     environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(INITIALISE_SECONDS))
 
@@ -178,6 +182,8 @@ class DeviceSums:
         """Whether nothing was under way when the group was shut."""
         self._aborting: threading.Thread | None = None
         self._sums: deque[DeviceSum] = deque()
+        self._starting = 0
+        """How many sums are about to begin, which `_sums` lacks."""
 
     def start_sum(self, tensor: torch.Tensor) -> DeviceSum:
         """Begin to replace `tensor` (contiguous, on the device) by its sum over the members."""
@@ -185,18 +191,25 @@ class DeviceSums:
 
     def start(self, tensor: torch.Tensor, operation: Any) -> DeviceSum:
         """As `start_sum`, with an operation of torch's."""
-        self.check(None)
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation
         options.timeout = self._timeout
-        work = self._backend.allreduce([tensor], options)
-        if self._abort is None:
-            work = Collective(work, lambda: self._shut)
-        started = DeviceSum(self, work, tensor)
-        # They end in the order in which they began: looking at all of them would be quadratic in buckets.
-        while self._sums and self._sums[0].is_completed():
-            self._sums.popleft()
-        self._sums.append(started)
+        with self._lock:
+            self.check(None)
+            self._starting += 1
+        try:
+            # Not under the lock, which `shut` needs: it waits for peers while the communicator connects.
+            work = self._backend.allreduce([tensor], options)
+            if self._abort is None:
+                work = Collective(work, lambda: self._shut)
+            started = DeviceSum(self, work, tensor)
+            # They end in the order in which they began: looking at all of them would be quadratic in buckets.
+            while self._sums and self._sums[0].is_completed():
+                self._sums.popleft()
+            self._sums.append(started)
+        finally:
+            with self._lock:
+                self._starting -= 1
         return started
 
     def check(self, work: Any | None) -> None:
@@ -212,7 +225,8 @@ class DeviceSums:
             if self._shut:
                 return
             self._shut = True
-            self._idle = all(started.ended_well() for started in self._sums)
+            # The thread that begins one changes `_sums` meanwhile.
+            self._idle = not self._starting and all(started.ended_well() for started in self._sums)
         if self._abort is not None:
             # It may take a while, and this may be the thread that listens to the coordinator.
             self._aborting = threading.Thread(target=self._abort, name="springtide-nccl-abort", daemon=True)
@@ -232,23 +246,46 @@ class DeviceSums:
         if self._aborting is not None:
             self._aborting.join(self._abort_seconds)
             clean = not self._aborting.is_alive()
-            for device in {started.tensor.device for started in sums} if clean else ():
-                self._synchronize(device)
         else:
+            # A sum of gloo's that has failed is over: it copies back only what it has summed.
             deadline = time.monotonic() + _RELEASE_SECONDS
-            while not (clean := all(started.ended_well() for started in sums)):
-                if time.monotonic() > deadline or all(started.is_completed() for started in sums):
+            while not (clean := all(started.is_completed() for started in sums)):
+                if time.monotonic() > deadline:
                     break
                 time.sleep(0.001)
         if not clean:
             keep_for_ever(backend, *sums)
-        return clean
+            return False
+        for device in {started.tensor.device for started in sums}:
+            self._synchronize(device)
+        return True
 
 
-def form_nccl(store: Any, rank: int, size: int, device: torch.device, timeout_seconds: float) -> DeviceSums:
-    """Form the NCCL communicator of a generation; its address travels through `store` like gloo's.
+def form_nccl(
+    store: Any,
+    rank: int,
+    size: int,
+    device: torch.device,
+    timeout_seconds: float,
+    on_made: Callable[[DeviceSums], object] = lambda sums: None,
+) -> DeviceSums:
+    """Form the NCCL communicator of a generation.
 
-    Returns when all members are connected: at most `INITIALISE_SECONDS` later. Raises NCCL's RuntimeError.
+    Args:
+        store: Its address travels through it, as gloo's does.
+        rank: Of this process.
+        size: How many members there are.
+        device: Of the sums.
+        timeout_seconds: Of a sum.
+        on_made: Gets the communicator before it connects, so that whoever gives up waiting can shut it: a
+            peer may die when all are connected and before its first sum, for which the device waits for ever.
+
+    Returns:
+        The communicator, when all members are connected: at most `INITIALISE_SECONDS` later, or when a peer
+        takes part in its first sum.
+
+    Raises:
+        RuntimeError: NCCL's; or the communicator was shut. It is being aborted.
     """
     distributed: Any = dist  # its type stubs lack what a build may lack
     nccl = distributed.ProcessGroupNCCL
@@ -257,10 +294,15 @@ def form_nccl(store: Any, rank: int, size: int, device: torch.device, timeout_se
     # A communicator that forms without blocking can be aborted while a peer is missing.
     options.config.blocking = 0
     backend = nccl(distributed.PrefixStore("nccl", store), rank, size, options)
-    sums = DeviceSums(backend, timedelta(seconds=timeout_seconds), backend.abort)
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        backend.eager_connect_single_device(device)
-        # The first collective waits until all members are connected, with the lock that an abort needs. So
-        # it is made here, where somebody else may give up waiting, and not in the script's backward pass.
-        sums.start_sum(torch.zeros(1, device=device)).wait()
+    sums = DeviceSums(backend, timedelta(seconds=timeout_seconds), backend.abort, record_event)
+    on_made(sums)
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            backend.eager_connect_single_device(device)
+            # The first collective waits until all members are connected, with the lock that an abort needs.
+            # So it is made here, where somebody else may give up waiting, and not in the script's backward.
+            sums.start_sum(torch.zeros(1, device=device)).wait()
+    except BaseException:
+        sums.shut()  # or its kernel would keep the device busy for as long as the process lives
+        raise
     return sums

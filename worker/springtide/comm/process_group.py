@@ -173,7 +173,7 @@ class Group:
     @property
     def is_idle(self) -> bool:
         """Whether all that was begun has ended."""
-        return all(work.is_completed() for work in self._works)
+        return all(work.is_completed() for work in list(self._works))  # another thread may begin a message
 
     @property
     def is_shut(self) -> bool:
@@ -292,7 +292,14 @@ def form(
             group.use_device(
                 _built(
                     store,
-                    lambda: form_nccl(store, rank, size, nccl_device, collective_seconds),
+                    lambda: form_nccl(
+                        store,
+                        rank,
+                        size,
+                        nccl_device,
+                        collective_seconds,
+                        lambda made: group.on_shut(made.shut),
+                    ),
                     abandon=DeviceSums.shut,
                 )
             )

@@ -104,11 +104,14 @@ class HostMemory:
         on_host = self._gradients[bucket]
         done = self._copier.to_host(gradients, on_host)
 
-        def when_there() -> None:
+        def when_there(source: torch.Tensor) -> None:
+            # As long as the copy reads it, `source` must not go back to the allocator, which would give it
+            # to the script's next tensors: another stream reads it than the one that it was made on.
             done.synchronize()
+            del source
             send(on_host)
 
-        self._sending.append(self._sender.submit(when_there))
+        self._sending.append(self._sender.submit(when_there, gradients))
 
     def sent(self) -> None:
         """Wait until everything is on its way. Raise what `send` has raised."""
