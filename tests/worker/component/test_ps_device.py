@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +16,9 @@ from ps_servers import TOKEN, names, servers
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from worker_ranks import Rank, on_ranks, seeded
 
+from springtide.comm.layout import Field, plan_layout
 from springtide.ps.compression import GradientCompression
-from springtide.ps.host_memory import CudaCopier
+from springtide.ps.host_memory import CudaCopier, HostMemory
 
 torch.set_num_threads(1)
 
@@ -68,6 +71,41 @@ def check_against_one_process(members_: tuple[Any, ...], steps: int, atol: float
     for member in members_:
         for mine, whole in zip(member.values(), reference.parameters(), strict=True):
             torch.testing.assert_close(mine.cpu(), whole.detach(), rtol=1e-4, atol=atol)
+
+
+class Unheld(SlowCopy):
+    """A copy on another stream: nothing keeps its source's memory from being used again meanwhile."""
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor, let: threading.Event) -> None:
+        super().__init__(target, target, let)
+        self._reads = weakref.ref(source)
+
+    def synchronize(self) -> None:
+        source = self._reads()
+        assert source is not None, "the source went back to the allocator before it was copied"
+        self._source = source
+        super().synchronize()
+
+
+class CopiesUnheld(MakeBelieve):
+    def to_host(self, source: torch.Tensor, target: torch.Tensor) -> SlowCopy:
+        return Unheld(source, target, self.let)
+
+
+def test_gradient_outlives_its_copy_to_the_host() -> None:
+    copier, arrived = CopiesUnheld(), list[list[float]]()
+    layout = plan_layout([Field("p", (4,), torch.float32)], 1 << 20)
+    parameters = [torch.nn.Parameter(torch.zeros(4))]
+    with contextlib.closing(HostMemory(parameters, layout, copier)) as memory:
+        copier.let.clear()
+        for value in (1.0, 2.0):
+            # The thread is busy with the first one while the second one's tensor has no other owner.
+            made = torch.full((layout.sizes[0],), value)
+            memory.send(0, made, lambda host: arrived.append(host.tolist()[:4]))
+            del made
+        copier.let.set()
+        memory.sent()
+    assert arrived == [[1.0] * 4, [2.0] * 4]
 
 
 def test_two_members_with_a_device_equal_one_process() -> None:
