@@ -76,11 +76,11 @@ class FakeEvent:
         return self._work.ended.is_set()
 
 
-def _sums(abort_seconds: float = 20.0) -> tuple[DeviceSums, FakeBackend]:
+def _sums(abort_seconds: float = 20.0, seconds: float = 30.0) -> tuple[DeviceSums, FakeBackend]:
     backend = FakeBackend()
     sums = DeviceSums(
         backend,
-        timedelta(seconds=1),
+        timedelta(seconds=seconds),
         backend.abort,
         record=lambda _: FakeEvent(backend.works[-1]),
         abort_seconds=abort_seconds,
@@ -116,6 +116,17 @@ def test_an_abort_never_looks_like_a_sum() -> None:
     timer.join()
     with pytest.raises(RuntimeError, match="was shut"):
         sums.start_sum(torch.ones(2))
+
+
+def test_sum_that_takes_longer_than_its_limit_fails() -> None:
+    """NCCL itself has none: its watchdog is switched off."""
+    sums, backend = _sums(seconds=0.05)
+    work = sums.start_sum(torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"did not end in 0\.05 s"):
+        work.wait()
+    sums.shut()
+    assert sums.release()
+    assert backend.works[0].ended.is_set(), "it is aborted"
 
 
 def test_failed_sum_raises_what_the_backend_says() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +15,10 @@ from springtide.checkpoint import shares
 from springtide.checkpoint.shares import Piece, Share
 from springtide.comm import codec
 from springtide_protocol.names import StateName
+
+log = logging.getLogger("springtide")
+
+_PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices of the process
 
 
 class GoneError(Exception):
@@ -59,11 +66,80 @@ class Staged:
     seconds: float = 0.0
 
 
-class Stage:
-    """The memory, kept from one checkpoint to the next: one staged share at a time."""
+class DeviceCopies(Protocol):
+    """Copies from a device to memory of the host, several under way at once.
+
+    Calls: `lock` once for the memory, then `begin` for each part and `wait` for all of them, again and again;
+    at last what `lock` has returned, before the memory is freed.
+    """
+
+    def lock(self, memory: torch.Tensor, device: torch.device) -> Callable[[], object] | None:
+        """Lock the memory's pages, for copies from the device at the full rate of the bus.
+
+        Returns:
+            What undoes it; None: they cannot be locked, and copies are slower.
+        """
+        ...
+
+    def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Begin to copy, behind what the current stream of the source's device has queued."""
+        ...
+
+    def wait(self) -> None:
+        """Return when all that was begun has arrived."""
+
+
+class CudaCopies:
+    """Copies on the current streams, so that the memory of temporary sources is used again behind them only.
+
+    Pages are locked as torch's own asynchronous checkpoints do it. torch's pinned memory would take up to
+    twice as much: it comes in powers of two.
+    """
 
     def __init__(self) -> None:
+        self._devices: set[torch.device] = set()
+
+    def lock(self, memory: torch.Tensor, device: torch.device) -> Callable[[], object] | None:
+        """Lock the memory's pages; return what undoes it, or None if the driver refuses."""
+        runtime: Any = torch.cuda.cudart()
+        address = memory.data_ptr()
+        with torch.cuda.device(device):  # another one may be current, and would get a context for this
+            code = int(runtime.cudaHostRegister(address, memory.numel(), _PORTABLE))
+            if not code:
+                return partial(runtime.cudaHostUnregister, address)
+            # The next kernel would raise the error that the runtime has noted.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=device)
+        log.warning(
+            "%d bytes for checkpoints cannot be locked in memory (cudaError %d): copying takes longer",
+            memory.numel(),
+            code,
+        )
+        return None
+
+    def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Begin to copy `source`, of a CUDA device."""
+        target.copy_(source, non_blocking=True)
+        self._devices.add(source.device)
+
+    def wait(self) -> None:
+        """Return when the current streams are through with all copies."""
+        for device in self._devices:
+            torch.cuda.current_stream(device).synchronize()
+        self._devices.clear()
+
+
+class Stage:
+    """The memory, kept from one checkpoint to the next: one staged share at a time.
+
+    copies: from tensors that are on a device.
+    """
+
+    def __init__(self, copies: DeviceCopies | None = None) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._copies = copies or CudaCopies()
+        self._unlock: Callable[[], object] | None = None
+        self._tried_to_lock = False
 
     def take(self, tree: Any, share: Share) -> Collected:
         """Copy the own share. Raise TypeError for a state that cannot be encoded, with the place."""
@@ -72,14 +148,30 @@ class Stage:
         pieces = shares.cut(specs, share.index, share.count)
         sizes = [(piece.stop - piece.start) * specs[piece.tensor].dtype.itemsize for piece in pieces]
         total = sum(sizes)
-        if self._memory.numel() < total:
-            self._memory = torch.empty(total, dtype=torch.uint8)
+        devices = [tensors[piece.tensor].device for piece in pieces]
+        self._make_room(total, next((device for device in devices if device.type != "cpu"), None))
         offset = 0
         for piece, size in zip(pieces, sizes, strict=True):
-            part = tensors[piece.tensor].reshape(-1)[piece.start : piece.stop]
-            self._memory[offset : offset + size].copy_(part.view(torch.uint8))
+            part = tensors[piece.tensor].reshape(-1)[piece.start : piece.stop].view(torch.uint8)
+            target = self._memory[offset : offset + size]
+            if part.device.type == "cpu":
+                target.copy_(part)
+            else:
+                self._copies.begin(part, target)
             offset += size
+        self._copies.wait()
         return Collected(header, specs, pieces, self._memory[:total])
+
+    def _make_room(self, total: int, device: torch.device | None) -> None:
+        """Have memory for so many bytes. device: where some of them come from, so that it is locked."""
+        if self._memory.numel() < total:
+            if self._unlock is not None:
+                self._unlock()
+            self._unlock, self._tried_to_lock = None, False
+            self._memory = torch.empty(total, dtype=torch.uint8)
+        if device is not None and not self._tried_to_lock:
+            self._tried_to_lock = True
+            self._unlock = self._copies.lock(self._memory, device)
 
 
 def specs_of(tensors: Sequence[torch.Tensor]) -> list[codec.TensorSpec]:

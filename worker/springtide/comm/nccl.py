@@ -127,14 +127,14 @@ class DeviceSum:
         return self.is_completed() and self._work.exception() is None
 
     def wait(self) -> object:
-        """Raise RuntimeError when the group was shut or the collective failed."""
+        """Raise RuntimeError when the group was shut, or the collective failed or takes too long."""
         return self.wait_with(())
 
     def wait_with(self, others: Sequence[DeviceSum]) -> object:
         """Wait for this sum and for others of the same device that began before it; the host waits once.
 
         Raises:
-            RuntimeError: the group was shut, or one of the collectives has failed.
+            RuntimeError: the group was shut, or one of the collectives has failed, or takes too long.
         """
         sums = (*others, self)
         for each in sums:
@@ -142,9 +142,14 @@ class DeviceSum:
             each._work.wait()
         event = self._owner.record(self.tensor.device)
         pause = _FIRST_PAUSE
+        limit = self._owner.timeout.total_seconds()
+        deadline = time.monotonic() + limit
         while not event.query():
             for each in sums:
                 self._owner.check(each._work)
+            if time.monotonic() > deadline:
+                # NCCL's own limit is part of the error handling that `tame_nccl` switches off.
+                raise RuntimeError(f"a sum on the device did not end in {limit:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         # An abort lets the event happen too: the mark is set before the abort begins.
@@ -174,7 +179,7 @@ class DeviceSums:
         synchronize: Callable[[torch.device], None] = end_of_device,
         abort_seconds: float = 20.0,
     ) -> None:
-        self._backend, self._timeout, self._abort, self.record = backend, timeout, abort, record
+        self._backend, self.timeout, self._abort, self.record = backend, timeout, abort, record
         self._synchronize, self._abort_seconds = synchronize, abort_seconds
         self._lock = threading.Lock()
         self._shut = False
@@ -193,7 +198,7 @@ class DeviceSums:
         """As `start_sum`, with an operation of torch's."""
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation
-        options.timeout = self._timeout
+        options.timeout = self.timeout
         with self._lock:
             self.check(None)
             self._starting += 1
