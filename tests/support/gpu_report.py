@@ -70,7 +70,8 @@ def make_report(
         if why and status in ("passed", "skipped"):
             status = "not run"
         if not why and status != "passed":
-            why = next((o.reason for o in own if o.outcome == status), reason or "no test of it was found")
+            why = "; ".join(dict.fromkeys(o.reason for o in own if o.outcome == status))
+            why = why or reason or "no test of it was found"
         capabilities.append(
             {
                 "name": name,

@@ -294,7 +294,7 @@ def test_joiner_and_survivor_end_with_one_process_s_values(
 
 
 @needs_cuda("processes")
-@pytest.mark.parametrize("more", [{}, {"scaler": True}, {"model": "norm"}, {"compile": "inductor"}])
+@pytest.mark.parametrize("more", [{}, {"scaler": True}, {"model": "norm"}, {"compile": "aot_eager"}])
 def test_two_processes_share_one_device(
     more: dict[str, Any], new_cluster: Callable[..., WorkerCluster]
 ) -> None:
