@@ -1,7 +1,8 @@
 """A make-believe accelerator, for tests of code that keeps tensors on a device.
 
 Its tensors say that they lie on `DEVICE` and compute on the CPU. They mix with tensors of the CPU as little
-as a real device's do, and each time the host has to wait for a value is noted in `Accelerator.syncs`.
+as a real device's do, fused optimizers refuse what CUDA's kernels refuse, and each time the host has to wait
+for a value is noted in `Accelerator.syncs`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Accelerator(TorchDispatchMode):
         if func in _READS or to_host or (func is _COPIES[1] and not isinstance(args[0], There)):
             self._note()
         if func not in _COPIES:
-            self._check(func, tensors, there)
+            self._check(func, args, tensors, there)
         own = {id(item.here): item for item in there}
         if "device" in kwargs:
             kwargs["device"] = None
@@ -91,7 +92,9 @@ class Accelerator(TorchDispatchMode):
 
         return tree_map(back, result)
 
-    def _check(self, func: Any, tensors: Sequence[torch.Tensor], there: Sequence[There]) -> None:
+    def _check(self, func: Any, args: Any, tensors: Sequence[torch.Tensor], there: Sequence[There]) -> None:
+        if "_fused_" in func.__name__:
+            _check_fused(func, args)
         for item in tensors:
             if there and not isinstance(item, There) and item.dim() > 0:
                 raise RuntimeError(f"{func}: tensors on {DEVICE} and on the CPU ({tuple(item.shape)})")
@@ -99,6 +102,27 @@ class Accelerator(TorchDispatchMode):
     def _note(self) -> None:
         frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(_PACKAGE)]
         self.syncs.append(f"{frames[-1].name}" if frames else "the test")
+
+
+def _check_fused(func: Any, lists: Sequence[Any]) -> None:
+    """Refuse what a fused optimizer's kernel on CUDA cannot take, or would read wrong.
+
+    Each parameter, its gradient and state have one device, dtype and strides (`check_fast_path_restrictions`
+    in ATen/native/ForeachUtils.h); the kernel reads step counts by their device addresses.
+    """
+    for together in zip(*(item for item in lists if isinstance(item, list) and item), strict=True):
+        for item in together:
+            if not isinstance(item, There):
+                raise RuntimeError(f"{func}: a tensor of shape {tuple(item.shape)} is not on {DEVICE}")
+        kinds = {
+            (item.dtype, *(s for s, n in zip(item.stride(), item.shape, strict=True) if n != 1))
+            for item in together
+            if item.dim() > 0
+        }
+        if len(kinds) > 1:
+            raise RuntimeError(
+                f"{func}: params, grads and state must have same dtype, device, and layout: {kinds}"
+            )
 
 
 def _here(item: Any) -> Any:

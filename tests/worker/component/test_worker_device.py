@@ -59,6 +59,12 @@ class FakeBackend:
         self.may_abort.set()
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> FakeWork:
+        """Begin; refuse what `check_gpu_single_tensor` does."""
+        (tensor,) = tensors
+        if tensor.layout != torch.strided:
+            raise ValueError("Tensors must be CUDA and dense")
+        if not tensor.is_contiguous():
+            raise ValueError("Tensors must be contiguous")
         self.works.append(FakeWork())
         return self.works[-1]
 
