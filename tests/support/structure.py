@@ -49,6 +49,7 @@ _BY_NAME = {"delattr", "getattr", "hasattr", "object", "patch", "setattr"}
 _OF_LIBRARIES = {
     "_aten._local_scalar_dense",
     "_aten._to_copy",
+    "aten._fused_adamw_",
     "atexit._run_exitfuncs",
     "cuda._sleep",
     "os._exit",

@@ -155,6 +155,8 @@ def main() -> None:
     slot = int(os.environ.get("SPRINGTIDE_SLOT", "0"))
     torch.manual_seed(0 if options.get("same_start") else slot)
     device = options.get("device", "cpu")
+    if device == "cuda by slot":  # and not the current one
+        device = f"cuda:{int(os.environ.get('SPRINGTIDE_SLOT', '0')) % torch.cuda.device_count()}"
     if device != "cpu":
         warnings.simplefilter("default")  # drivers and compilers warn of what nobody has seen here
     model = make_model(options.get("model", "plain"), options.get("hidden", 32)).to(device)
@@ -170,7 +172,9 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, options.get("decay", 0.995))
     springtide.init()
     # Powers of two: scaled gradients have the bits of plain ones. Small enough, so that nothing overflows.
-    scaler = torch.amp.GradScaler(device, 256.0, growth_interval=9, enabled="scaler" in options)
+    scaler = torch.amp.GradScaler(
+        device.partition(":")[0], 256.0, growth_interval=9, enabled="scaler" in options
+    )
     if "infinite" in options:
         # torch warns where a worker's first step is skipped: the schedule goes on all the same.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)

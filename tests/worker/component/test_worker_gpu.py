@@ -309,6 +309,24 @@ def test_two_processes_share_one_device(
         assert results[0][key] == results[1][key]
 
 
+@needs_cuda("nccl-two", devices=2)
+def test_job_over_nccl_survives_a_death_and_a_join(new_cluster: Callable[..., WorkerCluster]) -> None:
+    """Two workers, each with a device that is not its process's current one; one dies in its sums."""
+    options = JOB | {"device": "cuda by slot", "epochs": 12, "model": "norm"}
+    cluster = new_cluster(options, environment={"SPRINGTIDE_BACKEND": "NCCL"})
+    steady, victim = cluster.start(2, faults={1: "gradients:6:kill"})
+    cluster.until(lambda: not victim.running, "the death in the sums of step 6")
+    cluster.add(hold=False).kill()  # its slot is that of the survivor's device
+    joiner = cluster.add()
+    cluster.until_done(steady, joiner)
+    results = [worker.result() for worker in (steady, joiner)]
+    assert results[0] is not None, cluster.logs()
+    assert results[1] is not None, cluster.logs()
+    assert len(joiner.commits()) > 0
+    for key in ("parameters", "buffers", "step"):
+        assert results[0][key] == results[1][key]
+
+
 # ---- NCCL itself
 
 
@@ -409,8 +427,10 @@ def test_nccl_refuses_two_ranks_on_one_device() -> None:
         return ""
 
     told: Sequence[str] = together([lambda r=rank: member(r) for rank in range(2)], 80.0)
-    refusals = [text for text in told if "Duplicate GPU" in text]
-    assert refusals, f"two ranks on one device: {told}"
+    if not any(told):
+        return  # this NCCL allows it
+    known = ("Duplicate GPU", "invalid usage", "ncclInvalidUsage")
+    assert any(word in text for text in told for word in known), f"two ranks on one device: {told}"
     if torch.cuda.device_count() < 2:
         pytest.skip("Duplicate GPU detected: NCCL refuses two ranks on one device, and there is one only")
 

@@ -101,7 +101,7 @@ class CudaCopies:
 
     def lock(self, memory: torch.Tensor, device: torch.device) -> Callable[[], object] | None:
         """Lock the memory's pages; return what undoes it, or None if the driver refuses."""
-        runtime: Any = torch.cuda.cudart()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address = memory.data_ptr()
         with torch.cuda.device(device):  # another one may be current, and would get a context for this
             code = int(runtime.cudaHostRegister(address, memory.numel(), _PORTABLE))
