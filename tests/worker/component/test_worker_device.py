@@ -291,10 +291,13 @@ class FakeNCCL:
         assert options.config.blocking == 0
         self._lock, self.connected, self.aborted = threading.Lock(), threading.Event(), threading.Event()
         self.works: list[FakeWork] = []
+        self.abort_began = threading.Event()
+        self.communicates = False
         self.made.append(self)
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Begins to connect; does not wait."""
+        self.communicates = True
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> FakeWork:
         with self._lock:
@@ -310,10 +313,13 @@ class FakeNCCL:
         work.ended.set()
 
     def abort(self) -> None:
+        """Ends the communicator, if there is one by now."""
+        self.abort_began.set()
         with self._lock:
             for work in self.works:
                 work.ended.set()
-            self.aborted.set()
+            if self.communicates:
+                self.aborted.set()
 
 
 def test_peer_that_dies_while_nccl_connects_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,6 +377,30 @@ def test_peer_that_dies_before_its_first_sum_is_given_up(monkeypatch: pytest.Mon
 
     together([dies, lambda: forms(0), lambda: forms(1)])
     assert [backend.aborted.wait(20) for backend in FakeNCCL.made] == [True, True]
+
+
+def test_communicator_made_after_the_abort_is_aborted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formation was given up at the moment at which NCCL was about to begin."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
+    FakeNCCL.made.clear()
+    stores, places = wired_stores(2), addresses(2)
+
+    def connect(nccl: FakeNCCL, device: torch.device) -> None:
+        stores[0].cancel("worker-1 died")
+        stores[1].cancel("worker-1 died")
+        assert nccl.abort_began.wait(30)
+        nccl.communicates = True
+
+    monkeypatch.setattr(FakeNCCL, "eager_connect_single_device", connect)
+
+    def forms(rank: int) -> None:
+        with pytest.raises(FormationCancelled, match="worker-1 died"):
+            form_with_fake_nccl(rank, stores, places)
+
+    together([lambda: forms(0), lambda: forms(1)])
+    # Who is told before NCCL's group is made has none to abort.
+    assert FakeNCCL.made
+    assert all(backend.aborted.wait(20) for backend in FakeNCCL.made)
 
 
 def test_nccl_whose_first_sum_fails_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:

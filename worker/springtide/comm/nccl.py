@@ -224,18 +224,22 @@ class DeviceSums:
         if work is not None and work.is_completed() and (error := work.exception()) is not None:
             raise RuntimeError(f"a sum on the device failed: {error}")
 
-    def shut(self) -> None:
-        """Fail what is under way and what comes; kernels that wait for a peer end. Idempotent."""
+    def shut(self) -> bool:
+        """Fail what is under way and what comes; kernels that wait for a peer end. Idempotent.
+
+        Returns:
+            Whether this was the first call, which begins the abort.
+        """
         with self._lock:
             if self._shut:
-                return
+                return False
             self._shut = True
             # The thread that begins one changes `_sums` meanwhile.
             self._idle = not self._starting and all(started.ended_well() for started in self._sums)
         if self._abort is not None:
             # It may take a while, and this may be the thread that listens to the coordinator.
-            self._aborting = threading.Thread(target=self._abort, name="springtide-nccl-abort", daemon=True)
-            self._aborting.start()
+            self._aborting = _begin_abort(self._abort)
+        return True
 
     def release(self) -> bool:
         """Forget the communicator, after `shut`; where a sum was under way, wait for the abort to end.
@@ -264,6 +268,12 @@ class DeviceSums:
         for device in {started.tensor.device for started in sums}:
             self._synchronize(device)
         return True
+
+
+def _begin_abort(abort: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=abort, name="springtide-nccl-abort", daemon=True)
+    thread.start()
+    return thread
 
 
 def form_nccl(
@@ -308,6 +318,9 @@ def form_nccl(
             # So it is made here, where somebody else may give up waiting, and not in the script's backward.
             sums.start_sum(torch.zeros(1, device=device)).wait()
     except BaseException:
-        sums.shut()  # or its kernel would keep the device busy for as long as the process lives
+        # Otherwise its kernel would keep the device busy for as long as the process lives. Where somebody
+        # else has shut it, that abort may have come before there was a communicator.
+        if not sums.shut():
+            _begin_abort(backend.abort)
         raise
     return sums

@@ -108,9 +108,9 @@ class Group:
         self._works: deque[Work] = deque()
         self._waiter = Waiter(self._timeout, lambda: self._shut)
         self._device = device
-        self._on_shut: list[Callable[[], None]] = []
+        self._on_shut: list[Callable[[], object]] = []
 
-    def on_shut(self, call: Callable[[], None]) -> None:
+    def on_shut(self, call: Callable[[], object]) -> None:
         """Have `call` made when the group is shut, by the thread that shuts it; at once if it is."""
         with self._lock:
             if not self._shut:
