@@ -211,7 +211,8 @@ def batches(
         raise ValueError(
             f"batches(): rehearsals must be an integer from 0 to {MAX_BODIES}, got {rehearsals!r}"
         )
-    loader = make_loader(plan, loader_workers, exact=bool(runtime.settings.logical_workers))
+    device = None if runtime.trainer is None else runtime.trainer.device
+    loader = make_loader(plan, loader_workers, exact=bool(runtime.settings.logical_workers), device=device)
     source = replace(plan.source, fetch=runtime.accounting.timing.timed(plan.source.fetch))
     return runtime.loops.batches(replace(plan, source=source), loader, rehearsals)
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 from worker_alone import Script, library
 
 import springtide
 from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.data.partition import pieces
+from springtide.loading import prefetch
 from springtide.loading.prefetch import Loader, Wanted, make_loader
 from springtide.loading.rows import is_rows, join_rows, take_rows
 
@@ -95,6 +98,42 @@ def test_a_change_of_members_reads_little_twice(tmp_path: Any) -> None:
     assert needed <= len(numbers) <= needed + 4 * 6
     assert loader.read_here < needed / 2
     assert len({process for _, process in reads}) >= 2
+
+
+@pytest.mark.parametrize(
+    ("device", "pins"), [(None, False), (torch.device("cpu"), False), (torch.device("cuda", 1), True)]
+)
+def test_batches_are_pinned_for_a_model_on_a_gpu(
+    device: torch.device | None, pins: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the model's device current, and not because some device is there."""
+    current, seen = list[torch.device](), list[Any]()
+
+    @contextlib.contextmanager
+    def make_current(wanted: torch.device) -> Iterator[None]:
+        current.append(wanted)
+        yield
+        current.pop()
+
+    class Seen(DataLoader[Any]):
+        def __init__(self, *arguments: Any, pin_memory: bool, **named: Any) -> None:
+            super().__init__(*arguments, pin_memory=False, **named)
+            self._pins = pin_memory
+
+        def __iter__(self) -> Any:
+            seen.append((self._pins, list(current)))
+            return super().__iter__()
+
+    monkeypatch.setattr(prefetch, "DataLoader", Seen)
+    monkeypatch.setattr(torch.cuda, "device", make_current)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    plan, cursor = plan_loop(Counted(tmp_path / "reads"), batch_size=12, epochs=1, seed=3), Cursor()
+    loader = make_loader(plan, 1, exact=False, device=device)
+    assert loader is not None
+    with contextlib.closing(loader):
+        loader.stand_at(cursor, 0, 1)
+        loader.read(cursor.step, plan.batch(cursor, 0, 1).ids)
+    assert seen == [(pins, [device] if pins else [])]
 
 
 def together(samples: list[Any]) -> list[int]:

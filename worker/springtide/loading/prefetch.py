@@ -11,6 +11,7 @@ few steps that a change of the members cuts are read and collated again.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -201,13 +202,17 @@ def _as_it_is(collated: Any) -> Any:
 
 
 class Loader:
-    """Reads ahead for one loop. Used from the script's thread."""
+    """Reads ahead for one loop. Used from the script's thread.
 
-    def __init__(self, plan: LoopPlan, processes: int) -> None:
+    device: of the model; batches for a CUDA device are pinned.
+    """
+
+    def __init__(self, plan: LoopPlan, processes: int, device: torch.device | None = None) -> None:
         self._dataset = _Dataset(plan.source, plan.seed)
         self._parts = plan.source.parts
         self._wanted = Wanted(plan, self._parts is not None)
         self._processes = processes
+        self._device = device if device is not None and device.type == "cuda" else None
         self._answers: Iterator[Any] | None = None
         self._chunks: dict[int, list[tuple[list[int], Any]]] = {}
         self._made: dict[int, dict[tuple[int, ...], Any]] = {}
@@ -299,12 +304,14 @@ class Loader:
             prefetch_factor=AHEAD,
             collate_fn=_as_it_is,
             worker_init_fn=_settle_in,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self._device is not None,
             timeout=_READ_SECONDS,
             multiprocessing_context="fork",
             generator=torch.Generator(),  # the script's own is left alone
         )
-        with warnings.catch_warnings():
+        # The thread that pins takes the current device, which would get a context for nothing else.
+        current = contextlib.nullcontext() if self._device is None else torch.cuda.device(self._device)
+        with warnings.catch_warnings(), current:
             # From Python 3.12 on: forking with threads. The children touch nothing that those hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             return iter(loader)
@@ -317,8 +324,10 @@ class Loader:
             answers._shutdown_workers()  # type: ignore[attr-defined]
 
 
-def make_loader(plan: LoopPlan, processes: Any, *, exact: bool) -> Loader | None:
-    """None for 0 processes. Raise ValueError, SpringtideError."""
+def make_loader(
+    plan: LoopPlan, processes: Any, *, exact: bool, device: torch.device | None = None
+) -> Loader | None:
+    """None for 0 processes. device: of the model. Raise ValueError, SpringtideError."""
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
         raise ValueError(f"batches(): loader_workers must be an integer >= 0, got {processes!r}")
     if processes and exact:
@@ -328,7 +337,7 @@ def make_loader(plan: LoopPlan, processes: Any, *, exact: bool) -> Loader | None
         )
     if processes and "fork" not in multiprocessing.get_all_start_methods():
         raise SpringtideError("batches(): loader_workers needs a system that can fork processes")
-    return Loader(plan, processes) if processes else None
+    return Loader(plan, processes, device) if processes else None
 
 
 def _settle_in(number: int) -> None:
