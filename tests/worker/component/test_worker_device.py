@@ -103,10 +103,9 @@ def _later(call: Callable[[], object]) -> threading.Timer:
 def test_a_sum_is_complete_when_the_host_has_seen_it() -> None:
     sums, backend = _sums()
     work = sums.start_sum(torch.ones(2))
-    began = time.monotonic()
     timer = _later(backend.works[0].ended.set)
     work.wait()
-    assert time.monotonic() - began >= 0.04
+    assert backend.works[0].ended.is_set()
     timer.join()
     sums.shut()
     assert sums.release()
@@ -152,9 +151,8 @@ def test_buffers_are_used_again_after_the_abort_has_ended() -> None:
     backend.may_abort.clear()
     sums.shut()
     timer = _later(backend.may_abort.set)
-    began = time.monotonic()
     assert sums.release()
-    assert time.monotonic() - began >= 0.04
+    assert backend.may_abort.is_set(), "the abort had not ended"
     assert waited == [torch.device("cpu")], "kernels may run a little longer than the abort"
     timer.join()
 
