@@ -18,14 +18,14 @@ import torch
 from ps_servers import TOKEN, servers
 
 from springtide_ps.server.server import Server
-from springtide_ps.wire.frames import HEADER_BYTES, MAGIC, META_LIMIT, Frame, Kind, joined, pack
+from springtide_ps.wire.frames import HEADER_BYTES, MAGIC, META_LIMIT, VERSION, Frame, Kind, joined, pack
 from springtide_ps.wire.stream import Stream, connect
 
 GROUP = {"lr": 0.1}
 RECIPE = {"scale": 1.0, "skip": False, "groups": [GROUP], "unused": []}
-CHUNK = {"dtype": "float32", "elements": 4, "pieces": 1, "optimizer": "sgd", "groups": [GROUP], "state": []}
+CHUNK = {"dtype": "float32", "elements": 4, "pieces": 1, "optimizer": "sgd", "state": []}
 SPEC = {"dim": 4, "optimizer": "adam"}
-SLICE = {"table": SPEC, "parameter": 0, "group": 0, "groups": [GROUP], "rows": 0, "pushes": 0, "evicted": 0}
+SLICE = {"table": SPEC, "parameter": 0, "group": 0, "groups": 1, "options": GROUP, "pushes": 0, "evicted": 0}
 T = [1, 0, 1]
 RANGE = {"r": 0, "recipe": RECIPE}
 BOOKS = {"lineage": "x", "books": True, "skipped": 0}
@@ -37,11 +37,16 @@ def floats(count: int) -> bytes:
     return bytes(4 * count)
 
 
-LOADED = bytes(joined(torch.zeros(4), torch.tensor([[0, 0, 0, 4]], dtype=torch.int64)).numpy().tobytes())
+OPTIONS = json.dumps([[GROUP, [0]]]).encode()
+CHUNK |= {"groups": 1, "options": len(OPTIONS)}
+LOADED = joined(torch.zeros(4), torch.tensor([[0, 0, 0, 4]], dtype=torch.int64)).numpy().tobytes() + OPTIONS
 
 # One rightful request of each kind; cases are made from them.
 RIGHTFUL: tuple[Request, ...] = (
     (Kind.STATUS, {}, b""),
+    (Kind.OPTIONS, {"n": 1}, json.dumps([GROUP]).encode()),
+    (Kind.OPTIONS, {"n": 2, "base": 1, "drop": [1]}, json.dumps({"0": {"lr": 0.2}}).encode()),
+    (Kind.RESOLVE, {"t": T, "recipe": {**RECIPE, "groups": 1}}, b""),
     (Kind.UPDATE, {"name": "sgd", "lr": 0.1}, b""),
     (Kind.INIT, {"key": "w", "shape": [4], "dtype": "float32", "whole": [4]}, floats(4)),
     (Kind.PUSH, {"key": "w"}, floats(4)),
@@ -108,7 +113,14 @@ EVIL: tuple[Request, ...] = (
     (Kind.RESOLVE, {"t": T, "recipe": {**RECIPE, "scale": 10**400}}, b""),
     (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK, "pieces": 2**40}, LOADED),
     (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK, "elements": -4}, LOADED),
-    (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK, "groups": 7}, LOADED),
+    (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK, "groups": 2**40}, LOADED),
+    (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK, "options": -1}, LOADED),
+    (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK}, LOADED[:-2] + b"2]"),
+    (Kind.OPTIONS, {"n": 3, "base": 9}, b"{}"),
+    (Kind.OPTIONS, {"n": 3}, b"[" * 100_000),
+    (Kind.OPTIONS, {"n": 3, "drop": 4}, b"[7]"),
+    (Kind.RESOLVE, {"t": T, "recipe": {**RECIPE, "unused": [0, 2**60]}}, b""),
+    (Kind.RESOLVE, {"t": T, "recipe": {**RECIPE, "factors": [[2**60, 1.0]]}}, b""),
     (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK, "state": [["a", "float32", 1]]}, LOADED),
     (Kind.LOAD, {"t": T, "k": "z", "s": 0, **SLICE, "rows": 2**39, "at": 0, "of": 2**40}, bytes(64)),
     (Kind.OPEN, {"t": T, "ranges": [[5, 2]], "clocks": {"a": 0}}, b""),
@@ -158,7 +170,7 @@ def talk(stream: Stream, requests: list[Request]) -> None:
     """Send the requests, then one that must be answered: the connection has come through them."""
     for number, (kind, meta, payload) in enumerate(requests, 1):
         head = json.dumps(meta).encode()
-        raw = struct.pack("<4sBBHQIQQ", MAGIC, 1, kind, 0, number, len(head), len(payload), 0)
+        raw = struct.pack("<4sBBHQIQQ", MAGIC, VERSION, kind, 0, number, len(head), len(payload), 0)
         stream.socket.sendall(raw + head + payload)
     stream.send(Frame(Kind.STATUS, 99))
 
@@ -222,13 +234,13 @@ STRANGERS: tuple[bytes, ...] = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
     pack(Frame(Kind.PROOF, meta=PROOF)),
     pack(Frame(Kind.PROOF, meta={**PROOF, "nonce": "x"})),
-    struct.pack("<4sBBHQIQQ", MAGIC, 1, 2, 0, 0, 18, 0, 0) + b'{"nonce":"\\ud800"}',
-    struct.pack("<4sBBHQIQQ", MAGIC, 1, 2, 0, 0, 18, 0, 0) + b'{"proof":"\\ud800"}',
-    struct.pack("<4sBBHQIQQ", MAGIC, 1, 2, 0, 0, 60_000, 0, 0) + b"[" * 60_000,
-    struct.pack("<4sBBHQIQQ", MAGIC, 1, 2, 0, 0, 1000, 0, 0) + b"[" * 1000,
-    struct.pack("<4sBBHQIQQ", MAGIC, 1, 2, 0, 0, 1000, 0, 0) + b"9" * 1000,
-    struct.pack("<4sBBHQIQQ", MAGIC, 1, 2, 0, 0, 2, 2**62, 0) + b"{}",
-    struct.pack("<4sBBHQIQQ", MAGIC, 1, 2, 0, 0, 2**32 - 1, 2**64 - 1, 0),
+    struct.pack("<4sBBHQIQQ", MAGIC, VERSION, 2, 0, 0, 18, 0, 0) + b'{"nonce":"\\ud800"}',
+    struct.pack("<4sBBHQIQQ", MAGIC, VERSION, 2, 0, 0, 18, 0, 0) + b'{"proof":"\\ud800"}',
+    struct.pack("<4sBBHQIQQ", MAGIC, VERSION, 2, 0, 0, 60_000, 0, 0) + b"[" * 60_000,
+    struct.pack("<4sBBHQIQQ", MAGIC, VERSION, 2, 0, 0, 1000, 0, 0) + b"[" * 1000,
+    struct.pack("<4sBBHQIQQ", MAGIC, VERSION, 2, 0, 0, 1000, 0, 0) + b"9" * 1000,
+    struct.pack("<4sBBHQIQQ", MAGIC, VERSION, 2, 0, 0, 2, 2**62, 0) + b"{}",
+    struct.pack("<4sBBHQIQQ", MAGIC, VERSION, 2, 0, 0, 2**32 - 1, 2**64 - 1, 0),
     pack(Frame(Kind.STATUS, 1)) * 3,
 )
 
@@ -240,7 +252,7 @@ def stranger(chance: Random) -> bytes:
     if chance.random() < 0.5:
         return fuzzing.damaged(chance, chance.choice(STRANGERS))
     meta = json.dumps(fuzzing.mutated(chance, dict(PROOF))).encode()[:1000]
-    return struct.pack("<4sBBHQIQQ", MAGIC, 1, Kind.PROOF, 0, 0, len(meta), 0, 0) + meta
+    return struct.pack("<4sBBHQIQQ", MAGIC, VERSION, Kind.PROOF, 0, 0, len(meta), 0, 0) + meta
 
 
 def test_strangers_get_nothing_but_a_challenge(errors: Errors) -> None:

@@ -6,9 +6,11 @@ that a parameter without gradients skips, and what its state is called are as in
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Final
 
 import torch
@@ -24,9 +26,17 @@ ROUNDS_LIMIT: Final = 64
 """Of backward passes in one step, whose sums servers keep until it is decided."""
 PARTS_LIMIT: Final = 256
 """Of optimizer steps, one after another, in one step."""
+GROUPS_LIMIT: Final = 1 << 16
+"""Of parameter groups, those of all optimizers of a script together."""
+PARAMETERS_LIMIT: Final = 1 << 22
+"""Of parameters that a step can name."""
 _NAMES_LIMIT: Final = 16
 _OF_STATES: Final = ("initial_accumulator_value",)
 """Options that count when an optimizer is made."""
+
+
+Groups = tuple[Mapping[str, Any], ...]
+"""The options of each parameter group, of all optimizers one after another."""
 
 
 class ChunkError(ValueError):
@@ -46,7 +56,7 @@ class StepSpec:
 
     scale: float
     skip: bool
-    groups: tuple[Mapping[str, Any], ...]
+    groups: Groups
     unused: frozenset[int] = frozenset()
     factors: tuple[float, ...] = ()
     round: int = 0
@@ -66,38 +76,91 @@ class StepSpec:
         """Whether its parts are the first ones of the other's."""
         return self.parts == other.parts[: len(self.parts)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, groups: Callable[[Groups], Any] | None = None) -> dict[str, Any]:
+        """Return the step in JSON's types.
+
+        Args:
+            groups: makes what stands for the groups' options; None: they stand there themselves.
+        """
+        runs = [[len(list(run)), factor] for factor, run in groupby(self.factors)]
         return {
-            **({"factors": list(self.factors)} if self.factors else {}),
+            **({"factors": runs} if runs else {}),
             **({"round": self.round} if self.round else {}),
-            **({"before": [part.to_json() for part in self.before]} if self.before else {}),
+            **({"before": [part.to_json(groups) for part in self.before]} if self.before else {}),
             "scale": self.scale,
             "skip": self.skip,
-            "groups": [dict(group) for group in self.groups],
-            "unused": sorted(self.unused),
+            "groups": [dict(group) for group in self.groups] if groups is None else groups(self.groups),
+            "unused": _bounds(self.unused),
         }
 
     @classmethod
-    def from_json(cls, value: Any) -> StepSpec:
-        """Raise ChunkError for what is none."""
+    def from_json(cls, value: Any, groups: Callable[[Any], Groups] | None = None) -> StepSpec:
+        """Return the step that `to_json` was of.
+
+        Args:
+            value: parsed JSON.
+            groups: returns the options that something in place of a list of them stands for.
+
+        Raises:
+            ChunkError: it is none.
+        """
         try:
             scale, skip = float(value["scale"]), bool(value["skip"])
-            groups = tuple(dict(group) for group in value["groups"])
-            unused = frozenset(int(index) for index in value["unused"])
-            factors = tuple(float(factor) for factor in value.get("factors", ()))
-            if len(factors) not in (0, len(groups)):
-                raise ValueError(f"{len(factors)} factors for {len(groups)} groups")
+            said = value["groups"]
+            if groups is not None and not isinstance(said, list):
+                options = groups(said)
+            else:
+                options = tuple(dict(group) for group in said)
+            factors = _factors_in(value.get("factors", ()), len(options))
+            unused = _numbers_in(value["unused"])
             number, earlier = int(value.get("round", 0)), list(value.get("before", ()))
             if not 0 <= number < ROUNDS_LIMIT or len(earlier) >= PARTS_LIMIT:
                 raise ValueError(f"round {number} after {len(earlier)} parts of a step")
             if any("before" in part for part in earlier):
                 raise ValueError("a part of a step has no parts")
-            before = tuple(cls.from_json(part) for part in earlier)
+            before = tuple(cls.from_json(part, groups) for part in earlier)
         except ChunkError:
             raise
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ChunkError(f"a step cannot be applied like this: {error!r}") from None
-        return cls(scale, skip, groups, unused, factors, number, before)
+        return cls(scale, skip, options, unused, factors, number, before)
+
+
+def _factors_in(runs: Any, count: int) -> tuple[float, ...]:
+    """Return the factor of each group. runs: [how many groups, their factor], of all `count` or of none."""
+    factors = list[float]()
+    for length, factor in runs:
+        if not 0 < length <= count - len(factors):
+            raise ValueError(f"factors for more than {count} groups")
+        factors += [float(factor)] * length
+    if len(factors) not in (0, count):
+        raise ValueError(f"{len(factors)} factors for {count} groups")
+    return tuple(factors)
+
+
+def _bounds(numbers: Collection[int]) -> list[int]:
+    """Return (first, one after the last) of each run of the numbers, one after another."""
+    bounds = list[int]()
+    for number in sorted(numbers):
+        if bounds and bounds[-1] == number:
+            bounds[-1] = number + 1
+        else:
+            bounds += [number, number + 1]
+    return bounds
+
+
+def _numbers_in(bounds: Any) -> frozenset[int]:
+    """Return the numbers in these runs, which are written as `_bounds` does."""
+    if not isinstance(bounds, list) or not all(type(number) is int for number in bounds):
+        raise ValueError("numbers of parameters are given by the ends of their runs")
+    firsts, stops = bounds[::2], bounds[1::2]
+    ordered = all(first < stop for first, stop in zip(firsts, stops, strict=True))
+    if not ordered or any(after < stop for stop, after in zip(stops, firsts[1:], strict=False)):
+        raise ValueError(f"runs of numbers follow each other, and not {bounds[:4]}")
+    if bounds and not 0 <= bounds[0] <= bounds[-1] <= PARAMETERS_LIMIT:
+        raise ValueError(f"parameters from {bounds[0]} to {bounds[-1]}: {PARAMETERS_LIMIT} are the limit")
+    runs = zip(firsts, stops, strict=True)
+    return frozenset(number for first, stop in runs for number in range(first, stop))
 
 
 class Chunk:
@@ -132,14 +195,14 @@ class Chunk:
             if not end <= start <= stop <= values.numel() or not 0 <= group < len(groups):
                 raise ChunkError("a chunk's pieces do not fit its values or its optimizer's groups")
             end = stop
-        self._groups = [dict(group) for group in groups]
+        self._groups: Sequence[Mapping[str, Any]] = tuple(groups)
         used = sorted({group for _, group, _, _ in self.pieces})
         self._tensors = [values[start:stop] for _, _, start, stop in self.pieces]
         self._group_numbers = used
-        check_recipe(optimizer, self._groups)
+        check_recipe(optimizer, [self._groups[number] for number in used])
         # A script may have set options that torch takes in a step and not when an optimizer is made (nesterov
         # while momentum rests, say): so they are set afterwards, but for those of a state that begins.
-        begun = {name: self._groups[0][name] for name in _OF_STATES if name in self._groups[0]}
+        begun = {name: self._groups[used[0]][name] for name in _OF_STATES if name in self._groups[used[0]]}
         self._optimizer = Update(optimizer, begun).make(
             [
                 {
@@ -201,8 +264,7 @@ class Chunk:
             total = total * scale if keep else total.mul_(scale)
         elif keep and not leaves_gradients(self._optimizer):
             total = total.clone()
-        own = recipe.groups[self.first : self.first + len(self._groups)]
-        self._groups = [dict(group) for group in own]
+        self._groups = recipe.groups[self.first : self.first + len(self._groups)]
         for number, group in zip(self._group_numbers, self._optimizer.param_groups, strict=True):
             group.update(options_of(self._groups[number]))
         for tensor, (parameter, _, start, stop) in zip(self._tensors, self.pieces, strict=True):
@@ -226,7 +288,8 @@ class Chunk:
     def dump(self) -> tuple[dict[str, Any], torch.Tensor]:
         """(JSON, uint8 [n]) from which `load` makes an equal chunk; the memory is a copy."""
         states = [self._optimizer.state.get(tensor, {}) for tensor in self._tensors]
-        fields, parts = [], [self.values, self.piece_table()]
+        options = self._used_options()
+        fields, parts = [], [self.values, self.piece_table(), options]
         for name, kind, scalar, present in self.state_fields():
             fields.append([name, kind, scalar])
             parts.append(torch.tensor(present, dtype=torch.uint8))
@@ -241,9 +304,24 @@ class Chunk:
             "elements": self.values.numel(),
             "pieces": len(self.pieces),
             "optimizer": self.optimizer_name,
-            "groups": self._groups,
+            "groups": len(self._groups),
+            "options": options.nbytes,
             "state": fields,
         }, joined(*parts)
+
+    def _used_options(self) -> torch.Tensor:
+        """Return, as JSON (uint8 [n]), the options of the groups that its pieces are in.
+
+        They go with the tensors: each parameter may be a group of its own, and frames have little room beside
+        those.
+        """
+        distinct: list[tuple[Mapping[str, Any], list[int]]] = []
+        for number in self._group_numbers:
+            if not distinct or distinct[-1][0] != self._groups[number]:
+                distinct.append((self._groups[number], []))
+            distinct[-1][1].append(number)
+        text = json.dumps([[dict(options), numbers] for options, numbers in distinct])
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def state_fields(self) -> list[tuple[str, str, bool, list[bool]]]:
         """What the optimizer's state is made of: (name, dtype, whether it is one number, which pieces have
@@ -301,11 +379,12 @@ class Chunk:
             dtype = DTYPES[str(meta["dtype"])]
             values = reader.take(int(meta["elements"]), dtype)
             pieces = reader.take(int(meta["pieces"]) * PIECE_FIELDS, torch.int64)
+            options = reader.take(int(meta["options"]), torch.uint8)
             chunk = cls(
                 values,
                 pieces.reshape(-1, PIECE_FIELDS).tolist(),
                 str(meta["optimizer"]),
-                meta["groups"],
+                _groups_in(options, int(meta["groups"])),
                 int(meta.get("first", 0)),
                 int(meta.get("among", 0)),
             )
@@ -320,12 +399,25 @@ class Chunk:
                     if has:
                         held = reader.take(1 if scalar else tensor.numel(), DTYPES[kind])
                         chunk._optimizer.state[tensor][str(name)] = held[0] if scalar else held
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             if isinstance(error, ChunkError | UpdateError):
                 raise
             raise ChunkError(f"this is no chunk: {error!r}") from None
         reader.check_end()
         return chunk
+
+
+def _groups_in(options: torch.Tensor, count: int) -> list[dict[str, Any]]:
+    """Return the options of `count` groups, of those that are not used none."""
+    if not 0 < count <= GROUPS_LIMIT:
+        raise ChunkError(f"{count} parameter groups: 1 to {GROUPS_LIMIT} can be")
+    groups: list[dict[str, Any]] = [{}] * count
+    for own, numbers in json.loads(options.numpy().tobytes()):
+        for number in numbers:
+            if not 0 <= number < count:
+                raise ChunkError(f"options of group {number}, and there are {count}")
+            groups[number] = dict(own)
+    return groups
 
 
 class _Reader:

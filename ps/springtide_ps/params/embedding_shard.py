@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from springtide_ps.params.applied import AppliedBatches
-from springtide_ps.params.chunk import ChunkError, StepSpec, options_of
+from springtide_ps.params.chunk import GROUPS_LIMIT, ChunkError, StepSpec, options_of
 from springtide_ps.params.embedding import OPTIMIZERS, Table, TableError, TableSpec
 from springtide_ps.params.frequencies import divided, ids_of, summed
 from springtide_ps.params.idmap import Ids, mix
@@ -176,7 +176,7 @@ class Slice:
         self.check(recipe)
         if recipe.skip:
             return
-        self.groups = [dict(group) for group in recipe.groups]
+        self.groups = recipe.groups
         if self.parameter in recipe.unused:
             return
         ids, gradients = self._gradients(total.clone() if keep else total)
@@ -235,7 +235,8 @@ class Slice:
             "table": spec_to_json(self.table.spec),
             "parameter": self.parameter,
             "group": self.group,
-            "groups": [dict(group) for group in self.groups],
+            "groups": len(self.groups),
+            "options": dict(self.groups[self.group]),
             "rows": len(self.table),
             **({"first": self.first} if self.first else {}),
             "pushes": self.table.pushes,
@@ -267,8 +268,8 @@ class Slice:
     ) -> Slice:
         """A slice whose dump of so many bytes is to be written. Raise as `load`, before it takes memory."""
         try:
-            groups = [dict(group) for group in meta["groups"]]
             about = spec_from_json(meta["table"]), int(meta["parameter"]), int(meta["group"])
+            groups = _groups_in(meta, about[-1])
             made = cls(*about, groups, memory, int(meta.get("first", 0)), others)
             count, dim = int(meta.get("rows", 0)), made.table.spec.dim
             if count < 0 or nbytes != count * (16 + 4 * dim * made.table.width):
@@ -290,6 +291,16 @@ class Slice:
     def finish(self) -> None:
         """The dump is written: from now on this is the slice."""
         self.table.finish()
+
+
+def _groups_in(meta: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
+    """Return the options of all parameter groups, which are said of group `number` alone."""
+    count = int(meta["groups"])
+    if not 0 <= number < count <= GROUPS_LIMIT:
+        raise ChunkError(f"a table of parameter group {number}, and there are {count} of {GROUPS_LIMIT}")
+    groups: list[Mapping[str, Any]] = [{}] * count
+    groups[number] = dict(meta["options"])
+    return groups
 
 
 def spec_to_json(spec: TableSpec) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from springtide_ps.server.replication_acks import ReplicationAcks
 from springtide_ps.server.step_protocol import MEMBERS_LIMIT, RoundError, StaleError, Token
 from springtide_ps.server.sync_handler import Reply, SyncHandler, dtype_in, key_in, number_in, token_in
 from springtide_ps.wire.frames import NO_REPLY, Frame, FrameError, Header, Kind, memory
+from springtide_ps.wire.options import spec_in
 
 log = logging.getLogger("springtide.ps")
 
@@ -154,7 +155,7 @@ class AsyncHandler:
                     about = {"k": key, "o": offer.number, "me": meta["me"], **offer.form}
                     offer.passed[address] = self._tell(address, Kind.COPY_OFFER, token, about, payload)
                 if makes:
-                    recipe, of_range = StepSpec.from_json(meta.get("recipe")), number_in(meta, "r")
+                    recipe, of_range = spec_in(meta), number_in(meta, "r")
                     made = speculative_ranges.speculate(
                         shard, offer.early, of_range, recipe, lambda chunk: _gradient(chunk, meta, payload)
                     )
@@ -171,7 +172,7 @@ class AsyncHandler:
         reply: Reply,
         offers: GradientStash,
     ) -> None:
-        key, recipe, of_range = key_in(meta), StepSpec.from_json(meta.get("recipe")), number_in(meta, "r")
+        key, recipe, of_range = key_in(meta), spec_in(meta), number_in(meta, "r")
         copies: list[Future[Any]] = []
         fresh, offer = False, None
         self._store.check_token(token, booked=True)

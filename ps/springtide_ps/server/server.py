@@ -31,6 +31,7 @@ from springtide_ps.server.sync_handler import KINDS, SyncHandler
 from springtide_ps.wire.client import ServerClient
 from springtide_ps.wire.frames import NO_REPLY, PART_BYTES, Frame, FrameError, Header, Kind, memory
 from springtide_ps.wire.keepalive import PULSE_SECONDS, Keepalive
+from springtide_ps.wire.options import OPTIONS_BYTES, ReceivedOptions, SharedOptions
 from springtide_ps.wire.stream import HANDSHAKE_SECONDS, PeerClosedError, Stream, accept
 
 log = logging.getLogger("springtide.ps")
@@ -56,10 +57,12 @@ _RANK_LIMIT: Final = 1 << 31
 
 @dataclass
 class Connection:
-    """One client's connection: what is still to be sent to it, and the gradients that it had set aside."""
+    """One client's connection: what is still to be sent to it, the options of parameter groups that it
+    has sent, and the gradients that it had set aside."""
 
     stream: Stream
     name: str
+    options: ReceivedOptions
     outgoing: SendQueue = field(default_factory=SendQueue)
     stash: GradientStash = field(default_factory=GradientStash)
     pulse: Keepalive = field(default_factory=Keepalive)
@@ -104,6 +107,7 @@ class Server:
         # Strangers do not count among the clients, or they would keep these out.
         self.lobby = Lobby(_STRANGERS_LIMIT, handshake)
         self._quiet = Quiet()
+        self._options = SharedOptions()
         self._listener = socket.create_server((bind, port), backlog=1024)
         self._listener.settimeout(min(_TICK_SECONDS, handshake / 4))
         self.port = int(self._listener.getsockname()[1])
@@ -225,7 +229,7 @@ class Server:
             self._quiet.warn("%s is refused: %d clients are connected", name, self.clients)
             stream.close()
             return
-        client = Connection(stream, name)
+        client = Connection(stream, name, ReceivedOptions(self._options))
         with self._lock:
             self._clients[id(client)] = client
         self._spawn(self._write_for_ever, f"springtide-ps-write-{name}", client)
@@ -293,6 +297,16 @@ class Server:
                 handler = self.async_handler if in_ranges else self.sync_handler
             taken = False
             try:
+                if header.kind is Kind.OPTIONS:
+                    if header.payload_bytes > OPTIONS_BYTES:
+                        raise FrameError(f"{header.payload_bytes} bytes of options: {OPTIONS_BYTES} can be")
+                    text, taken = self._payload(client, header.payload_bytes), True
+                    client.options.take(meta, text.numpy().tobytes())
+                    if header.request != NO_REPLY:
+                        reply(Answer(Frame(Kind.DONE, header.request)))
+                    continue
+                if meta.get("recipe") is not None:
+                    meta["recipe"] = client.options.read(meta["recipe"])
                 handler.check(header, meta)
                 if in_steps and header.request != NO_REPLY:
                     # It may wait for other clients, and for this one's own next words.

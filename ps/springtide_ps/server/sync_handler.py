@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from springtide_ps.params.chunk import Chunk, StepSpec, check_recipe
+from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import ROW_DTYPES, SLICES_LIMIT, Slice
 from springtide_ps.params.sparse_gradient import SparseGradient, unpack
 from springtide_ps.server.intermediate import NO_ROOM
@@ -32,6 +32,7 @@ from springtide_ps.wire.frames import (
     Kind,
     memory,
 )
+from springtide_ps.wire.options import spec_in
 from springtide_ps.wire.stream import parse_address
 
 _OF_RANGES: Final = {Kind.FINISHED, Kind.OFFER, Kind.COPY_OFFER}
@@ -167,7 +168,7 @@ class SyncHandler:
                 done(Frame(Kind.DONE, number, {"version": version}))
             case Kind.RESOLVE:
                 recipe = meta.get("recipe")
-                store.resolve(token, None if recipe is None else StepSpec.from_json(recipe))
+                store.resolve(token, None if recipe is None else spec_in(meta))
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD if "of" in meta:
                 at, total = number_in(meta, "at"), number_in(meta, "of")
@@ -227,7 +228,7 @@ class SyncHandler:
                     token,
                     _step(meta),
                     str(meta.get("me")),
-                    StepSpec.from_json(meta.get("recipe")),
+                    spec_in(meta),
                     _later(number, reply, lambda _: (Frame(Kind.DONE, number), None)),
                 )
             case Kind.TRY:
@@ -239,7 +240,7 @@ class SyncHandler:
             case Kind.EXPECT:
                 if self._has_no_second_copy():
                     raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
-                recipe = StepSpec.from_json(meta.get("recipe"))
+                recipe = spec_in(meta)
                 store.expect(token, _step(meta), str(meta.get("me")), recipe)
                 done(Frame(Kind.DONE, number))
             case Kind.FETCH_EARLY:
@@ -251,7 +252,7 @@ class SyncHandler:
                     raise RoundError(
                         f"{NO_ROOM} for a second copy of the chunks, which values within a body need"
                     )
-                recipe = StepSpec.from_json(meta.get("recipe"))
+                recipe = spec_in(meta)
                 store.add_parts(token, _step(meta), str(meta.get("me")), recipe)
                 done(Frame(Kind.DONE, number))
             case Kind.DUMP:
@@ -297,9 +298,7 @@ class SyncHandler:
     def _loaded(self, meta: dict[str, Any], payload: torch.Tensor) -> Chunk | Slice:
         if "table" in meta:
             return Slice.load(meta, payload, self.memory_limit, self._besides_slice)
-        chunk = Chunk.load(meta, payload)
-        check_recipe(chunk.optimizer_name, meta["groups"])
-        return chunk
+        return Chunk.load(meta, payload)
 
     def _rows(
         self, token: Token, meta: dict[str, Any], payload: torch.Tensor, number: int, reply: Reply

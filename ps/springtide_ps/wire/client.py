@@ -20,10 +20,12 @@ from typing import Any, Final
 
 import torch
 
+from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.sparse_gradient import SparseGradient, pack
 from springtide_ps.wire.frames import DTYPE_NAMES, NO_REPLY, Frame, FrameError, Header, Kind, joined, memory
 from springtide_ps.wire.keepalive import PULSE_SECONDS, SILENT_SECONDS
+from springtide_ps.wire.options import SentOptions
 from springtide_ps.wire.stream import PeerClosedError, Stream, connect
 
 _QUEUED_LIMIT: Final = 4096
@@ -90,6 +92,8 @@ class ServerClient:
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
         self._broken: str | None = None
+        self._options = SentOptions()
+        self._describing = threading.Lock()  # a request leaves after the options that it names
         self._unsent: set[Future[None]] = set()
         self.refusal = ""
         """Why the server refused what has no answer of its own; the request that counts it fails."""
@@ -164,11 +168,21 @@ class ServerClient:
         typed: bool = False,
         any_size: bool = False,
     ) -> Future[Answer]:
-        """A request of synchronous training (`server.sync_handler`). typed: say the payload's dtype."""
+        """A request of synchronous training (`server.sync_handler`). typed: say the payload's dtype.
+
+        A "recipe" may be a `StepSpec`, whose options are sent when they are not known there yet.
+        """
         about = {**meta, "t": list(token)}
         if typed and payload is not None:
             about["d"] = DTYPE_NAMES[payload.dtype]
-        return self._ask(kind, about, payload, out, any_size)
+        if not isinstance(spec := about.get("recipe"), StepSpec):
+            return self._ask(kind, about, payload, out, any_size)
+        with self._describing:
+            about["recipe"], options = self._options.describe(spec)
+            for said, text in options:
+                block = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+                self._send_unanswered(Kind.OPTIONS, said, block)
+            return self._ask(kind, about, payload, out, any_size)
 
     def stage(
         self,

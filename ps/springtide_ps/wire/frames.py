@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 MAGIC: Final = b"STPS"
-VERSION: Final = 1
+VERSION: Final = 2
 _HEADER: Final = struct.Struct("<4sBBHQIQQ")  # magic, version, kind, -, request, meta bytes, payload bytes, -
 HEADER_BYTES: Final = _HEADER.size
 META_LIMIT: Final = 64 * 1024
@@ -52,6 +52,10 @@ class Kind(IntEnum):
     LOOKUP = 17  # {"key", "count"} + ids; answered with rows
     TABLE_PUSH = 18  # {"key", "count"} + ids, then gradients
     PAGE = 19  # {"key", "start", "count"}; answered with {"count"} + ids, then rows
+
+    # {"n", "base", "drop"} + JSON: the options of all parameter groups, which a "recipe" names as "n" from
+    # then on; with "base" what differs from those. Without an answer (`options`).
+    OPTIONS = 20
 
     # The steps of a job (`step_protocol`); "t" is the generation, "s" the step to be made, "k" a chunk.
     # "rank" in any request: its answer goes after tensors of a lower rank (`send_queue`); 0 without.

@@ -212,8 +212,8 @@ def test_rubbish_ends_its_own_connection_only() -> None:
             b"\0" * 200,
             frames.pack(frames.Frame(frames.Kind.VALUES, 1)),
             frames.pack(frames.Frame(frames.Kind.PUSH, 1, {"key": "w"}))[:20],
-            struct.pack("<4sBBHQIQQ", frames.MAGIC, 1, 11, 0, 1, 5, 0, 0) + b"[[[[[",
-            struct.pack("<4sBBHQIQQ", frames.MAGIC, 1, 11, 0, 1, 2**31, 2**62, 0),
+            struct.pack("<4sBBHQIQQ", frames.MAGIC, frames.VERSION, 11, 0, 1, 5, 0, 0) + b"[[[[[",
+            struct.pack("<4sBBHQIQQ", frames.MAGIC, frames.VERSION, 11, 0, 1, 2**31, 2**62, 0),
         ):
             stream, _ = connect(address, TOKEN, 30)
             with contextlib.closing(stream):

@@ -18,7 +18,7 @@ from springtide import kv
 from springtide_ps.params.embedding import TableError, TableSpec
 from springtide_ps.server.kv_store import Store, StoreError
 from springtide_ps.server.server import Quiet, Server
-from springtide_ps.wire.frames import MAGIC, Frame, FrameError, Kind, pack, unpack_header
+from springtide_ps.wire.frames import MAGIC, VERSION, Frame, FrameError, Kind, pack, unpack_header
 from springtide_ps.wire.stream import RejectedError, connect
 
 
@@ -35,7 +35,7 @@ def strange(stack: ExitStack, server: Server, sent: bytes = b"") -> socket.socke
 
 
 def header(kind: Kind, meta: int, payload: int = 0) -> bytes:
-    return struct.pack("<4sBBHQIQQ", MAGIC, 1, kind, 0, 0, meta, payload, 0)
+    return struct.pack("<4sBBHQIQQ", MAGIC, VERSION, kind, 0, 0, meta, payload, 0)
 
 
 def ended(sock: socket.socket) -> bool:

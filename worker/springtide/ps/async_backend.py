@@ -551,7 +551,7 @@ class AsyncBackend:
 
     def _counting(self, key: str, recipe: StepSpec) -> dict[str, Any]:
         """Say how a chunk's push is going to count its gradient."""
-        return {"r": self._leased, "recipe": self._own(recipe, key).to_json(), **self._wanted(key)}
+        return {"r": self._leased, "recipe": self._own(recipe, key), **self._wanted(key)}
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Send all gradients of a table on their way.
@@ -760,7 +760,7 @@ class AsyncBackend:
         for key in keys:
             number = self._leased if self._sent is None else self._sent
             form, gradient = self.early_push.push(key, self._outgoing[key])
-            recipe = self._own(self._recipe, key).to_json()
+            recipe = self._own(self._recipe, key)
             about = {"k": key, "r": number, "recipe": recipe, **form, **self._wanted(key)}
             if key in pulled and key not in self._fetches:
                 self._based[key] = pulled[key].applied

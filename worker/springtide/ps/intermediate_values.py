@@ -216,7 +216,7 @@ class IntermediateValues:
         about: dict[str, Any] = {
             "s": context.generation.step + 1,
             "me": context.settings.me,
-            "recipe": self._whole.to_json(),
+            "recipe": self._whole,
         }
         self._told = [(context.ask(server, Kind.WITHIN, about), server) for server in context.connections]
 

@@ -91,7 +91,7 @@ class SpeculativeValues:
         """
         if server not in self._told:
             self._told.add(server)
-            ask(server, Kind.EXPECT, {"s": self._step, "me": me, "recipe": recipe.to_json()})
+            ask(server, Kind.EXPECT, {"s": self._step, "me": me, "recipe": recipe})
 
     def commit(self, step: int, made: StepSpec) -> dict[str, Asked]:
         """The step is committed, made like this: the values by chunk, here or under way, and their server."""

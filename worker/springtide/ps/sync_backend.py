@@ -121,9 +121,8 @@ class SyncBackend:
     def resolve(self) -> None:
         """All members hold the state: let the servers make what is open of it, and fetch what is not here."""
         context, values = self._context, self._context.values
-        recipe = None if self.recipe is None else self.recipe.to_json()
         self._commits = [
-            context.ask(server, Kind.RESOLVE, {"recipe": recipe}) for server in context.connections
+            context.ask(server, Kind.RESOLVE, {"recipe": self.recipe}) for server in context.connections
         ]
         self._stand_at(self._made)
         values.outdate(())
@@ -353,7 +352,7 @@ class SyncBackend:
         context, generation = self._context, self._context.generation
         self.recipe, changed = self.intermediate.commit(scale, unused, skip)
         context.optimizers.begin()
-        about = {"s": generation.step + 1, "me": context.settings.me, "recipe": self.recipe.to_json()}
+        about = {"s": generation.step + 1, "me": context.settings.me, "recipe": self.recipe}
         generation.advance()
         self.fetches.committed()
         self._made = (generation.start.token, generation.step)
