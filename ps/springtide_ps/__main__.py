@@ -48,12 +48,19 @@ def main() -> int:
         tls = server_context(settings.certificate, settings.key) if settings.certificate else None
         authority = read_authority(os.environ)
         peers = client_context(authority) if authority else None
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        # Each of a server's threads works on a chunk of its own; with threads of torch's besides, every
+        # client's thread would get some, too.
+        torch.set_num_threads(1)
         _warm_up()
         raise_descriptor_limit()
         server = Server(
-            Store(settings.memory_limit), settings.token, settings.bind, settings.port, tls=tls, peers=peers
+            Store(settings.memory_limit),
+            settings.token,
+            settings.bind,
+            settings.port,
+            tls=tls,
+            peers=peers,
+            threads=settings.threads,
         )
         in_job = registration.read(os.environ, server.port)
     except (ValueError, OSError) as error:

@@ -73,7 +73,8 @@ class Connection:
 class Server:
     """Listens at once; `close` ends everything. `about` is told to every client that connects.
 
-    tls: of this server. peers: for its own connections to other servers. part_bytes: as of `ShardStore`.
+    tls: of this server. peers: for its own connections to other servers. part_bytes, threads: as of
+    `ShardStore`.
     handshake: seconds in which a connection has proven that it knows the token, from its first byte on.
     """
 
@@ -88,6 +89,7 @@ class Server:
         peers: ssl.SSLContext | None = None,
         part_bytes: int = PART_BYTES,
         handshake: float = HANDSHAKE_SECONDS,
+        threads: int = 0,
     ) -> None:
         if not token:
             raise ValueError("a parameter server needs the job's token")
@@ -98,6 +100,7 @@ class Server:
             store.memory_limit,
             self.counters,
             part_bytes,
+            threads,
         )
         # One limit for all that is here, by hand and of a job.
         store.others = lambda: self.sync_handler.store.unlocked_bytes

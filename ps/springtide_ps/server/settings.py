@@ -13,7 +13,7 @@ DEFAULT_METRICS_PORT = 9402
 class Settings:
     """token: the job's. bind: the one address to listen on; all when empty. memory_limit: bytes, 0 is none.
 
-    threads: torch's, 0 leaves its own choice.
+    threads: that make steps; 0: one for each core that the process may use.
     """
 
     token: str

@@ -13,6 +13,7 @@ import torch
 from springtide_ps.params.applied import AppliedBatches, IntervalSet
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.params.sparse_gradient import SparseGradient
 from springtide_ps.server.intermediate_rows import ChangedRows
 from springtide_ps.server.row_gather import Done
 from springtide_ps.server.speculative_copy import SpeculativeCopy
@@ -39,7 +40,9 @@ class Shard:
         spare: memory of an earlier sum, for a gradient to come.
         forward: addresses of the servers that hold copies and get the sums.
         waiting: who waits for the values after a step.
-        added: gradients in the newest sum.
+        norms: sums of squares over sums that are complete, as far as they were wanted.
+        adding: (generation that has begun on this server, step, round) of the newest sum.
+        added: gradients in it.
         closed: the newest sum that is complete, and on its way to the copies.
         speculative: the chunk after a step that is not decided.
         changed: rows of a slice within a step that is not decided.
@@ -53,6 +56,8 @@ class Shard:
     lock: threading.Lock = field(default_factory=threading.Lock)
     forward: list[str] = field(default_factory=list)
     waiting: list[tuple[int, Done]] = field(default_factory=list)
+    norms: dict[Sum, float] = field(default_factory=dict)
+    adding: tuple[int, int, int] = (0, -1, 0)
     added: int = 0
     closed: Sum = (-1, 0)
     speculative: SpeculativeCopy = field(default_factory=SpeculativeCopy)
@@ -62,6 +67,38 @@ class Shard:
     def values(self) -> torch.Tensor | None:
         """Return the values of a chunk; None of a slice of a table, and where there is neither."""
         return self.chunk.values if isinstance(self.chunk, Chunk) else None
+
+    def add(
+        self, adding: tuple[int, int, int], which: Sum, gradient: torch.Tensor | SparseGradient, own: bool
+    ) -> None:
+        """Add a gradient to a sum (in the shard's lock).
+
+        Args:
+            adding: what `adding` is for that sum; for another one it begins anew.
+            which: the sum.
+            gradient: flat, of the chunk's size, or some of its elements.
+            own: it is in memory of the spare, which may be kept.
+        """
+        if self.adding != adding:
+            self.adding, self.added = adding, 0
+        first, chunk = self.added == 0, self.chunk
+        kept = gradient if own and isinstance(gradient, torch.Tensor) else None
+        if first and kept is not None:
+            self.sums[which] = kept
+        else:
+            assert chunk is not None
+            spare, self.spare = (self.spare, None) if first else (None, self.spare)
+            more: Any = gradient
+            self.sums[which] = chunk.add(None if first else self.sums[which], more, spare)
+            self.spare = self.spare if kept is None else kept
+        self.norms.pop(which, None)
+        self.added += 1
+
+    def measure(self, which: Sum) -> None:
+        """Have the norm of a complete sum (in the shard's lock)."""
+        total = self.sums.get(which)
+        if total is not None and self.chunk is not None and which not in self.norms:
+            self.norms[which] = self.chunk.square_norm(total)
 
     def totals(self, step: int) -> dict[int, torch.Tensor]:
         """Return the sums of a step by round."""
@@ -80,6 +117,7 @@ class Shard:
     def drop_sums(self, steps: Callable[[int], bool]) -> None:
         """Forget the sums of the steps for which `steps` is true."""
         self.sums = {which: total for which, total in self.sums.items() if not steps(which[0])}
+        self.norms = {which: norm for which, norm in self.norms.items() if which in self.sums}
 
     def take_waiting(self) -> list[Done]:
         """Return who waited for what the chunk is now, and forget them (in the store's lock)."""
@@ -121,7 +159,8 @@ class Shard:
             if self.chunk.book is None:
                 ranges = IntervalSet([(0, self.version)]) if self.version > 0 else IntervalSet()
                 self.chunk.book = AppliedBatches(ranges, max(0, self.version), skipped)
-            self.version, self.sums, self.closed, self.speculative = 0, {}, (-1, 0), SpeculativeCopy()
+            self.version, self.sums, self.norms = 0, {}, {}
+            self.closed, self.speculative = (-1, 0), SpeculativeCopy()
         return True
 
     def count_steps(self, version: int) -> bool:
@@ -136,7 +175,8 @@ class Shard:
             exactly = IntervalSet([(0, version)]) if version else IntervalSet()
             if self.chunk.book.ranges != exactly:
                 return False
-            self.chunk.book, self.version, self.sums, self.closed = None, version, {}, (-1, 0)
+            self.chunk.book, self.version, self.closed = None, version, (-1, 0)
+            self.sums, self.norms = {}, {}
         return True
 
 

@@ -1,13 +1,19 @@
 """The shards that a server holds for a job: gradients are summed as they come, steps are made as decided.
 
-Which thread calls what: the threads that read requests call the public methods, in any order and at once. One
-thread of the store's own (`springtide-ps-steps`) makes the steps, shard by shard in their order, answers who
-waits for their values, makes steps early, and begins copies. Answers of other servers come on any thread.
+Which thread calls what: the threads that read requests call the public methods, in any order and at once.
+Threads of the store's own (`springtide-ps-steps`, one for each core) make the steps, each shard's in their
+order, answer those that wait for their values, make steps early, and begin copies. Answers of other servers
+come on any thread.
 
-Which lock guards what: `_lock` (a lock that its holder may take again, with the condition `_changed`) guards
-everything here but the inside of shards: which there are, the two-phase commit, the lists of who waits, and
-what the parts below hold. A shard's own lock keeps its chunk, version and sums from changing. Whoever needs
-both takes `_lock` first, and gives it back before any long work on the shard.
+Which lock guards what: `_lock` (a lock that its holder may take again) guards everything here but the inside
+of shards: which there are, the two-phase commit, the lists of those that wait, and what the parts below hold.
+`_work` is notified when there is something to do for the store's threads, `_changed` when they have done it.
+A shard's own lock keeps its chunk, version and sums from changing.
+
+Where both are needed, `_lock` comes first. But a shard may be locked for long, by a gradient that is added or
+a step that is made, and whatever waits for it in `_lock` would stop all clients. So requests that come in
+every step give `_lock` back before they take the shard's, and look again then: `_fences` counts the
+generations that have begun, and what one leaves behind is cleared, in the shard's lock, after it is counted.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +35,7 @@ from springtide_ps.params.chunk import ROUNDS_LIMIT, Chunk, ChunkError, StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.idmap import Ids
 from springtide_ps.params.sparse_gradient import SparseGradient
+from springtide_ps.server.cores import available_cores
 from springtide_ps.server.failed_shards import FailedShards
 from springtide_ps.server.replication import Incoming, Later, Replicator
 from springtide_ps.server.row_gather import Done, HasRows, RowGather
@@ -45,6 +53,7 @@ from springtide_ps.server.speculation import (
 )
 from springtide_ps.server.speculative_copy import SpeculativeCopy
 from springtide_ps.server.step_protocol import Effect, RoundError, StaleError, StepProtocol, Token
+from springtide_ps.server.step_queue import Job, StepQueue
 from springtide_ps.wire.frames import PART_BYTES
 
 log = logging.getLogger("springtide.ps")
@@ -83,6 +92,7 @@ class ShardStore:
         forward: sends a sum to another server.
         fill: sends a shard, or a part of one, to another server.
         part_bytes: a slice of more goes to another server in parts of so many.
+        threads: that make steps; 0: one for each core that the process may use.
 
     Attributes:
         steps: how many steps were decided here.
@@ -93,18 +103,25 @@ class ShardStore:
         replicator: copies on their way to other servers, and from them.
     """
 
-    def __init__(self, forward: Forward, fill: Fill, part_bytes: int = PART_BYTES) -> None:
+    def __init__(self, forward: Forward, fill: Fill, part_bytes: int = PART_BYTES, threads: int = 0) -> None:
         self._forward = forward
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
 
         # The present generation and its step.
         self._rounds = StepProtocol()
         self._recipes: dict[int, StepSpec] = {}  # by step, until all shards have made it
         self._prepares: list[tuple[bool, Done]] = []
         self._commits: list[Done] = []
+        self._fences = 0  # generations that have begun here
+        self._adding = 0  # gradients that are counted already, and not in their sums yet
+        self._unclosed = False  # whether sums of a round that all members have prepared can be still open
         self._unacknowledged = 0  # sums on their way to copies
         self._lost_backup = ""
+        self._norms_wanted = False  # whether the last step's members wanted norms
+        self._measured: Sum = (-1, 0)  # the round all of whose norms are made, or are being made
+        self._measuring = 0  # so many of them are still to be made
         self.steps = 0
 
         # The shards, and what is kept or made beside them.
@@ -113,27 +130,33 @@ class ShardStore:
         self.snapshots = SnapshotKeeper(time.monotonic)
         self._speculator = Speculator()
         self.replicator = Replicator(
-            self._changed, fill, self.snapshots.readings, part_bytes, self._on_steps_thread
+            self._work, fill, self.snapshots.readings, part_bytes, self._on_steps_thread
         )
         self.evicted = 0
         self._counting = threading.Lock()  # of `evicted`: shards change on several threads
 
-        # The work of the thread that makes the steps.
-        self._todo: list[tuple[str, int, bool]] = []  # shards to bring to a step; whether it is only tried
-        self._making = -1  # the step that a shard is being brought to
-        self._asides: list[Callable[[], None]] = []  # for when no step is to be made
-        self._busy = False
+        # The work of the threads that make the steps.
+        self._todo = StepQueue()
+        self._asides = deque[Callable[[], None]]()  # for when no step is to be made
+        self._busy = 0  # threads at work
+        self._done = 0  # pieces of work
         self._closed = False
-        self._thread = threading.Thread(target=self._work_for_ever, name="springtide-ps-steps", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work_for_ever, name=f"springtide-ps-steps-{number}", daemon=True)
+            for number in range(threads or available_cores())
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Send everybody away who waits, and end the thread."""
+        """Send everybody away who waits, and end the threads."""
         with self._lock:
             self._closed = True
             self._fence(StaleError("this server ends"))
             self._changed.notify_all()
-        self._thread.join(30.0)
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join(30.0)
 
     # ---- what there is
 
@@ -314,8 +337,11 @@ class ShardStore:
 
     def _fence(self, error: Exception) -> None:
         """Send away whoever waits for something of the generation before (in the lock)."""
+        self._fences += 1
         waiting = [done for _, done in self._prepares] + self._commits
-        self._prepares, self._commits, self._asides = [], [], []
+        self._prepares, self._commits, self._asides = [], [], deque()
+        self._adding, self._unclosed = 0, False
+        self._measured, self._measuring = (-1, 0), 0
         self._unacknowledged, self._lost_backup = 0, ""
         for shard in self._shards.values():
             waiting += [done for _, done in shard.waiting]
@@ -352,8 +378,7 @@ class ShardStore:
                 shard.speculative = SpeculativeCopy()
                 shard.drop_sums(lambda step: step <= version)
             self.lost.forget(key)
-            self._todo.append((key, self._rounds.version, False))
-            self._changed.notify_all()
+            self._bring([key], self._rounds.version, False)
 
     def load_part(
         self,
@@ -437,7 +462,7 @@ class ShardStore:
             for key, addresses in fill.items():
                 for address in addresses:
                     self.replicator.want(key, address)
-            self._changed.notify_all()
+            self._work.notify_all()
 
     def give_up(self, key: str, why: Exception) -> RoundError:
         """Hold a shard no more whose update failed; the next generation finds that out.
@@ -496,27 +521,39 @@ class ShardStore:
         """
         which = (step, number)
         with self._lock:
-            chunk: Any = self.dense(key) if isinstance(gradient, SparseGradient) else self.piece(key)
-            shard = self._shards[key]
-            first = self._rounds.stage(token, step, member, key, number)
-            shard.lock.acquire()
-            shard.added = 0 if first else shard.added
+            if isinstance(gradient, SparseGradient):
+                self.dense(key)
+            shard = self.shard(key)
+            self._rounds.stage(token, step, member, key, number)
+            fence, size, norm = self._fences, self._rounds.size, self._norms_wanted
+            self._adding += 1
+        whole = False
         try:
-            kept = gradient if own and isinstance(gradient, torch.Tensor) else None
-            if first and kept is not None:
-                shard.sums[which] = kept
-            else:
-                spare, shard.spare = (shard.spare, None) if first else (None, shard.spare)
-                shard.sums[which] = chunk.add(None if first else shard.sums[which], gradient, spare)
-                shard.spare = shard.spare if kept is None else kept
+            with shard.lock:
+                self._check_still(token, fence, key, shard)
+                shard.add((fence, *which), which, gradient, own)
+                whole = shard.added == size
+                if whole and norm:
+                    shard.measure(which)
         finally:
-            shard.lock.release()
-        with self._lock:
-            if self._rounds.token != token:
-                return
-            shard.added += 1
-            if shard.added == self._rounds.size:
-                self._close_sum(key, shard, which)
+            with self._lock:
+                if self._fences == fence:
+                    self._adding -= 1
+                    if whole:
+                        self._close_sum(key, shard, which)
+                    self._answer_prepares()
+
+    def _check_still(self, token: Token, fence: int, key: str, shard: Shard) -> None:
+        """Look again at what was found in `_lock`, in the shard's lock alone.
+
+        Raises:
+            StaleError: another generation has begun.
+            RoundError: the shard is not here any more.
+        """
+        if self._fences != fence:
+            raise StaleError(f"generation {token} is over")
+        if self._shards.get(key) is not shard or shard.chunk is None:
+            raise self.lost.error_for(key)
 
     def _close_sum(self, key: str, shard: Shard, which: Sum) -> None:
         """Send a sum that nothing more comes to, and make the step early if that is wanted (in the lock)."""
@@ -543,13 +580,16 @@ class ShardStore:
 
     def take_sum(self, token: Token, which: Sum, key: str, total: torch.Tensor) -> None:
         """Keep the sum of all gradients of a shard, from the server that the workers send them to."""
+        kept = total.clone()
         with self._lock:
             self._rounds.check_token(token)
             if key not in self._shards and not self.replicator.is_coming(key):
                 return  # it was given up here, which the next generation finds out
-            shard = self._shards.setdefault(key, Shard())
-            with shard.lock:
-                shard.sums[which] = total.clone()
+            shard, fence = self._shards.setdefault(key, Shard()), self._fences
+        with shard.lock:
+            if self._fences != fence:
+                raise StaleError(f"generation {token} is over")
+            shard.sums[which] = kept
 
     def _send_sum(self, address: str, which: Sum, key: str, total: torch.Tensor) -> None:
         """Send a sum to a server that keeps a copy; PREPARE is answered when it is there (in the lock)."""
@@ -582,28 +622,77 @@ class ShardStore:
         with self._lock:
             effects = self._rounds.prepare(token, step, member, count, number)
             self._prepares.append((norm, done))
-            if Effect.PREPARED in effects:
-                # Where workers are in teams, not every member sends a gradient.
-                for key in self._rounds.staged:
-                    self._close_sum(key, self._shards[key], (step, number))
+            self._norms_wanted = norm
+            # Where workers are in teams, not every member sends a gradient.
+            self._unclosed |= Effect.PREPARED in effects
             self._answer_prepares()
 
     def _answer_prepares(self) -> None:
-        if not self._rounds.complete or not self._prepares:
+        """Answer those that have prepared, once all have and all that belongs to it is done (in the lock)."""
+        if not self._rounds.complete or not self._prepares or self._adding:
             return
+        which = (self._rounds.version + 1, self._rounds.round)
+        if self._unclosed:
+            self._unclosed = False
+            for key in self._rounds.staged:
+                if (shard := self._shards.get(key)) is not None:
+                    self._close_sum(key, shard, which)
         error = RoundError(f"a copy could not be made: {self._lost_backup}") if self._lost_backup else None
+        norms: dict[int, float] | None = None
+        if error is None and any(wanted for wanted, _ in self._prepares):
+            if self._measuring or self._measure_rest(which):
+                return
+            try:
+                norms = self._norms(which)
+            except RoundError as failure:
+                error = failure
         if self._unacknowledged and error is None:
             return
         waiting, self._prepares = self._prepares, []
-        norms: dict[int, float] | None = None
-        if error is None and any(wanted for wanted, _ in waiting):
-            which, norms = (self._rounds.version + 1, self._rounds.round), {}
-            for key in sorted(self._rounds.staged):
-                chunk = self.piece(key)
-                found = chunk.square_norm(self._shards[key].sums[which])
-                norms[chunk.first] = norms.get(chunk.first, 0.0) + found
         for _, done in waiting:
             done(norms, error)
+
+    def _measure_rest(self, which: Sum) -> bool:
+        """Have the norms made that are not, of sums that are closed; return whether any are (in the lock).
+
+        Mostly they are made as the sums close. Those of a job's first step are not, nor those of sums to
+        which not every member adds.
+        """
+        if self._measured == which:
+            return False
+        self._measured = which
+        shards = [(key, self._shards.get(key)) for key in self._rounds.staged]
+        rest = [(key, shard) for key, shard in shards if shard is not None and which not in shard.norms]
+        self._measuring = len(rest)
+        for key, shard in rest:
+            self._on_steps_thread(partial(self._measure, self._fences, key, shard, which))
+        return bool(rest)
+
+    def _measure(self, fence: int, key: str, shard: Shard, which: Sum) -> None:
+        try:
+            with shard.lock:
+                if self._fences == fence:
+                    shard.measure(which)
+        finally:
+            with self._lock:
+                if self._fences == fence:
+                    self._measuring -= 1
+                    if not self._measuring:
+                        self._answer_prepares()
+
+    def _norms(self, which: Sum) -> dict[int, float]:
+        """Return the sums of squares by optimizer, added in the order of the shards' keys (in the lock).
+
+        Raises:
+            RoundError: a shard is not here any more, or its norm could not be made.
+        """
+        norms: dict[int, float] = {}
+        for key in sorted(self._rounds.staged):
+            first, found = self.piece(key).first, self._shards[key].norms.get(which)
+            if found is None:
+                raise RoundError(f"the norm of the sum of {key!r} could not be made: see this server's log")
+            norms[first] = norms.get(first, 0.0) + found
+        return norms
 
     def try_step(self, token: Token, step: int, member: str) -> None:
         """Make a step that may be taken back; see `StepProtocol.try_step`."""
@@ -611,8 +700,7 @@ class ShardStore:
             if self._rounds.try_step(token, step, member):
                 assert self._rounds.recipe is not None
                 self._recipes[step] = self._rounds.recipe
-                self._todo += [(key, step, True) for key in self._shards]
-                self._changed.notify_all()
+                self._bring(self._shards, step, True)
 
     def commit(self, token: Token, step: int, member: str, recipe: StepSpec, done: Done) -> None:
         """Hear that a member commits the step; `done` gets None when the step is decided here."""
@@ -631,14 +719,18 @@ class ShardStore:
         assert recipe is not None
         self.steps += 1
         self._recipes[version] = recipe
-        if not self.replicator.needs_recipes:
+        if len(self._recipes) > MAX_RECIPES and not self.replicator.needs_recipes:
             # Steps may be decided faster than they are made; shards are brought to them in their order.
-            open_from = self._making if self._busy else version
-            open_from = min([open_from, *(step for _, step, _ in self._todo[:1])])
+            open_from = min((version, *self._todo.steps()))
             while len(self._recipes) > MAX_RECIPES and (oldest := min(self._recipes)) < open_from:
                 del self._recipes[oldest]
-        self._todo += [(key, version, False) for key in self._shards]
-        self._changed.notify_all()
+        self._bring(self._shards, version, False)
+
+    def _bring(self, keys: Iterable[str], step: int, trying: bool) -> None:
+        """Have shards brought to a step (in the lock)."""
+        for key in keys:
+            self._todo.put(Job(key, step, trying))
+        self._work.notify_all()
 
     # ---- values after a decided step
 
@@ -733,11 +825,10 @@ class ShardStore:
                 again = partial(self._fetch_intermediate_later, token, step, key, count, done)
                 shard.waiting.append((step - 1, again))
                 return
-            shard.lock.acquire()
-        try:
+            fence = self._fences
+        with shard.lock:
+            self._check_still(token, fence, key, shard)
             values = intermediate_values(shard, step, recipe)
-        finally:
-            shard.lock.release()
         done(values, None)
 
     def _fetch_intermediate_later(
@@ -782,13 +873,11 @@ class ShardStore:
         """A shard that nobody else changes meanwhile, or reads, but for rows of a slice."""
         with self._lock:
             self._rounds.check_token(token)
-            shard = self.shard(key)
-            shard.lock.acquire()
-        try:
+            shard, fence = self.shard(key), self._fences
+        with shard.lock:
+            self._check_still(token, fence, key, shard)
             with self._evictions_counted(shard.chunk):
                 yield LockedShard(shard)
-        finally:
-            shard.lock.release()
 
     def before_push(self, key: str, chunk: Chunk | Slice) -> None:
         """Copy what a snapshot keeps of a locked shard, which is about to change."""
@@ -886,21 +975,22 @@ class ShardStore:
 
     def _of_snapshot(self, key: str, look: Callable[[Chunk | Slice | None, int], Found | None]) -> Found:
         """Return what `look` finds once the shard has come so far."""
-        with self._lock:
-            end = time.monotonic() + _STEP_SECONDS
-            while not self._closed and time.monotonic() < end:
-                shard = self._shards.get(key)
-                if shard is None:
-                    found = look(None, -1)
-                else:
-                    with shard.lock:
-                        found = look(shard.chunk, shard.version)
-                if found is not None:
-                    return found
-                self._changed.wait(1.0)
+        end = time.monotonic() + _STEP_SECONDS
+        while not self._closed and time.monotonic() < end:
+            with self._lock:
+                shard, done = self._shards.get(key), self._done
+                found = look(None, -1) if shard is None else None
+            if shard is not None:
+                with shard.lock:
+                    found = look(shard.chunk, shard.version)
+            if found is not None:
+                return found
+            with self._lock:
+                if self._done == done:
+                    self._changed.wait(1.0)
         raise RoundError(f"chunk {key!r} did not come to its step within {_STEP_SECONDS:g} s")
 
-    # ---- the thread that makes the steps
+    # ---- the threads that make the steps
 
     def settle(self) -> None:
         """Wait until the decided steps are made."""
@@ -911,49 +1001,53 @@ class ShardStore:
     def _on_steps_thread(self, work: Callable[[], None]) -> None:
         """Have something done when no step is to be made (in the lock)."""
         self._asides.append(work)
-        self._changed.notify_all()
+        self._work.notify()
 
     def has_copy_to_send(self) -> bool:
         """Return whether a copy can be begun: of what stays, when nothing is left to be made."""
         with self._lock:
             # A new server knows nothing of a step that is only tried.
-            return self._rounds.ready and not self._rounds.tried and self.replicator.has_next()
+            settled = self._rounds.ready and not self._rounds.tried and not self._todo
+            return settled and self.replicator.has_next()
 
-    def _has_work(self) -> bool:
-        """Return whether the thread has something to do, be it to end (in the lock)."""
-        if self._todo or self._asides or self._closed:
-            return True
+    def _next_work(self) -> Job | Callable[[], None] | None:
+        """Take what a thread is to do next; None: nothing, for now (in the lock)."""
+        if (job := self._todo.take()) is not None:
+            return job
+        if self._asides:
+            return self._asides.popleft()
         # Also while no copy may begin: a server that hangs counts as no copy, whatever the step's state.
         self.replicator.end_overdue()
-        return self.has_copy_to_send()
+        if self.has_copy_to_send() and (copy := self.replicator.take_next()) is not None:
+            return partial(self._copy, *copy)
+        return None
 
     def _work_for_ever(self) -> None:
         while True:
             with self._lock:
-                while not self._has_work():
-                    self._changed.wait(self.replicator.patience)
+                while not self._closed and (work := self._next_work()) is None:
+                    self._work.wait(self.replicator.patience)
                 if self._closed:
                     return
-                self._busy = True
-                step = self._todo.pop(0) if self._todo else None
-                self._making = step[1] if step is not None else self._rounds.version
-                aside = self._asides.pop(0) if step is None and self._asides else None
-                copy = self.replicator.take_next() if step is None and aside is None else None
+                self._busy += 1
             try:
-                if step is not None:
-                    self.make_steps(*step)
-                elif aside is not None:
-                    aside()
-                elif copy is not None:
-                    self._copy(*copy)
+                if isinstance(work, Job):
+                    self.make_steps(work.key, work.step, work.trying)
+                else:
+                    work()
             except Exception as error:
-                log.exception("a chunk is given up: %s", step or copy)
-                if step is not None:
-                    self.give_up(step[0], error)
+                log.exception("a chunk is given up: %s", work)
+                if isinstance(work, Job):
+                    self.give_up(work.key, error)
             finally:
                 with self._lock:
-                    self._busy = False
+                    self._busy -= 1
+                    self._done += 1
                     self._changed.notify_all()
+                    if isinstance(work, Job) and self._todo.done(work):
+                        self._work.notify()
+                    if not self._todo and self.replicator.has_next():
+                        self._work.notify()
 
     def make_steps(self, key: str, version: int, trying: bool) -> None:
         """Apply the sums of a shard up to `version`, and answer who waits for that.
@@ -995,7 +1089,7 @@ class ShardStore:
             shard = self._shards.get(key)
             if shard is None or shard.chunk is None:
                 return
-            if self._todo:
+            if self._todo or self.replicator.is_sending:
                 self.replicator.want(key, address)
                 return
             with shard.lock:

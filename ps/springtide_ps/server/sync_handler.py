@@ -56,6 +56,7 @@ class SyncHandler:
         memory_limit: bytes that the server may hold; 0: as many as there are.
         counters: of the server.
         part_bytes: a slice of more goes to another server in parts of so many.
+        threads: that make steps, as of `ShardStore`.
 
     Attributes:
         memory_limit: as given.
@@ -70,13 +71,14 @@ class SyncHandler:
         memory_limit: int = 0,
         counters: Counters | None = None,
         part_bytes: int = PART_BYTES,
+        threads: int = 0,
     ) -> None:
         self._connect, self.memory_limit = connect, memory_limit
         self._counters = counters or Counters()
         self.others: Callable[[], int] = lambda: 0
         self._peers: dict[str, ServerClient] = {}
         self._lock = threading.Lock()
-        self.store = ShardStore(self._forward, self._fill, part_bytes)
+        self.store = ShardStore(self._forward, self._fill, part_bytes, threads)
         self.entered: Callable[[Token], None] = lambda token: None
 
     def close(self) -> None:
