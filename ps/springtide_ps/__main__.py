@@ -23,7 +23,7 @@ from springtide_ps.params.optim import Update
 from springtide_ps.server import registration
 from springtide_ps.server.kv_store import Store
 from springtide_ps.server.metrics import ServerCollector
-from springtide_ps.server.server import Server
+from springtide_ps.server.server import CLIENTS_LIMIT, Server
 from springtide_ps.server.settings import Settings, read
 from springtide_ps.wire.tls import client_context, server_context
 
@@ -52,7 +52,13 @@ def main() -> int:
         # client's thread would get some, too.
         torch.set_num_threads(1)
         _warm_up()
-        raise_descriptor_limit()
+        if (descriptors := raise_descriptor_limit()) < CLIENTS_LIMIT:
+            log.warning(
+                "this process may open %d files (its hard limit, RLIMIT_NOFILE), so fewer than %d clients "
+                "can connect: raise the container runtime's limit for more",
+                descriptors,
+                CLIENTS_LIMIT,
+            )
         server = Server(
             Store(settings.memory_limit),
             settings.token,

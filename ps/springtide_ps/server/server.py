@@ -47,11 +47,14 @@ _REFUSALS: Final = (
     FrameError,  # of a request that came whole and lacks what it must have: the next one may be right
 )
 _GONE: Final = (PeerClosedError, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
-_CLIENTS_LIMIT: Final = 512
+CLIENTS_LIMIT: Final = 8192
+"""Connected at a time: a thousand workers of eight processes; each takes two threads and a descriptor."""
 _STRANGERS_LIMIT: Final = 64
 _TICK_SECONDS: Final = 0.5
 _TELL_SECONDS: Final = 10.0
 _MANY: Final = 5
+_PROGRESS_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = 0.002
 _RANK_LIMIT: Final = 1 << 31
 
 
@@ -109,6 +112,7 @@ class Server:
         self._token, self._about, self._tls = token, about or {}, tls
         # Strangers do not count among the clients, or they would keep these out.
         self.lobby = Lobby(_STRANGERS_LIMIT, handshake)
+        self._proven = -math.inf  # when a connection has last proven itself
         self._quiet = Quiet()
         self._options = SharedOptions()
         self._listener = socket.create_server((bind, port), backlog=1024)
@@ -187,6 +191,7 @@ class Server:
     def _accept_for_ever(self) -> None:
         while not self._closed.is_set():
             self.lobby.expire()
+            self._let_guests_finish()
             try:
                 sock, address = self._listener.accept()
             except TimeoutError:
@@ -212,6 +217,17 @@ class Server:
                 self._quiet.warn("%s is refused: %s", address[0], error)
                 sock.close()
 
+    def _let_guests_finish(self) -> None:
+        """Take no further connection into a full lobby while one after another proves itself there.
+
+        A thousand workers come at once when a generation begins, and would drop each other. Where nobody
+        proves anything, a new connection takes an old one's place.
+        """
+        while len(self.lobby) >= self.lobby.most and not self._closed.is_set():
+            if time.monotonic() - self._proven > _PROGRESS_SECONDS:
+                return
+            self._closed.wait(_LOOK_SECONDS)
+
     def _serve(self, sock: socket.socket, name: str, guest: Guest) -> None:
         try:
             stream = accept(sock, self._token, self._about, self._tls)
@@ -228,15 +244,16 @@ class Server:
             return
         finally:
             self.lobby.leave(guest)
-        if self.clients >= _CLIENTS_LIMIT:
+        self._proven = time.monotonic()
+        if self.clients >= CLIENTS_LIMIT:
             self._quiet.warn("%s is refused: %d clients are connected", name, self.clients)
             stream.close()
             return
         client = Connection(stream, name, ReceivedOptions(self._options))
         with self._lock:
             self._clients[id(client)] = client
-        self._spawn(self._write_for_ever, f"springtide-ps-write-{name}", client)
         try:
+            self._spawn(self._write_for_ever, f"springtide-ps-write-{name}", client)
             if not self._closed.is_set():
                 self._read_for_ever(client)
         except PeerClosedError:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
 from springtide_ps.server.failed_shards import StepFailedError
 from springtide_ps.wire.client import Answer, RefusedError, ServerClient, ServerLostError
 from springtide_ps.wire.frames import PART_BYTES, Kind
-from springtide_ps.wire.stream import RejectedError, parse_address
+from springtide_ps.wire.stream import PeerClosedError, RejectedError, parse_address
 from springtide_ps.wire.tls import client_context
 
 Result = TypeVar("Result")
+_AGAIN_SECONDS: Final = (0.05, 0.3)
+"""How long, at least and at most, until a connection is tried again that was closed without a word."""
 _NAMED = re.compile(r"parameter server \[?([0-9a-fA-F.:]+)\]?:\d+")
 
 
@@ -78,16 +81,31 @@ class Connections:
             if client is not None:
                 self._clients.pop(server).close()
             try:
-                self._clients[server] = ServerClient(
-                    parse_address(address),
-                    self._token,
-                    self._connect_seconds,
-                    self._tls,
-                    silent=self._connect_seconds,
-                )
+                self._clients[server] = self._connect(parse_address(address))
             except (OSError, ValueError, RejectedError) as error:
                 raise ServerError(f"parameter server {address} cannot be reached: {error}") from None
         self._needed = list(self._clients)
+
+    def _connect(self, address: tuple[str, int]) -> ServerClient:
+        """Connect to a server, again for some time when it closes the connection without a word.
+
+        It does so when it has too many connections, or too many at once that have not said who they are.
+
+        Raises:
+            RejectedError: It does not know the token, or this process's is another one.
+            OSError: It cannot be reached.
+        """
+        end = time.monotonic() + self._connect_seconds
+        while True:
+            try:
+                return ServerClient(
+                    address, self._token, self._connect_seconds, self._tls, silent=self._connect_seconds
+                )
+            except (PeerClosedError, ConnectionResetError):
+                pause = random.uniform(*_AGAIN_SECONDS)
+                if time.monotonic() + pause > end:
+                    raise
+                time.sleep(pause)
 
     def rely_on(self, servers: Collection[str]) -> None:
         """Need these servers only; others may end, but a checkpoint may still be read from them."""
