@@ -303,6 +303,29 @@ def added_group(job: Job) -> Tensors:
     return held(model)
 
 
+class Factors(nn.Module):
+    """So many parameters of two elements."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.factors = nn.ParameterList(nn.Parameter(torch.randn(2)) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x[:, :1] * torch.cat(list(self.factors))).view(len(x), 2, -1).sum(2) / 9.0
+
+
+@case("Optimizers", "a parameter group for each of 600 parameters, their rates on a schedule", 1e-5)
+def group_per_parameter(job: Job) -> Tensors:
+    model = made(lambda: Factors(600))
+    parts = [
+        {"params": [parameter], "lr": 0.02 * 0.998**number, "weight_decay": 0.1 * (number % 3)}
+        for number, parameter in enumerate(model.parameters())
+    ]
+    optimizer = torch.optim.AdamW(parts)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1.0 + step))
+    return train(job, model, optimizer, after=[schedule.step], clip=0.5, schedule=schedule)
+
+
 @case("Optimizers", "LBFGS with a closure", 1e-4, refused=NO_CLOSURE | NO_SERVERS)
 def lbfgs(job: Job) -> Tensors:
     model = made(mlp)

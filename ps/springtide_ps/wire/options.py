@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from springtide_ps.params.chunk import GROUPS_LIMIT, PARTS_LIMIT, ChunkError, Groups, StepSpec
@@ -43,20 +43,17 @@ class SentOptions:
             order.
         """
         frames: list[tuple[dict[str, Any], bytes]] = []
+        dropped = self._forget([part.groups for part in spec.parts])
 
         def number_of(groups: Groups) -> int:
             number = self._number_of(groups)
             if number is None:
                 number = self._next
-                about, text = self._difference(groups)
-                if not frames:
-                    # What is forgotten is what nothing has needed for longest, and no part of this step has.
-                    about["drop"] = self._forget(len(spec.parts))
-                frames.append(({"n": number, **about}, text))
                 self._next += 1
-            else:
-                self._known.pop(number)
-            self._known[number] = groups
+                about, text = self._difference(groups)
+                drop = {"drop": dropped} if dropped and not frames else {}
+                frames.append(({"n": number, **about, **drop}, text))
+                self._known[number] = groups
             return number
 
         return spec.to_json(number_of), frames
@@ -81,10 +78,23 @@ class SentOptions:
             changed[index] = {name: v for name, v in group.items() if name not in old or old[name] != v}
         return {"base": number}, json.dumps(changed).encode()
 
-    def _forget(self, parts: int) -> list[int]:
-        """Forget sets, so that those of a step with so many parts can be added; return their numbers."""
-        most = max(_KEPT, KEPT_LIMIT - parts)
-        dropped = list(self._known)[: max(0, len(self._known) - most)]
+    def _forget(self, needed: Sequence[Groups]) -> list[int]:
+        """Forget the sets that nothing has needed for longest, if another one has to be sent.
+
+        Args:
+            needed: What is needed now, which stays where it is known.
+
+        Returns:
+            The numbers of those that are forgotten.
+        """
+        numbers = [self._number_of(groups) for groups in needed]
+        for number in numbers:
+            if number is not None:
+                self._known[number] = self._known.pop(number)  # the last one to go
+        kept = len({number for number in numbers if number is not None})
+        if None not in numbers:
+            return []
+        dropped = list(self._known)[: max(0, len(self._known) - kept - _KEPT)]
         for number in dropped:
             del self._known[number]
         return dropped
