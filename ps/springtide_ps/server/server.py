@@ -320,8 +320,9 @@ class Server:
                 if header.kind is Kind.OPTIONS:
                     if header.payload_bytes > OPTIONS_BYTES:
                         raise FrameError(f"{header.payload_bytes} bytes of options: {OPTIONS_BYTES} can be")
-                    text, taken = self._payload(client, header.payload_bytes), True
-                    client.options.take(meta, text.numpy().tobytes())
+                    text, taken = bytearray(header.payload_bytes), True
+                    client.stream.receive_into(memoryview(text))
+                    client.options.take(meta, bytes(text))
                     if header.request != NO_REPLY:
                         reply(Answer(Frame(Kind.DONE, header.request)))
                     continue
