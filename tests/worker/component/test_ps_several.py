@@ -67,7 +67,7 @@ def test_a_chunk_takes_the_options_of_its_own_optimizer() -> None:
     with pytest.raises(ChunkError, match="2 parameter groups, not 3"):
         chunk.apply(torch.ones(4), StepSpec(1.0, False, ({"lr": 1.0}, {"lr": 1.0})))
     with pytest.raises(ChunkError, match="2 factors for 3 groups"):
-        StepSpec.from_json({**recipe.to_json(), "factors": [1.0, 2.0]})
+        StepSpec.from_json({**recipe.to_json(), "factors": [[2, 1.5]]})
     for first, among in ((2, 3), (-1, 3), (0, 1)):
         with pytest.raises(ChunkError, match="are not among"):
             Chunk(torch.zeros(1), [(0, 0, 0, 1)], "sgd", [{}, {}], first, among)
