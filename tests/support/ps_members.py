@@ -78,6 +78,7 @@ class Member:
         self.step = 0
         self.gradients = options.get("gradients", gradients_of)
         self.sent = 0
+        self.order: list[int] = []
         self.flats: list[torch.Tensor] = []
 
     def begin(
@@ -111,12 +112,13 @@ class Member:
         self.gradients(self.model, self.step + 1, part, parts)
         self.exchange.begin_step()
         self.flats = [torch.zeros(size, device=self.device) for size in self.layout.sizes]
-        for bucket, flat in enumerate(self.flats):
+        for bucket in self.order or range(len(self.flats)):
+            flat = self.flats[bucket]
             for index in self.layout.members[bucket]:
                 gradient = list(self.model.parameters())[index].grad
                 offset = self.layout.slots[index].offset
                 flat[offset : offset + gradient.numel()] = gradient.flatten()
-            self.sent += self.exchange.push(flat).nbytes
+            self.sent += self.exchange.push(flat, bucket).nbytes
 
     def commit(self, scale: float = 1.0, unused: tuple[int, ...] = ()) -> None:
         self.exchange.commit(scale, unused)

@@ -92,7 +92,7 @@ class Loose:
                 offset = self.member.layout.slots[index].offset
                 if gradient is not None:
                     flat[offset : offset + gradient.numel()] = gradient.flatten() * share
-            exchange.push(flat)
+            exchange.push(flat, bucket)
         for index, handle in exchange.tables.handles.items():
             ids, sums = merged(handle.take(), handle.dim)
             exchange.stage_rows(index, ids, sums * share)

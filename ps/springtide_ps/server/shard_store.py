@@ -1024,10 +1024,11 @@ class ShardStore:
 
     def _work_for_ever(self) -> None:
         while True:
+            work: Job | Callable[[], None] | None = None
             with self._lock:
                 while not self._closed and (work := self._next_work()) is None:
                     self._work.wait(self.replicator.patience)
-                if self._closed:
+                if self._closed or work is None:
                     return
                 self._busy += 1
             try:

@@ -85,7 +85,8 @@ def test_only_the_first_of_a_group_sends_and_only_sums(
 ) -> None:
     sent: list[float] = []
 
-    def send(gradients: torch.Tensor) -> Pushed:
+    def send(gradients: torch.Tensor, bucket: int) -> Pushed:
+        assert bucket == 0
         sent.append(float(gradients[0]))
         return Pushed(gradients.nbytes)
 
@@ -128,7 +129,7 @@ def test_only_the_first_of_a_group_sends_and_only_sums(
         context.compression.begin_update_pass()
         route.begin_pass()
         last = torch.full((40,), value)
-        assert route.push(last, send).nbytes == last.nbytes
+        assert route.push(last, 0, send).nbytes == last.nbytes
         assert len(sent) == (value if at_once and rank == 0 else value - 1 if rank == 0 else 0)
         route.end_sums(send)
     assert sent == ([10.0, 20.0] if rank == 0 else [])

@@ -60,6 +60,44 @@ def test_buckets_are_sent_in_order_and_as_soon_as_possible() -> None:
     assert [tensor.max().item() for tensor in recorder.sent] == [2.0, 1.0, 0.0]
 
 
+def test_complete_bucket_leaves_at_once_where_no_order_is_kept() -> None:
+    buckets, recorder = make()
+    buckets.in_order = False
+    numbers = []
+
+    def start(tensor: torch.Tensor) -> Recorder:
+        numbers.append(buckets.leaving)
+        return recorder(tensor)
+
+    for _ in range(2):
+        buckets.begin(start)
+        buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
+        assert [tensor.max().item() for tensor in recorder.sent] == [1.0]
+        buckets.put(2, torch.full((2, 3), 2.0), 1.0, 0, last=True)
+        buckets.flush()
+        assert [tensor.max().item() for tensor in recorder.sent] == [1.0, 2.0, 0.0]
+        assert numbers == [2, 0, 1]
+        buckets.wait()
+        recorder.sent.clear()
+        numbers.clear()
+
+
+def test_order_is_kept_where_members_sum() -> None:
+    buckets, _ = make()
+    numbers = []
+
+    def start(tensor: torch.Tensor) -> Recorder:
+        numbers.append(buckets.leaving)
+        return Recorder()
+
+    buckets.begin(start)
+    for index in (0, 1):
+        buckets.put(index, torch.ones(2, 3), 1.0, 0, last=True)
+    assert numbers == []
+    buckets.flush()
+    assert numbers == [0, 1, 2]
+
+
 def test_parameter_without_gradient_counts_as_zero_each_step() -> None:
     buckets, recorder = make()
     for index in (2, 1, 0):

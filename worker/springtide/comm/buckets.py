@@ -15,6 +15,9 @@ the late ones once more. All members must expect the same, or they would send di
 it lies on a GPU, on which each call launches a kernel. So in the last micro-batch of a step such gradients
 stay where backward has left them until their bucket is full, and are copied and weighted together. At the
 end of each backward pass what still waits is copied, too: a script never sees anything but the views.
+
+Where buckets go to parameter servers, each by itself, no order has to be kept: one that is complete leaves at
+once, and a parameter without a gradient holds up its own bucket only.
 """
 
 from __future__ import annotations
@@ -96,6 +99,7 @@ class Buckets:
         self._works: list[Work] = []
         self._is_sent = [False] * len(self._flats)
         self._filled: list[int] = []
+        self.leaving = 0
         self._unused: frozenset[int] = frozenset()
         self._late: dict[int, torch.Tensor] = {}
         self.close_gathering()
@@ -182,7 +186,7 @@ class Buckets:
                 self._filled.append(bucket)
                 self._when_full(count)
                 self._gather(bucket)
-                self._send_complete()
+                self._send_complete(bucket)
 
         return accumulated
 
@@ -226,6 +230,12 @@ class Buckets:
 
     patient = False
     """Whether no bucket leaves before `flush`: a micro-batch may have more than one backward."""
+
+    in_order = True
+    """Whether a bucket leaves after all before it alone: where members sum, all must send in one order."""
+
+    leaving = 0
+    """The bucket that a sum is being started for."""
 
     may_expect_unused = True
     """Whether sums can be added to after they were made; see [Note: unused parameters]."""
@@ -350,7 +360,7 @@ class Buckets:
             if index not in self._unused:
                 self._count_in(bucket)
             if not self.patient:
-                self._send_complete()
+                self._send_complete(bucket)
         return view
 
     def _write(self, index: int, bucket: int, gradient: torch.Tensor, scale: float) -> torch.Tensor:
@@ -384,7 +394,7 @@ class Buckets:
             if missing and not self._is_sent[bucket]:
                 self._fill(bucket, self.layout.members[bucket])
             self._missing[bucket] = 0
-        self._send_complete()
+            self._send_complete(bucket)
 
     def _fill(self, bucket: int, indices: Iterable[int]) -> None:
         """Put in zeros for those of the parameters that have no gradient yet."""
@@ -446,14 +456,20 @@ class Buckets:
         """What is summed over the members."""
         return self._flats[bucket]
 
-    def _send_complete(self) -> None:
-        while len(self._works) < len(self._order) and self._missing[self._order[len(self._works)]] == 0:
-            bucket = self._order[len(self._works)]
-            if self._unused:
-                self._fill(bucket, self._unused.intersection(self.layout.members[bucket]))
-            self._writers.join(bucket)
-            self._works.append(self._start_sum(self._outgoing(bucket)))
-            self._is_sent[bucket] = True
+    def _send_complete(self, bucket: int) -> None:
+        """Send what can leave, now that something has come for this bucket."""
+        if self.in_order:
+            while len(self._works) < len(self._order) and self._missing[self._order[len(self._works)]] == 0:
+                self._send(self._order[len(self._works)])
+        elif not self._missing[bucket] and not self._is_sent[bucket]:
+            self._send(bucket)
+
+    def _send(self, bucket: int) -> None:
+        if self._unused:
+            self._fill(bucket, self._unused.intersection(self.layout.members[bucket]))
+        self._writers.join(bucket)
+        self._is_sent[bucket], self.leaving = True, bucket
+        self._works.append(self._start_sum(self._outgoing(bucket)))
 
     def _count_in(self, bucket: int) -> None:
         """One gradient less is missing."""

@@ -115,7 +115,7 @@ class LocalHome:
     def begin_round(self) -> None:
         self._staged = {}
 
-    def push(self, gradients: torch.Tensor) -> Pushed:
+    def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
         raise NotImplementedError("dense parameters are this process's own")
 
     def ends(self, wanted: bool) -> bool:

@@ -209,7 +209,7 @@ class ExactBuckets(Buckets):
                 self._round_staged(number)
             self._missing[bucket] -= 1
             if self._last:
-                self._send_complete()
+                self._send_complete(bucket)
         return view
 
     def _check_new(self, index: int, gradient: torch.Tensor, micro: int, last: bool) -> None:
@@ -229,7 +229,7 @@ class ExactBuckets(Buckets):
     def flush(self) -> None:
         self.end_part()
         self._missing[:] = [0] * len(self._missing)
-        self._send_complete()
+        self._send_complete(0)
 
     def wait(self) -> None:
         for bucket, work in enumerate(self._works):
@@ -283,17 +283,17 @@ class ExactBuckets(Buckets):
         self._versions[bucket] = self._flats[bucket]._version
         self._round_in(number, self._floats[number], 1.0)
 
-    def _send_complete(self) -> None:
-        for bucket in range(len(self._works), len(self._missing)):
-            if self._missing[bucket]:
+    def _send_complete(self, bucket: int) -> None:
+        for complete in range(len(self._works), len(self._missing)):
+            if self._missing[complete]:
                 break
             for number, run in enumerate(self._runs):
                 # No part of this worker has put anything in: the last step's sum still lies there.
-                if run.bucket == bucket and self._fresh[number]:
-                    self._writers.write(bucket, onto=True)
+                if run.bucket == complete and self._fresh[number]:
+                    self._writers.write(complete, onto=True)
                     self._sums[number].zero_()
                     self._fresh[number] = False
-        super()._send_complete()
+        super()._send_complete(bucket)
 
     def _outgoing(self, bucket: int) -> torch.Tensor:
         return self._totals[bucket]

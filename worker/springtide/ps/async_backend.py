@@ -103,7 +103,6 @@ class AsyncBackend:
         self._behind: list[int] = []
         # ---- of the body
         self.early_push = EarlyPush(context.settings.me)
-        self._pushed = 0
         self._recipe = StepSpec(1.0, True, ())
         self._skipping: frozenset[int] = frozenset()
         self._sums: tuple[float, tuple[int, ...]] = (1.0, ())
@@ -418,7 +417,6 @@ class AsyncBackend:
         self._sharing.begin_step()
         self._saw_ahead = bool(self._ahead_of_end)
         self._ahead_of_end, self._sums = set(), (1.0, ())
-        self._pushed = 0
         context.begin_step()
         context.compression.begin_update()
         if self.speculative is not None:
@@ -442,7 +440,6 @@ class AsyncBackend:
             self.speculative.give_up()
         self._push_staged()
         self._context.compression.begin_update_pass()
-        self._pushed = 0
         self.early_push.begin()
         self._route.begin_pass()
 
@@ -513,22 +510,21 @@ class AsyncBackend:
         """
         return self._route.carried(index, gradient, factor)
 
-    def push(self, gradients: torch.Tensor) -> Pushed:
-        """Send the next bucket's gradients (flat, in the layout's order) on their way. Raise RuntimeError.
+    def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
+        """Send a bucket's gradients (flat) on their way. Raise RuntimeError.
 
         They are to be applied when the body commits: only then the norm and the options are known.
         """
-        return self._route.push(gradients, self._offer_bucket, self._ahead_of_end)
+        return self._route.push(gradients, bucket, self._offer_bucket, self._ahead_of_end)
 
-    def _offer_bucket(self, gradients: torch.Tensor) -> Pushed:
+    def _offer_bucket(self, gradients: torch.Tensor, bucket: int) -> Pushed:
         """Offer a bucket's gradients to the servers. Raise ServerError."""
         self.make_way()
-        memory, chunks = self._context.memory, self._context.sharding.by_bucket[self._pushed]
+        memory, chunks = self._context.memory, self._context.sharding.by_bucket[bucket]
         try:
-            memory.send(self._pushed, gradients, lambda on_host: self._offer_chunks(chunks, on_host))
+            memory.send(bucket, gradients, lambda on_host: self._offer_chunks(chunks, on_host))
         except ConnectionError as error:
             raise ServerError(str(error)) from None
-        self._pushed += 1
         return Pushed(self._context.compression.nbytes(len(gradients), gradients.dtype))
 
     def _offer_chunks(self, chunks: Sequence[PlannedChunk], gradients: torch.Tensor) -> None:

@@ -54,8 +54,8 @@ class ParameterBackend(Protocol):
     The order of calls in a step, each from the script's thread:
 
     1. `begin_step`.
-    2. During backward `push` for each bucket in the layout's order, where `dense`, and `stage_rows` once for
-       each table, in any order.
+    2. During backward `push` once for each bucket, where `dense`, and `stage_rows` once for each table, in
+       any order; buckets in the layout's order unless it takes any.
     3. `prepare`, after all of these. When it has returned at all members, they agree on the step, and each
        that hears so has committed it.
     4. `ends`, with what the members have agreed on.
@@ -78,8 +78,8 @@ class ParameterBackend(Protocol):
         """Begin another backward pass of the body, after the last one's steps."""
         ...
 
-    def push(self, gradients: torch.Tensor) -> Pushed:
-        """Send the next bucket's gradients (flat), where the dense parameters are there."""
+    def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
+        """Send a bucket's gradients (flat), where the dense parameters are there."""
         ...
 
     def ends(self, wanted: bool) -> bool:
@@ -377,9 +377,14 @@ class PsBackend:
         """Wait until gradients may be kept where those of the last body are. Raise ServerError."""
         self.active.make_way()
 
-    def push(self, gradients: torch.Tensor) -> Pushed:
-        """Send the next bucket's gradients (flat, in the layout's order) on their way. Raise RuntimeError."""
-        return self.active.push(gradients)
+    @property
+    def takes_any_order(self) -> bool:
+        """Whether buckets may be pushed in any order: nobody sums them on the way to the servers."""
+        return self.dense and self.route.takes_any_order
+
+    def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
+        """Send a bucket's gradients (flat) on their way. Raise RuntimeError."""
+        return self.active.push(gradients, bucket)
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Send all gradients of a table.

@@ -63,7 +63,6 @@ class SyncBackend:
         self._commits: list[Future[Answer]] = []
         self._ahead = False  # values of the last step may be here before the servers have made it
         self._counts: dict[str, int] = {}  # gradients on their way, by server
-        self._pushed = 0
 
     # ---- generations
 
@@ -159,7 +158,7 @@ class SyncBackend:
         """Begin a body. Raise UsageError when the script has changed what servers have."""
         context = self._context
         self.intermediate.begin_step()
-        self._pushed, self._counts = 0, {}
+        self._counts = {}
         context.begin_step()
         context.compression.begin((context.generation.start.token, context.generation.step + 1))
         if self.speculative is not None:
@@ -175,7 +174,7 @@ class SyncBackend:
     def begin_round(self) -> None:
         """Begin another backward pass of the body. Raise ServerError, UsageError."""
         self.intermediate.begin_round()
-        self._pushed, self._counts = 0, {}
+        self._counts = {}
         self._route.begin_pass()
 
     def stage(
@@ -228,14 +227,14 @@ class SyncBackend:
         self.intermediate.before_step(optimizer, scale, unused)
         self._context.optimizers.stage(optimizer, None, scale, factor)
 
-    def push(self, gradients: torch.Tensor) -> Pushed:
-        """Send the next bucket's gradients (flat, in the layout's order) on their way. Raise RuntimeError."""
-        return self._route.push(gradients, self._send_bucket)
+    def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
+        """Send a bucket's gradients (flat) on their way. Raise RuntimeError."""
+        return self._route.push(gradients, bucket, self._send_bucket)
 
-    def _send_bucket(self, gradients: torch.Tensor) -> Pushed:
+    def _send_bucket(self, gradients: torch.Tensor, bucket: int) -> Pushed:
         """Send a bucket's gradients to the servers. Raise ServerError."""
         self.await_commits()
-        context, bucket = self._context, self._pushed
+        context = self._context
         chunks = context.sharding.by_bucket[bucket]
         if self.speculative is not None and self.intermediate.backward_pass == 0:
             self.speculative.expect(chunks)
@@ -247,7 +246,6 @@ class SyncBackend:
             context.memory.send(bucket, gradients, lambda on_host: self._send_chunks(chunks, made, on_host))
         except ConnectionError as error:
             raise ServerError(str(error)) from None
-        self._pushed += 1
         nbytes = context.compression.nbytes
         return Pushed(sum(nbytes(chunk.stop - chunk.start, gradients.dtype) for chunk in chunks))
 

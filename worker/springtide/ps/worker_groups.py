@@ -36,7 +36,8 @@ from springtide.ps.value_chain import RelayChain, scratch_for
 
 log = logging.getLogger("springtide")
 
-Send = Callable[[torch.Tensor], Pushed]
+Send = Callable[[torch.Tensor, int], Pushed]
+"""(gradients of a bucket, its number)."""
 """Sends a bucket's gradients to the servers."""
 
 
@@ -58,9 +59,9 @@ def group_of(rank: int, size: int, world: int) -> range:
 class GradientRoute(Protocol):
     """The way of gradients to the servers and of values back.
 
-    In a generation: `form`, then for each backward pass `begin_pass`, `push` for each bucket in order and
-    `end_sums`; after a commit `relay`, then `receive` for each chunk. `rest` at a boundary, `leave` at the
-    generation's end.
+    In a generation: `form`, then for each backward pass `begin_pass`, `push` for each bucket (in order unless
+    it `takes_any_order`) and `end_sums`; after a commit `relay`, then `receive` for each chunk. `rest` at a
+    boundary, `leave` at the generation's end.
     """
 
     @property
@@ -71,6 +72,11 @@ class GradientRoute(Protocol):
     @property
     def fetches(self) -> bool:
         """Whether this worker gets new values from the servers itself, and not along a relay chain."""
+        ...
+
+    @property
+    def takes_any_order(self) -> bool:
+        """Whether buckets may come in any order, since nobody sums them on the way."""
         ...
 
     def form(self, start: GenerationStart, meeting: Meeting) -> None:
@@ -85,11 +91,12 @@ class GradientRoute(Protocol):
         """Begin a backward pass."""
         ...
 
-    def push(self, gradients: torch.Tensor, send: Send, without: Collection[str] = ()) -> Pushed:
-        """Have the next bucket's gradients reach the servers.
+    def push(self, gradients: torch.Tensor, bucket: int, send: Send, without: Collection[str] = ()) -> Pushed:
+        """Have a bucket's gradients reach the servers.
 
         Args:
-            gradients: Flat, in the layout's order.
+            gradients: Flat.
+            bucket: Its number.
             send: Sends them from this worker.
             without: Chunks that are left out.
 
@@ -153,6 +160,7 @@ class DirectRoute:
 
     group = None
     fetches = True
+    takes_any_order = True
 
     def form(self, start: GenerationStart, meeting: Meeting) -> None:
         """Nothing: there is no group."""
@@ -163,18 +171,19 @@ class DirectRoute:
     def begin_pass(self) -> None:
         """Nothing: no sums are under way."""
 
-    def push(self, gradients: torch.Tensor, send: Send, without: Collection[str] = ()) -> Pushed:
+    def push(self, gradients: torch.Tensor, bucket: int, send: Send, without: Collection[str] = ()) -> Pushed:
         """Send the gradients.
 
         Args:
             gradients: Flat.
+            bucket: Its number.
             send: Sends them.
             without: Left out by `send` itself.
 
         Returns:
             What is sent.
         """
-        return send(gradients)
+        return send(gradients, bucket)
 
     def end_sums(self, send: Send) -> None:
         """Nothing: no sums are under way."""
@@ -220,11 +229,12 @@ class DirectRoute:
 class GroupRoute:
     """Of a worker in a group, also of one member."""
 
+    takes_any_order = False
+
     def __init__(self, context: PsContext, settings: GroupSettings) -> None:
         self._context, self._settings = context, settings
         self._group: Group | None = None
-        self._summed: list[tuple[Work, torch.Tensor]] = []
-        self._started = 0
+        self._summed: list[tuple[Work, torch.Tensor, int]] = []
         self._chain: RelayChain | None = None
         self._arrived: dict[str, Future[bool]] = {}
         self._scratch: list[torch.Tensor] = []
@@ -304,13 +314,14 @@ class GroupRoute:
 
     def begin_pass(self) -> None:
         """Begin a backward pass."""
-        self._summed, self._started = [], 0
+        self._summed = []
 
-    def push(self, gradients: torch.Tensor, send: Send, without: Collection[str] = ()) -> Pushed:
+    def push(self, gradients: torch.Tensor, bucket: int, send: Send, without: Collection[str] = ()) -> Pushed:
         """Begin to sum the next bucket within the group; the first member sends on what is summed.
 
         Args:
             gradients: Flat; replaced by the sum.
+            bucket: Its number; they come in their order.
             send: Sends a bucket to the servers.
             without: Chunks that are left out.
 
@@ -323,10 +334,9 @@ class GroupRoute:
         group = self.joined
         if group.rank:
             # It may have been the first of its group before.
-            chunks = self._context.sharding.by_bucket[self._started]
+            chunks = self._context.sharding.by_bucket[bucket]
             self._context.compression.hand_over([c for c in chunks if c.key not in without], gradients)
-        self._started += 1
-        self._summed.append((group.start_sum(gradients), gradients))
+        self._summed.append((group.start_sum(gradients), gradients, bucket))
         while self._summed and self._summed[0][0].is_completed():
             self._send_on(group, send)
         return Pushed(gradients.nbytes)
@@ -337,10 +347,10 @@ class GroupRoute:
             self._send_on(self.joined, send)
 
     def _send_on(self, group: Group, send: Send) -> None:
-        work, gradients = self._summed.pop(0)
+        work, gradients, bucket = self._summed.pop(0)
         work.wait()
         if group.rank == 0:
-            send(gradients)
+            send(gradients, bucket)
 
     def carried(self, index: int, gradient: torch.Tensor, factor: float) -> torch.Tensor:
         """Return this worker's part: every member has the group's sum, and one of them carries it.

@@ -195,13 +195,13 @@ class Reduction:
             self._fail(error)
 
     def start_gradients(self, tensor: torch.Tensor) -> Work:
-        """As `start_sum`, for the next bucket of gradients, which may go to the parameter servers instead."""
+        """As `start_sum`, for the bucket of gradients that leaves, to the parameter servers perhaps."""
         if self._home is None or not self._home.dense:
             return self.start_sum(tensor)
         body = self._running()
         body.sums_began = body.sums_began or time.perf_counter()
         try:
-            pushed = self._home.push(tensor)
+            pushed = self._home.push(tensor, self._buckets.leaving)
         except SpringtideError:
             raise
         except RuntimeError as error:

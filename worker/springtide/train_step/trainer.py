@@ -141,6 +141,7 @@ class Trainer:
             ReplicaDigest(list(self._gradients.named.items())) if self._dense_here else None,
         )
         self.reduction = self._reduction
+        self.buckets.in_order = self.servers is None or not self.servers.takes_any_order
         # With several steps in a body each has other parameters; on servers the sums are theirs.
         self.reduction.expects_unused = self.buckets.may_expect_unused and self._dense_here and not several
         self.reduction.in_ranges = lambda: self.servers is not None and self.servers.asynchronous
