@@ -105,7 +105,7 @@ def test_steps_arrive_as_they_were_sent(steps: list[list[tuple[int, int]]]) -> N
         assert StepSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
-def test_a_step_of_as_many_parts_as_can_be_arrives_again_and_again() -> None:
+def test_a_step_of_as_many_parts_as_can_be_arrives_often() -> None:
     ends = Ends()
     for turn in range(3):
         parts = tuple(StepSpec(1.0, False, groups(0.1 + turn + number, 2)) for number in range(PARTS_LIMIT))
