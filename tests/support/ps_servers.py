@@ -36,9 +36,9 @@ def names(running: list[Server]) -> list[str]:
 
 
 class RealServer:
-    """`python -m springtide_ps` on a free port."""
+    """`python -m springtide_ps` on a free port. before: a shell's command that comes first in its process."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    def __init__(self, folder: Path, before: str = ":", **environment: str) -> None:
         self.log = folder / "ps.log"
         settings = {
             "SPRINGTIDE_TOKEN": TOKEN,
@@ -49,7 +49,7 @@ class RealServer:
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "springtide_ps"],
+                ["sh", "-c", f'{before}; exec "$0" -m springtide_ps', sys.executable],
                 env={k: v for k, v in os.environ.items() if not k.startswith("SPRINGTIDE_")} | settings,
                 stderr=log,
             )

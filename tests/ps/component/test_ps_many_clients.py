@@ -6,11 +6,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ps_servers import TOKEN, servers
+from ps_servers import TOKEN, RealServer, servers
 
 from springtide.ps.connections import Connections, ServerError
 from springtide_protocol.lobby import raise_descriptor_limit
@@ -122,6 +123,16 @@ def test_clients_that_come_at_once_drop_nobody() -> None:
                 stack.enter_context(closing(future.result(60)))
         assert server.clients == count
         assert server.lobby.dropped == 0
+
+
+def test_server_that_may_open_few_files_says_so(tmp_path: Path) -> None:
+    server = RealServer(tmp_path, before="ulimit -n 900")
+    try:
+        port, _ = server.ports()
+        connect(("127.0.0.1", port), TOKEN, 30)[0].close()
+    finally:
+        server.end()
+    assert "may open 900 files (its hard limit, RLIMIT_NOFILE), so fewer than 8192" in server.log.read_text()
 
 
 class Rude:
