@@ -205,13 +205,13 @@ def test_gradient_waits_until_last_step_is_made_everywhere() -> None:
         a.exchange.begin_step()
         a.exchange.connections.answer_seconds = 0.3
         with pytest.raises(ServerError, match="the last step's commit"):
-            a.exchange.push(a.flats[0])
+            a.exchange.push(a.flats[0], 0)
         with pytest.raises(ServerError, match="the last step's commit"):
             a.values()
         a.exchange.connections.answer_seconds = 20.0
         b.commit()
-        for flat in a.flats:
-            a.exchange.push(flat)
+        for bucket, flat in enumerate(a.flats):
+            a.exchange.push(flat, bucket)
         b.send(1, 2)
         assert len(job.early) == len(a.exchange.chunks)
         assert all(future.exception(30.0) is None for future in job.early)

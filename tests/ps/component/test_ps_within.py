@@ -228,7 +228,7 @@ def run_rounds(member: Member, part: int, parts: int) -> None:
                 assert gradient is not None
                 offset = member.layout.slots[index].offset
                 flat[offset : offset + gradient.numel()] = gradient.flatten()
-            exchange.push(flat)
+            exchange.push(flat, bucket)
         exchange.prepare()
         exchange.stage(member.optimizer, None, 1.0, 1.0, (), ())
 
