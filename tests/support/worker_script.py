@@ -195,6 +195,8 @@ def main() -> None:
     rates: dict[int, float] = {}
     for stage in range(options.get("loops", 1)):
         dataset, dealing = deal(stage, x, y) if "datasets" in options else ((x, y), {})
+        if [stage, slot] in options.get("other_order", []):  # as `os.listdir` on another node
+            dataset = (x.flip(0), y.flip(0))
         for batch in springtide.batches(
             dataset,
             **dealing,
@@ -203,6 +205,7 @@ def main() -> None:
             seed=5 + stage,
             loader_workers=options.get("loader_workers", 0),
             rehearsals=options.get("rehearsals", 0),
+            verify_samples=options.get("verify_samples", 8),
         ):
             with springtide.step():
                 # One sample of the first two epochs overflows.

@@ -24,6 +24,8 @@ from springtide.elastic.runtime import Runtime
 from springtide.elastic.warm_up import MAX_BODIES
 from springtide.errors import UsageError
 from springtide.exact.settings import check_gpu, on_gpu, prepare
+from springtide.loading.marking import check_count
+from springtide.loading.marking import read_marks as read_marks_of
 from springtide.loading.prefetch import make_loader
 from springtide.ps.backend import backend_for
 from springtide.ps.sharding import bucket_bytes
@@ -142,6 +144,7 @@ def batches(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     loader_workers: int = 0,
     rehearsals: int = 0,
+    verify_samples: int = 8,
     train: Literal[True] = True,
 ) -> Iterator[Batch]: ...
 
@@ -170,6 +173,7 @@ def batches(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     loader_workers: int = 0,
     rehearsals: int = 0,
+    verify_samples: int = 8,
     train: bool = True,
 ) -> Iterator[Batch] | Evaluation:
     """Iterate over this worker's parts of the global batches.
@@ -183,8 +187,9 @@ def batches(
     collate_fn: makes a batch's data of a list of samples, as torch's DataLoader has it. loader_workers:
     processes that read ahead, as torch's DataLoader has them. rehearsals: how often a worker that joins a
     running job tries the body out before it is admitted (to compile, say); what the script does between
-    the bodies happens then, too. Every batch needs one `with springtide.step():`. A worker that joins
-    later skips loops that the job has ended.
+    the bodies happens then, too. verify_samples: how many samples, at most 32, each worker reads twice before
+    the loop to compare them with the others', which finds lists of files in another order; 0: none. Every
+    batch needs one `with springtide.step():`. A worker that joins later skips loops that the job has ended.
 
     train=False: evaluate, between two steps or after a training loop. The workers share the samples out, each
     once; batch_size is what one computes at once. What `report()` is given in the loop is averaged over all
@@ -211,10 +216,12 @@ def batches(
         raise ValueError(
             f"batches(): rehearsals must be an integer from 0 to {MAX_BODIES}, got {rehearsals!r}"
         )
+    count = check_count(verify_samples) * (not runtime.settings.alone)
     device = None if runtime.trainer is None else runtime.trainer.device
     loader = make_loader(plan, loader_workers, exact=bool(runtime.settings.logical_workers), device=device)
     source = replace(plan.source, fetch=runtime.accounting.timing.timed(plan.source.fetch))
-    return runtime.loops.batches(replace(plan, source=source), loader, rehearsals)
+    read_marks = partial(read_marks_of, plan.source, count, in_child=loader is not None)
+    return runtime.loops.batches(replace(plan, source=source), loader, rehearsals, read_marks)
 
 
 class step:

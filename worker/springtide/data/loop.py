@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from springtide.data.batch import Batch, Micro
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
+from springtide.data.marks import Marks, differing
 from springtide.data.order import Order, make_order
 from springtide.data.partition import partition
 from springtide.data.source import Source, make_source
@@ -21,7 +22,8 @@ from springtide.data.source import Source, make_source
 class LoopPlan:
     """The arguments of one `batches` call, checked.
 
-    Batch_size, micro_batch and min_part count samples; batch_size is global. order: of each pass.
+    Batch_size, micro_batch and min_part count samples; batch_size is global. order: of each pass. marks: of
+    a few samples.
     """
 
     source: Source
@@ -31,6 +33,7 @@ class LoopPlan:
     seed: int
     micro_batch: int | None
     min_part: int
+    marks: Marks = field(default_factory=dict)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -99,8 +102,12 @@ class LoopPlan:
         after = self.advance(cursor)
         return after, ledger.commit(cursor, after, self.order.size, count, hash_lo, hash_hi, skipped=skipped)
 
-    def fingerprint(self) -> dict[str, int]:
-        """What has to be equal on all workers, because the dealing follows from it; JSON-able."""
+    def fingerprint(self) -> dict[str, Any]:
+        """What goes with a state for those that go on from it: the arguments, and marks; JSON-able."""
+        return {**self.arguments(), "marks": self.marks}
+
+    def arguments(self) -> dict[str, int]:
+        """What has to be equal on all workers, because the dealing follows from it."""
         return {
             "samples": self.source.size,
             "batch_size": self.batch_size,
@@ -111,12 +118,15 @@ class LoopPlan:
         }
 
     def check_same(self, other: Mapping[str, Any]) -> None:
-        """Raise ValueError that names the difference when another worker's fingerprint is not ours."""
-        mine = self.fingerprint()
+        """Raise ValueError that names the difference when another worker's arguments are not ours.
+
+        other: its arguments, or its fingerprint, whose marks do not count here.
+        """
+        mine = self.arguments()
         different = {
             name: (mine.get(name), other.get(name))
             for name in [*mine, *(name for name in other if name not in mine)]
-            if other.get(name) != mine.get(name)
+            if name != "marks" and other.get(name) != mine.get(name)
         }
         if different:
             text = ", ".join(
@@ -127,11 +137,15 @@ class LoopPlan:
                 "every worker must read the same dataset with the same arguments"
             )
 
+    def changed_samples(self, other: Mapping[str, Any]) -> list[int]:
+        """Return the numbers of samples that are not what they were for another's fingerprint."""
+        return differing(self.marks, other.get("marks") or {})
+
     def describe(self) -> str:
         return ", ".join(
             f"{field.name}={getattr(self, field.name)}"
             for field in dataclasses.fields(self)
-            if field.name not in ("source", "order")
+            if field.name not in ("source", "order", "marks")
         )
 
 

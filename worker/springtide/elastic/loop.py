@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 from springtide import faults
@@ -12,6 +12,7 @@ from springtide.coordination.membership import Membership
 from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
+from springtide.data.marks import Marks
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.recovery import Recovery
@@ -54,13 +55,20 @@ class TrainingLoops:
         self._parts = parts
         self._state = parts.state
 
-    def batches(self, plan: LoopPlan, loader: Loader | None = None, rehearsals: int = 0) -> Iterator[Batch]:
+    def batches(
+        self,
+        plan: LoopPlan,
+        loader: Loader | None = None,
+        rehearsals: int = 0,
+        read_marks: Callable[[], Marks] = dict,
+    ) -> Iterator[Batch]:
         """Yield batches until the loop has ended for all members.
 
         Args:
             plan: of the loop.
             loader: reads ahead; it is closed at the end.
             rehearsals: how often a worker that comes to a running job tries the body out before.
+            read_marks: reads the samples that members compare.
 
         Raises:
             SystemExit: the coordinator lets this process go.
@@ -69,10 +77,13 @@ class TrainingLoops:
         with contextlib.ExitStack() as stack:
             if loader is not None:
                 stack.callback(loader.close)
+            self._check_place()
+            if self._state.position.cursor.stage <= self._state.opened_loops:
+                plan = replace(plan, marks=read_marks())  # else the job is past this loop
             yield from self._batches(plan, loader, rehearsals)
 
     def _batches(self, plan: LoopPlan, loader: Loader | None, rehearsals: int) -> Iterator[Batch]:
-        steps, stage = self._parts.steps, self._open(plan)
+        steps, stage = self._parts.steps, self._state.open_loop(plan)
         yield from self._parts.warm_up.batches(plan, stage, rehearsals)
         while True:
             self._stand(stage)
@@ -85,6 +96,8 @@ class TrainingLoops:
                 if self._end(stage):
                     return
                 continue
+            if not self._agree_on_data(stage):
+                continue
             for deal in self._deals(plan, cursor, stage, loader):
                 steps.deal(deal)
                 yield deal.batch
@@ -92,8 +105,8 @@ class TrainingLoops:
                 if not steps.part_set_aside:
                     break
 
-    def _open(self, plan: LoopPlan) -> int:
-        """Begin a training loop; return its ordinal, from 0."""
+    def _check_place(self) -> None:
+        """Raise UsageError where no training loop can begin."""
         trainer = self._parts.trainers.require("batches()")
         self._parts.evaluations.check_none()
         if trainer.transaction.phase is not Phase.IDLE:
@@ -103,7 +116,6 @@ class TrainingLoops:
                 "batches() before the previous training loop ended: loops run one after another and to "
                 "their end; use epochs= instead of leaving a loop with `break`"
             )
-        return self._state.open_loop(plan)
 
     def _stand(self, stage: int) -> None:
         """Be a member of a running generation, with its state, at loop `stage` or past it."""
@@ -115,6 +127,13 @@ class TrainingLoops:
         if self._parts.recovery is not None:
             self._parts.recovery.stand(stage)
         self._state.skip_to_loop(stage)
+
+    def _agree_on_data(self, stage: int) -> bool:
+        """Return whether all members read the same; False when there will be another generation first."""
+        recovery = self._parts.recovery
+        if recovery is None or self._parts.consistencies.range_loop is not None:
+            return True
+        return recovery.agree_on_data(stage)
 
     def _end(self, stage: int) -> bool:
         """End loop `stage`, at whose end the cursor stands.

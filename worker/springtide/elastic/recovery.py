@@ -15,13 +15,14 @@ from functools import partial
 import torch
 
 from springtide import faults
-from springtide.comm.process_group import Group, form
+from springtide.comm.process_group import Group, form, peers_in
 from springtide.comm.store import StreamStore
 from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Leave, Save, Start
 from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, staleness_bound
+from springtide.elastic.data_check import DataCheck, own_row
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.saving import CheckpointSaver
@@ -34,6 +35,7 @@ from springtide.ps.connections import servers_in
 from springtide.ps.generation import GenerationStart, ServersLackState
 from springtide.ps.step_failures import StepFailures, told
 from springtide.settings import Settings
+from springtide.train_step.context import Failure
 from springtide.train_step.state import Position, State
 from springtide.train_step.trainer import Trainer
 from springtide_protocol import coordinator_pb2 as pb
@@ -83,6 +85,7 @@ class Recovery:
         self._no_way_back = ""
         self._step_failures = StepFailures()
         self._awaited: tuple[int, dict[str, object], State] | None = None
+        self._data_check = DataCheck()
 
     def stand(self, stage: int) -> None:
         """Return when this process is an active member of a generation and holds its state.
@@ -112,6 +115,27 @@ class Recovery:
             return True
         self.stand(stage)
         return False
+
+    def agree_on_data(self, stage: int) -> bool:
+        """Compare this member's data with the others', before the first step in loop `stage` together.
+
+        Return whether the members go on with that step; else there will be another generation first. Raise
+        SpringtideError when this member's data are not those of the others.
+        """
+        try:
+            self._compare_data(stage)
+        except SpringtideError:
+            raise
+        except RuntimeError as error:  # as when a sum of the step failed
+            self._trainer.failure = Failure(str(error), peers_in(error))
+            return False
+        return True
+
+    def _compare_data(self, stage: int) -> None:
+        plan = self._state.plan
+        assert plan is not None
+        row = own_row(plan, stage, held=not self._trainer.reduction.newcomer)
+        self._data_check.agree(self._state.group, row, plan, self._membership.labels())
 
     @property
     def _trainer(self) -> Trainer:
@@ -197,15 +221,19 @@ class Recovery:
             self._no_way_back = f"StateLost: {error}"
             state.group.shut()
         except (RuntimeError, OSError, ValueError) as error:
-            self._formation_error = f"{type(error).__name__}: {error}"
-            self._unreached = servers_in(error)
-            # Told here, for a peer's complaint may have ended the generation before ours is heard.
-            log.info("the generation could not be formed: %s", self._formation_error)
-            state.group.shut()
+            self._not_formed(error)
             self._unformed += 1
             if self._unformed >= CALM_TRIES:
                 # Whoever fails for a reason of its own would make generations as fast as it can.
                 time.sleep(min(CALM_LIMIT_SECONDS, 0.1 * 2.0 ** min(self._unformed - CALM_TRIES, 10)))
+
+    def _not_formed(self, error: Exception) -> None:
+        """Park for another generation, because something between the members of this one failed."""
+        self._formation_error = f"{type(error).__name__}: {error}"
+        self._unreached = servers_in(error)
+        # Told here, for a peer's complaint may have ended the generation before ours is heard.
+        log.info("the generation could not be formed: %s", self._formation_error)
+        self._state.group.shut()
 
     def _step_failed(self, failed: str, *, lost: bool) -> None:
         """Raise ServerStepError when the step is not to be tried again.
@@ -265,6 +293,8 @@ class Recovery:
                 group.start_sum(torch.zeros(1)).wait()
             servers.resolve()
             self._trainer.pending.expect()
+        if self._parts.consistencies.range_loop is not None:
+            self._compare_data(stage)  # later these members do not meet any more
         now = time.monotonic()
         membership.formed(formed - began, now - formed, moved, restored)
         self._parts.saver.checkpoints.started()
@@ -337,6 +367,13 @@ class Recovery:
             position = self._accept(found.tree, stage, plan, state, give=True)
         except SpringtideError as error:
             raise SpringtideError(f"checkpoint {found.uri}/{manifest.name}: {error}") from None
+        if position.cursor.stage == stage and (changed := plan.changed_samples(found.tree["plan"])):
+            log.warning(
+                "the samples %s are not what they were when %s was written: if the data set was not changed "
+                "on purpose, its files are in another order now, and samples count twice or not at all",
+                ", ".join(map(str, changed)),
+                manifest.name,
+            )
         if manifest.reason == "leaving":
             # The time in which the job was put away is no loss.
             away = max(0.0, time.time() - manifest.written)

@@ -303,7 +303,7 @@ class Loader:
             num_workers=self._processes,
             prefetch_factor=AHEAD,
             collate_fn=_as_it_is,
-            worker_init_fn=_settle_in,
+            worker_init_fn=settle_in,
             pin_memory=self._device is not None,
             timeout=_READ_SECONDS,
             multiprocessing_context="fork",
@@ -340,7 +340,7 @@ def make_loader(
     return Loader(plan, processes, device) if processes else None
 
 
-def _settle_in(number: int) -> None:
+def settle_in(number: int) -> None:
     """In a new process: let go of the sockets that came along, and end with the parent.
 
     A peer sees that this job's worker died by its sockets, which must not live on here.

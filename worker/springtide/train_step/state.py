@@ -85,7 +85,7 @@ class State:
         tensors = [*self._parameters.values(), *self._buffers.current()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def read(self, position: Position, plan: Mapping[str, int]) -> dict[str, Any]:
+    def read(self, position: Position, plan: Mapping[str, Any]) -> dict[str, Any]:
         """The tree; its tensors share memory with the live ones, so send it before anything changes.
 
         plan: fingerprint of the training loop, which the receiver compares with its own.
