@@ -164,7 +164,9 @@ def main() -> None:
     kinds = {"adam": torch.optim.Adam, "fused": partial(torch.optim.AdamW, eps=1e-3, fused=True)}
     kind: Any = kinds.get(options.get("optimizer", ""), torch.optim.SGD)
     arguments: dict[str, Any] = {"momentum": options.get("momentum", 0.9)} if kind is torch.optim.SGD else {}
-    own, rest = list(model.parameters()), list[torch.nn.Parameter]()
+    for parameter in list(model.parameters())[: options.get("frozen", 0)]:
+        parameter.requires_grad_(False)
+    own, rest = [p for p in model.parameters() if p.requires_grad], list[torch.nn.Parameter]()
     if "two" in options:  # optimizers, each with its own parameters
         own, rest = own[:3], own[3:]
     optimizer = kind(own, lr=options.get("lr", 0.1), **arguments)

@@ -57,6 +57,7 @@ POINTS = frozenset(
 )
 TRANSFER_POINTS = frozenset(["sending", "receiving"])
 CHECKPOINT_POINTS = frozenset(["staged", "share", "shared", "manifest", "saved", "pruned", "restore"])
+FROZEN_POINTS = frozenset(["frozen"])
 COLLECTING_POINTS = frozenset(["collecting"])
 WAITING_POINTS = frozenset(["asked", "leasing", "meeting"])
 PUSH_POINTS = frozenset(["pushing"])
@@ -65,7 +66,7 @@ ROUND_POINTS = frozenset(
 )
 _EACH_TIME = ("hold=", "mark=")
 _KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS | COLLECTING_POINTS | WAITING_POINTS | ROUND_POINTS
-_KNOWN |= PUSH_POINTS
+_KNOWN |= PUSH_POINTS | FROZEN_POINTS
 
 
 @dataclass(slots=True)

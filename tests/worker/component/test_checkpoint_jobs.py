@@ -17,6 +17,7 @@ from worker_reference import Reference
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.storage import Storage
 from springtide.coordination import outcome
+from springtide.data.marks import marked_ids
 
 OPTIONS: dict[str, Any] = {
     "samples": 230,
@@ -200,3 +201,54 @@ def test_job_drained_then_suspended_goes_on_where_it_was(
     assert cluster.reply is not None
     assert cluster.reply.states_lost == 0
     assert cluster.reply.restored.name == reply.checkpoint.name
+
+
+def test_killed_while_what_does_not_train_is_written(
+    make_cluster: Callable[..., WorkerCluster], place: Place
+) -> None:
+    """The next members write it whole; those after them, at another number, find it there."""
+    cluster = make_cluster(options={"frozen": 1, "epochs": 8}, minimum=2)
+    blocks = place.folder / names.FROZEN
+    first = cluster.start(2, faults=dict.fromkeys((0, 1), "frozen:*:kill"))
+    cluster.until(lambda: any(not worker.running for worker in first), "the death of who has the block")
+    for worker in first:
+        worker.kill()
+    cluster.until_done()
+    assert place.steps() == []
+    assert [path.suffix for path in blocks.iterdir()] == [".new"]
+    second = [cluster.add(), cluster.add()]
+    cluster.until(lambda: len(place.steps()) > 1, "two checkpoints")
+    for worker in second:
+        worker.kill()
+    cluster.until_done()
+    (block,) = list(blocks.iterdir())
+    written = block.stat()
+    newest = place.steps()[0]
+    cluster.minimum = 1
+    third = [cluster.add(), cluster.add(), cluster.add()]
+    cluster.until_done()
+    assert went_on_from(third) == newest
+    assert all(isinstance(worker.outcome(), outcome.Finished) for worker in third), cluster.logs()
+    assert len({worker.result()["parameters"] for worker in third}) == 1
+    assert list(blocks.iterdir()) == [block]
+    assert (block.stat().st_ino, block.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    for name in restore.candidates(place.storage):
+        restore.verify(place.storage, name)
+
+
+def test_going_on_from_a_checkpoint_of_other_data_is_warned(
+    make_cluster: Callable[..., WorkerCluster], place: Place
+) -> None:
+    """Data are corrected between two runs: that is no error."""
+    cluster = make_cluster()
+    first = cluster.start(2)
+    cluster.until(lambda: bool(place.steps()), "a checkpoint")
+    for worker in first:
+        worker.kill()
+    cluster.until_done()
+    second = [cluster.add(other_order=[[0, 2], [0, 3]]) for _ in range(2)]
+    cluster.until_done()
+    assert all(isinstance(worker.outcome(), outcome.Finished) for worker in second), cluster.logs()
+    said = [worker.log() for worker in second if "are not what they were when step-" in worker.log()]
+    assert len(said) == 1
+    assert str(sorted(marked_ids(230, 8)))[1:-1] in said[0]

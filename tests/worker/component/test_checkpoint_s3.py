@@ -86,3 +86,42 @@ def test_a_bucket_that_is_not_there_is_told_alike_each_time() -> None:
         assert not re.search(r"[0-9.]+ ?ms", error)
     with pytest.raises(StorageError, match="cannot list s3://nobody/x"):
         Storage("s3://nobody/x", FOLDER).checkpoints()
+
+
+@pytest.mark.usefixtures("server")
+def test_what_does_not_train_is_written_once_and_goes() -> None:
+    uri = "s3://bucket/frozen/jobs"
+    storage = Storage(uri, FOLDER)
+    assert storage.sizes(names.FROZEN) == {}
+    backbone = torch.arange(500.0)
+
+    def save_adapter(step: int) -> None:
+        told: list[Written] = []
+        members = [
+            Checkpoints(CheckpointLocation(uri, FOLDER, keep=1), {}, lambda _: None, told.append)
+            for _ in MEMBERS
+        ]
+        content = {
+            "parameters": {"backbone": backbone, "adapter": torch.full((7,), float(step))},
+            "frozen": ["backbone"],
+        }
+        for index, member in enumerate(members):
+            member.take(state(step), lambda: content, Share(index, MEMBERS), "interval")
+        for member in members:
+            assert member.flush(60)
+            member.close()
+        assert not any(one.error for one in told), told
+
+    save_adapter(1)
+    first = storage.sizes(names.FROZEN)
+    assert len(first) == 1
+    save_adapter(2)
+    assert storage.sizes(names.FROZEN) == first
+    backbone += 1
+    save_adapter(3)
+    assert len(storage.sizes(names.FROZEN)) == 1
+    assert storage.sizes(names.FROZEN).keys() != first.keys()
+    found, _ = restore.newest(storage)
+    assert found is not None
+    assert torch.equal(found.tree["parameters"]["backbone"], backbone)
+    assert float(found.tree["parameters"]["adapter"][0]) == 3.0

@@ -95,7 +95,7 @@ def test_a_manifest_comes_back() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
         ({"format": "zip"}, "zip"),
         ({"state": {"step": 1}}, "TypeError"),
         ({"state": {"incarnation": 1, "restart": 0, "number": 2, "step": -7}}, "whole number"),

@@ -52,6 +52,20 @@ def header(pieces: Sequence[Piece], specs: Sequence[TensorSpec]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
+def described(path: Callable[[str], str], head: bytes, memory: torch.Tensor, folder: str) -> File:
+    """Return the file that `write` would make.
+
+    Args:
+        path: its name, by the hash of its bytes.
+        head: of `header`.
+        memory: the pieces', uint8.
+        folder: of the file.
+    """
+    digest = hashlib.sha256(head)
+    digest.update(memory.numpy().data)
+    return File(path(digest.hexdigest()), len(head) + memory.numel(), digest.hexdigest(), folder)
+
+
 def write(stream: IO[bytes], path: str, head: bytes, memory: torch.Tensor, half: Callable[[], None]) -> File:
     """Write head and memory (uint8, 1-d), and say what was written. `half` is called in the middle."""
     digest = hashlib.sha256(head)

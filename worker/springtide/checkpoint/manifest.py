@@ -15,9 +15,11 @@ from springtide_protocol.names import GenerationName, StateName
 
 FORMAT = "springtide-checkpoint"
 VERSION = 1
+VERSION_WITH_FROZEN = 2
+"""Of a manifest that refers to files beside its folder."""
 LIMIT_BYTES = 64 << 20
-MAX_FILES = 70_000
-"""Of a checkpoint: one for each process of the largest job."""
+MAX_FILES = 80_000
+"""Of a checkpoint: one for each process of the largest job, and blocks of what does not train."""
 _SHA256 = re.compile("[0-9a-f]{64}")
 _PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
@@ -28,11 +30,21 @@ class CorruptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file of a checkpoint; path: its name in the checkpoint's folder."""
+    """One file of a checkpoint; path: its name in its folder.
+
+    folder: beside the checkpoint's, or "" for the checkpoint's own.
+    """
 
     path: str
     bytes: int
     sha256: str
+    folder: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        value = asdict(self)
+        if not self.folder:
+            del value["folder"]  # as builds wrote it that know no other
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,9 @@ class Part:
 
     header: File
     files: tuple[File, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"header": self.header.to_json(), "files": [file.to_json() for file in self.files]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +87,7 @@ class Manifest:
     def to_json(self) -> bytes:
         value = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION_WITH_FROZEN if any(file.folder for file in self.files) else VERSION,
             "state": {
                 "incarnation": self.state.generation.incarnation.number,
                 "restart": self.state.generation.incarnation.restart,
@@ -82,7 +97,7 @@ class Manifest:
             "job": dict(self.job),
             "written": self.written,
             "reason": self.reason,
-            "parts": {kind: asdict(part) for kind, part in self.parts.items()},
+            "parts": {kind: part.to_json() for kind, part in self.parts.items()},
         }
         return json.dumps(value, indent=1).encode()
 
@@ -91,9 +106,9 @@ def parse(raw: bytes, name: str) -> Manifest:
     """The manifest of the checkpoint in folder `name`. Raise CorruptError."""
     try:
         value = json.loads(raw)
-        if value["format"] != FORMAT or value["version"] != VERSION:
+        if value["format"] != FORMAT or value["version"] not in (VERSION, VERSION_WITH_FROZEN):
             found = f"{value['format']!r} version {value['version']!r}"
-            raise ValueError(f"format {found}, not {FORMAT} {VERSION}")
+            raise ValueError(f"format {found}, not {FORMAT} {VERSION} or {VERSION_WITH_FROZEN}")
         if sum(len(part.get("files", ())) for part in value["parts"].values()) > MAX_FILES:
             raise ValueError(f"more than {MAX_FILES} files")
         state = dict(value["state"])
@@ -126,12 +141,14 @@ def parse(raw: bytes, name: str) -> Manifest:
 
 
 def _file(value: Any) -> File:
-    path, digest = value["path"], value["sha256"]
+    path, digest, folder = value["path"], value["sha256"], value.get("folder", "")
+    if folder not in ("", names.FROZEN):
+        raise ValueError(f"impossible folder {folder!r}")
     if not (isinstance(path, str) and _PATH.fullmatch(path)):
         raise ValueError(f"impossible file name {path!r}")
     if not (isinstance(digest, str) and _SHA256.fullmatch(digest)):
         raise ValueError(f"impossible checksum of {path}")
-    return File(path, _whole(value["bytes"]), digest)
+    return File(path, _whole(value["bytes"]), digest, folder)
 
 
 def _whole(value: Any) -> int:
@@ -142,13 +159,19 @@ def _whole(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Says that a share's file is whole. layout: what its writer takes the state for (`shares.layout`)."""
+    """Says that a share's file is whole. layout: what its writer takes the state for (`shares.layout`).
+
+    frozen: files with its writer's blocks of what does not train.
+    """
 
     file: File
     layout: str
+    frozen: tuple[File, ...] = ()
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        frozen = [file.to_json() for file in self.frozen]
+        value = {"file": self.file.to_json(), "layout": self.layout, "frozen": frozen}
+        return json.dumps(value).encode()
 
 
 def refusal(why: str) -> bytes:
@@ -162,6 +185,7 @@ def parse_receipt(raw: bytes) -> Receipt:
         value = json.loads(raw)
         if "error" in value:
             raise CorruptError(str(value["error"]))
-        return Receipt(_file(value["file"]), str(value["layout"]))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        frozen = tuple(_file(file) for file in value.get("frozen", ()))
+        return Receipt(_file(value["file"]), str(value["layout"]), frozen)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptError(f"a receipt is malformed: {error}") from None

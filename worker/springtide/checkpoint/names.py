@@ -7,6 +7,8 @@ import re
 from springtide_protocol.names import GenerationName, StateName
 
 MANIFEST = "manifest.json"
+FROZEN = "frozen"
+"""The folder beside the checkpoints with what does not train; files in it are named by their contents."""
 TABLES = "embedding tables"
 """Among the tracked objects of a tree: what tables hold."""
 _FOLDER = re.compile(r"step-(\d{12,})-g(\d+)\.(\d+)\.(\d+)")
@@ -34,6 +36,11 @@ def share_file(attempt: str, index: int, count: int, kind: str = "workers") -> s
     kind: of the processes whose state it is.
     """
     return f"{kind}{attempt}-{index:05d}-of-{count:05d}.safetensors"
+
+
+def frozen_file(sha256: str) -> str:
+    """A block of parameters that do not train, by the hash of all its bytes."""
+    return f"{sha256}.safetensors"
 
 
 def receipt_file(share: str) -> str:

@@ -150,7 +150,7 @@ def read_shares(
 
     def one(file: File) -> list[shares.Piece]:
         try:
-            with storage.open(f"{name}/{file.path}") as stream:
+            with storage.open(f"{file.folder or name}/{file.path}") as stream:
                 return files.read(stream, file, specs, place)
         except FileNotFoundError:
             raise CorruptError(f"{file.path} is missing") from None

@@ -42,15 +42,27 @@ class Share:
         return len(self.members)
 
 
-def cut(specs: Sequence[TensorSpec], index: int, count: int) -> list[Piece]:
-    """Share `index` of `count`: together they are every element once; sizes differ by less than an element
-    of the widest type."""
+def cut(
+    specs: Sequence[TensorSpec], index: int, count: int, numbers: Sequence[int] | None = None
+) -> list[Piece]:
+    """Return share `index` of `count`: together they are every element once.
+
+    Sizes differ by less than an element of the widest type.
+
+    Args:
+        specs: of all tensors.
+        index: of the share, from 0.
+        count: of shares.
+        numbers: of the tensors that are cut; None: all of them.
+    """
     if not 0 <= index < count:
         raise ValueError(f"share {index} of {count}")
-    total = sum(spec.nbytes for spec in specs)
+    numbers = range(len(specs)) if numbers is None else numbers
+    total = sum(specs[number].nbytes for number in numbers)
     begin, end = total * index // count, total * (index + 1) // count
     pieces, offset = [], 0
-    for number, spec in enumerate(specs):
+    for number in numbers:
+        spec = specs[number]
         size = spec.dtype.itemsize
         start = min(max(begin - offset, 0), spec.nbytes) // size
         stop = min(max(end - offset, 0), spec.nbytes) // size
@@ -87,7 +99,14 @@ def missing(specs: Sequence[TensorSpec], pieces: Sequence[Piece]) -> str:
     return f"there are pieces of unknown tensors: {sorted(by_tensor)[:5]}" if by_tensor else ""
 
 
-def layout(specs: Sequence[TensorSpec]) -> str:
-    """What members must agree on before their shares fit together: dtypes and shapes, as 16 hex digits."""
+def layout(specs: Sequence[TensorSpec], frozen: Sequence[int] = ()) -> str:
+    """Return what members must agree on before their shares fit together, as 16 hex digits.
+
+    Args:
+        specs: types and shapes of all tensors.
+        frozen: numbers of those that do not train.
+    """
     text = ";".join(f"{spec.dtype}{tuple(spec.shape)}" for spec in specs)
+    if frozen:
+        text += f" without {list(frozen)}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from springtide.checkpoint import shares
+from springtide.checkpoint.frozen import Block, FrozenBlocks
 from springtide.checkpoint.shares import Piece, Share
 from springtide.comm import codec
 from springtide_protocol.names import StateName
@@ -27,12 +28,22 @@ class GoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A share of a tree. header: of the tree (codec); memory: uint8, the pieces one by one."""
+    """A share of a tree. header: of the tree (codec); memory: uint8, the pieces one by one.
+
+    frozen: numbers of the tensors that do not train, of which there are blocks instead of pieces.
+    """
 
     header: bytes
     specs: list[codec.TensorSpec]
     pieces: list[Piece]
     memory: torch.Tensor
+    frozen: tuple[int, ...] = ()
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Bytes that have to be saved."""
+        return self.memory.numel() + sum(b.memory.numel() for b in self.blocks if b.memory is not None)
 
 
 class Elsewhere(Protocol):
@@ -140,12 +151,19 @@ class Stage:
         self._copies = copies or CudaCopies()
         self._unlock: Callable[[], object] | None = None
         self._tried_to_lock = False
+        self._frozen = FrozenBlocks()
 
     def take(self, tree: Any, share: Share) -> Collected:
-        """Copy the own share. Raise TypeError for a state that cannot be encoded, with the place."""
-        header, tensors = codec.flatten(tree, move=False)
+        """Copy the own share. Raise TypeError for a state that cannot be encoded, with the place.
+
+        What the tree names as "frozen" among its parameters is copied only where it is not saved yet.
+        """
+        header, tensors, numbers = codec.flatten_numbered(tree, move=False)
         specs = specs_of(tensors)
-        pieces = shares.cut(specs, share.index, share.count)
+        frozen = sorted({numbers[id(tree["parameters"][name])] for name in tree.get("frozen", ())})
+        blocks = self._frozen.take(specs, tensors, frozen, share)
+        rest = [number for number in range(len(specs)) if number not in set(frozen)] if frozen else None
+        pieces = shares.cut(specs, share.index, share.count, rest)
         sizes = [(piece.stop - piece.start) * specs[piece.tensor].dtype.itemsize for piece in pieces]
         total = sum(sizes)
         devices = [tensors[piece.tensor].device for piece in pieces]
@@ -160,7 +178,7 @@ class Stage:
                 self._copies.begin(part, target)
             offset += size
         self._copies.wait()
-        return Collected(header, specs, pieces, self._memory[:total])
+        return Collected(header, specs, pieces, self._memory[:total], tuple(frozen), blocks)
 
     def _make_room(self, total: int, device: torch.device | None) -> None:
         """Have memory for so many bytes. device: where some of them come from, so that it is locked."""

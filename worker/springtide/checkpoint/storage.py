@@ -170,6 +170,31 @@ class Storage:
         with self._telling("write", path):
             self._fs.pipe_file(self._at(path), data)
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Name of each ordinary file of a folder -> its bytes. Empty where there is no folder.
+
+        Raise StorageError.
+        """
+        with self._telling("list", folder):
+            self._fs.invalidate_cache()
+            try:
+                entries = self._fs.ls(self._at(folder), detail=True)
+            except FileNotFoundError:
+                return {}
+            return {
+                entry["name"].rpartition("/")[2]: int(entry["size"])
+                for entry in entries
+                if entry["type"] == "file" and not entry.get("islink")
+            }
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there, but not by way of a link. Raise StorageError."""
+        target = self._at(path)
+        if self._local and os.path.islink(os.path.dirname(target)):
+            return  # it leads to a folder that is none of ours
+        with self._telling("delete", path), contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(target)
+
     def delete(self, name: str) -> None:
         """Remove a checkpoint: first its manifest, so that no half of it is taken for whole."""
         if self._local and os.path.islink(self._at(name)):

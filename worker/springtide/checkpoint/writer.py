@@ -4,17 +4,28 @@ goes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from springtide import faults
 from springtide.checkpoint import files, names, schedule, shares
-from springtide.checkpoint.keep import expendable
-from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, Receipt, parse_receipt, refusal
+from springtide.checkpoint.keep import expendable, unreferenced
+from springtide.checkpoint.manifest import (
+    CorruptError,
+    File,
+    Manifest,
+    Part,
+    Receipt,
+    parse,
+    parse_receipt,
+    refusal,
+)
 from springtide.checkpoint.staging import Collected, Elsewhere, GoneError, Staged
 from springtide.checkpoint.storage import Storage, StorageError
 from springtide.checkpoint.waiting import give_up
@@ -150,7 +161,7 @@ class Writer:
             parts = {"workers": staged.own}
             if staged.elsewhere is not None:
                 parts[staged.elsewhere.kind] = self._collected(storage, staged, staged.elsewhere)
-            share_bytes = sum(part.memory.numel() for part in parts.values())
+            share_bytes = sum(part.size for part in parts.values())
             receipts = {kind: self._write_share(storage, staged, kind, part) for kind, part in parts.items()}
             if staged.share.index == 0:
                 headers = {kind: part.header for kind, part in parts.items()}
@@ -221,10 +232,43 @@ class Writer:
         with storage.create(f"{folder}/{name}") as stream:
             head = files.header(part.pieces, part.specs)
             file = files.write(stream, name, head, part.memory, lambda: faults.reach("share", step))
-        receipt = Receipt(file, shares.layout(part.specs))
+        # After the share, which shows others that a checkpoint is under way (`_prune_frozen`).
+        try:
+            frozen = self._write_blocks(storage, part, step)
+        except (CorruptError, StorageError) as problem:
+            with contextlib.suppress(StorageError):  # then the first member waits, as for a share
+                storage.put(f"{folder}/{names.receipt_file(name)}", refusal(str(problem)))
+            raise
+        receipt = Receipt(file, shares.layout(part.specs, part.frozen), frozen)
         storage.put(f"{folder}/{names.receipt_file(name)}", receipt.to_json())
         faults.reach("shared", step)
         return receipt
+
+    def _write_blocks(self, storage: Storage, part: Collected, step: int) -> tuple[File, ...]:
+        """Return the files of this member's blocks of what does not train; write those that are not there.
+
+        Raise CorruptError when one that was there is gone; the next checkpoint writes it.
+        """
+        if not part.blocks:
+            return ()
+        present, written = storage.sizes(names.FROZEN), []
+        for block in part.blocks:
+            if block.memory is None:
+                file = block.file
+                assert file is not None
+                if present.get(file.path) != file.bytes:
+                    block.note(None)
+                    raise CorruptError(f"{names.FROZEN}/{file.path} is gone: the next checkpoint writes it")
+            else:
+                file = files.described(names.frozen_file, block.head, block.memory, names.FROZEN)
+                if present.get(file.path) != file.bytes:
+                    storage.make_folder(names.FROZEN)
+                    with storage.create(f"{names.FROZEN}/{file.path}") as stream:
+                        half = partial(faults.reach, "frozen", step)
+                        files.write(stream, file.path, block.head, block.memory, half)
+                block.note(file)
+            written.append(file)
+        return tuple(written)
 
     def _commit(
         self,
@@ -261,13 +305,16 @@ class Writer:
                 pause = min(1.5 * pause, _MOST_POLL_SECONDS)
         for (kind, index), receipt in receipts.items():
             _check(storage, folder, receipt, own[kind], share.members[index], share.members[0])
+        frozen = {file.path: file for receipt in receipts.values() for file in receipt.frozen}
+        _check_frozen(storage, frozen)
         parts = {}
         for kind, header in headers.items():
             path = names.header_file(share.attempt, kind)
             storage.put(f"{folder}/{path}", header)
             parts[kind] = Part(
                 File(path, len(header), hashlib.sha256(header).hexdigest()),
-                tuple(receipts[kind, index].file for index in range(share.count)),
+                tuple(receipts[kind, index].file for index in range(share.count))
+                + (tuple(frozen.values()) if kind == "workers" else ()),
             )
         manifest = Manifest(staged.state, self._job, time.time(), staged.reason, parts)
         faults.reach("manifest", staged.state.step)
@@ -286,8 +333,40 @@ class Writer:
             for state in expendable(found, own, self._keep):
                 storage.delete(names.folder(state))
                 faults.reach("pruned", own.step)
+            self._prune_frozen(storage, own)
         except StorageError as problem:
             log.warning("old checkpoints stay: %s", problem)
+
+    def _prune_frozen(self, storage: Storage, own: StateName) -> None:
+        """Delete files of what does not train that no manifest refers to; none if one cannot be read."""
+        there = storage.sizes(names.FROZEN)
+        if not there:
+            return
+        found = storage.checkpoints()  # after the files: see `keep.unreferenced`
+        referenced: set[str] = set()
+        try:
+            for name, whole in found.items():
+                if whole:
+                    manifest = parse(storage.read(f"{name}/{names.MANIFEST}"), name)
+                    referenced.update(file.path for file in manifest.files if file.folder == names.FROZEN)
+        except (CorruptError, FileNotFoundError) as problem:
+            log.warning("old files in %s/ stay: %s", names.FROZEN, problem)
+            return
+        states = [state for name in found if (state := names.parse(name)) is not None]
+        for path in unreferenced(there, states, own, referenced):
+            storage.remove(f"{names.FROZEN}/{path}")
+            faults.reach("pruned", own.step)
+
+
+def _check_frozen(storage: Storage, frozen: Mapping[str, File]) -> None:
+    """Raise CorruptError unless all files of what does not train are there: a manifest refers to them."""
+    present = storage.sizes(names.FROZEN) if frozen else {}
+    missing = [path for path, file in frozen.items() if present.get(path) != file.bytes]
+    if missing:
+        raise CorruptError(
+            f"{names.FROZEN}/{missing[0]} is not there ({len(missing)} of {len(frozen)} files are not): all "
+            "workers must reach the same storage at the checkpoint's URI"
+        )
 
 
 def _check(storage: Storage, folder: str, receipt: Receipt, own: Receipt, who: str, first: str) -> None:

@@ -64,6 +64,7 @@ class _Encoder:
     def __init__(self, move: bool) -> None:
         self._move = move
         self.tensors: list[torch.Tensor] = []
+        self.numbers: dict[int, int] = {}
         self._known: dict[tuple[Any, ...], int] = {}
         self._alive: list[torch.Tensor] = []
 
@@ -84,7 +85,8 @@ class _Encoder:
         if kind is bytes:
             return {"bytes": base64.b64encode(value).decode("ascii")}
         if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            return {"tensor": self._tensor(value, path)}
+            number = self.numbers[id(value)] = self._tensor(value, path)
+            return {"tensor": number}
         if kind is torch.Size:
             return {"size": list(value)}
         if kind is torch.dtype:
@@ -164,6 +166,14 @@ def flatten(tree: Any, name: str = "", *, move: bool = True) -> tuple[bytes, lis
     device are described, and come back as they are. Raise TypeError with the path of the first value that
     cannot be encoded.
     """
+    header, tensors, _ = flatten_numbered(tree, name, move=move)
+    return header, tensors
+
+
+def flatten_numbered(
+    tree: Any, name: str = "", *, move: bool = True
+) -> tuple[bytes, list[torch.Tensor], dict[int, int]]:
+    """Return what `flatten` does, and the number of each tensor object of the tree, by its `id`."""
     encoder = _Encoder(move)
     node = encoder.node(tree, name, 0)
     if len(encoder.tensors) > MAX_TENSORS:
@@ -171,7 +181,8 @@ def flatten(tree: Any, name: str = "", *, move: bool = True) -> tuple[bytes, lis
         raise TypeError(f"{name or 'state'}: {found} are more than the {MAX_TENSORS} that a state may have")
     described = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in encoder.tensors]
     header = {"version": VERSION, "tensors": described, "tree": node}
-    return json.dumps(header, separators=(",", ":"), allow_nan=False).encode("utf-8"), encoder.tensors
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode("utf-8")
+    return text, encoder.tensors, encoder.numbers
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

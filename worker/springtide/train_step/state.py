@@ -79,6 +79,7 @@ class State:
         self._buffers = buffers
         self._optimizers = optimizers
         self._tracked = tracked
+        self._frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
 
     def size_bytes(self) -> int:
         """Bytes of parameters and buffers."""
@@ -93,6 +94,7 @@ class State:
         return {
             "format": FORMAT,
             "parameters": {name: parameter.detach() for name, parameter in self._parameters.items()},
+            "frozen": self._frozen,  # when the script distributed them; checkpoints save them once
             "buffers": dict(zip(self._buffers.names, self._buffers.current(), strict=True)),
             "saved_as": self._saved_as,
             "optimizer": {
