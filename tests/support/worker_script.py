@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import springtide
+import springtide.comm.codec
 
 
 class Moody(torch.nn.Module):
@@ -160,6 +161,14 @@ def main() -> None:
     if device != "cpu":
         warnings.simplefilter("default")  # drivers and compilers warn of what nobody has seen here
     model = make_model(options.get("model", "plain"), options.get("hidden", 32)).to(device)
+    if "expanded" in options:
+        model.register_buffer("mask", torch.full((1, 1), 2.0).expand(4, 4))
+    if slot in options.get("no_memory", []):
+
+        def fail(header: bytes, limit_bytes: int) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nDetails follow.")
+
+        springtide.comm.codec.specs = fail  # where a state that comes is looked at first
     criterion = F.nll_loss if options.get("model") in ("sums", "rows") else F.cross_entropy
     kinds = {"adam": torch.optim.Adam, "fused": partial(torch.optim.AdamW, eps=1e-3, fused=True)}
     kind: Any = kinds.get(options.get("optimizer", ""), torch.optim.SGD)

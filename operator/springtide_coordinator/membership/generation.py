@@ -11,6 +11,7 @@ reach is cut off.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,13 @@ from dataclasses import dataclass, field
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import Consistency, MemberInfo, ServerInfo, Start, Transfer
 from springtide_protocol.names import GenerationName, StateName
+
+_OF_NETWORK = re.compile(
+    r"connect|closed by peer|reset|refused|unreach|no route|timed? ?-?out|socket|gloo|nccl|no sign of life|"
+    r"REDUCTION_FAILED|FORMATION_FAILED",
+    re.IGNORECASE,
+)
+"""Of what members say of a generation that failed; a bare reason says nothing of another cause."""
 
 
 @dataclass(slots=True)
@@ -203,5 +211,12 @@ class ComplaintRow:
         return worst, (
             f"{self.length} generations in a row failed while all members were connected;"
             f" {worst.info.label} was complained of {count} times ({detail})."
-            " Check that pods can reach each other (network policy, interfaces, firewalls)."
+            f" {_advice([detail, *self.said.values()])}"
         )
+
+
+def _advice(said: Collection[str]) -> str:
+    """Return what to look at, by what members say: only some of it comes from the network."""
+    if any(_OF_NETWORK.search(text) for text in said):
+        return "Check that pods can reach each other (network policy, interfaces, firewalls)."
+    return "That is what to mend; the logs of these workers say more."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from coordinator_room import Room, generation, info, state
 
 from springtide_coordinator.membership import Phase
@@ -249,6 +250,29 @@ def test_third_complaint_in_a_row_cuts_off_the_most_accused() -> None:
     assert not refused.retry
     assert "complained of 6 times" in refused.reason
     assert room.members == ("w0", "w2")
+
+
+@pytest.mark.parametrize(
+    ("detail", "advice"),
+    [
+        ("RuntimeError: [/gloo/pair.cc] Connection closed by peer", "Check that pods can reach each other"),
+        ("TimeoutError: timed out", "Check that pods can reach each other"),
+        ("", "Check that pods can reach each other"),
+        ("ValueError: the checksum of piece 3 is wrong", "That is what to mend"),
+    ],
+)
+def test_advice_is_about_the_network_if_complaints_are(detail: str, advice: str) -> None:
+    room = Room()
+    room.train("w0", "w1")
+    for _ in range(3):
+        name = room.m.members["w0"].generation
+        reason = ParkReason.FORMATION_FAILED
+        room.tell("w0", say.Parked(reason, name, state(0), "layout", detail, ("w1",)))
+        room.tick(0.31)
+        room.park("w1", ParkReason.DROPPED, state(0))
+    said = room.last("w1", say.Refused).reason
+    assert advice in said
+    assert ("network policy" in said) == advice.startswith("Check")
 
 
 def test_complaints_without_a_name_cut_off_the_youngest() -> None:

@@ -15,6 +15,7 @@ from springtide.checkpoint import files, names, shares
 from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, parse
 from springtide.checkpoint.storage import Storage
 from springtide.comm import codec
+from springtide.errors import SpringtideError
 
 log = logging.getLogger("springtide")
 
@@ -63,7 +64,10 @@ def manifest_of(storage: Storage, name: str) -> Manifest:
 
 
 def read(storage: Storage, name: str) -> tuple[Any, Manifest]:
-    """(state tree, manifest) of a checkpoint, all of it checked. Raise CorruptError, StorageError."""
+    """(state tree, manifest) of a checkpoint, all of it checked.
+
+    Raise CorruptError, StorageError; SpringtideError when it is whole and larger than this process's memory.
+    """
     manifest = manifest_of(storage, name)
     trees = {kind: _read_part(storage, name, part) for kind, part in parts_of(manifest).items()}
     tree = trees.pop("workers")
@@ -77,7 +81,11 @@ def _read_part(storage: Storage, name: str, part: Part) -> Any:
     try:
         tensors = [torch.empty(spec.shape, dtype=spec.dtype) for spec in specs]
     except (MemoryError, RuntimeError) as error:
-        raise CorruptError(f"{part.header.path} describes what this process cannot hold: {error}") from None
+        what = f"{part.header.path} describes what this process cannot hold: {error}"
+        if _is_as_large_as_it_says(storage, name, part):
+            # Older ones are as large: nothing is wrong with them, and training must not begin anew for that.
+            raise SpringtideError(f"checkpoint {name}: {what}; give the workers more memory") from None
+        raise CorruptError(what) from None
     memory = [codec.as_bytes(tensor) for tensor in tensors]
 
     def place(piece: shares.Piece) -> torch.Tensor:
@@ -89,6 +97,14 @@ def _read_part(storage: Storage, name: str, part: Part) -> Any:
         return codec.unflatten(header, tensors)
     except ValueError as error:
         raise CorruptError(f"{part.header.path}: {error}") from None
+
+
+def _is_as_large_as_it_says(storage: Storage, name: str, part: Part) -> bool:
+    """Return whether the files have the bytes of the manifest. Raise CorruptError, StorageError."""
+    try:
+        return all(storage.size(f"{file.folder or name}/{file.path}") == file.bytes for file in part.files)
+    except FileNotFoundError:
+        return False
 
 
 def _join(tree: Any, held: Any) -> None:

@@ -23,6 +23,7 @@ from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.data_check import DataCheck, own_row
+from springtide.elastic.own_faults import in_words, own_fault
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.saving import CheckpointSaver
@@ -220,7 +221,10 @@ class Recovery:
                 raise ServerStepError(told(failed, step)) from None
             self._no_way_back = f"StateLost: {error}"
             state.group.shut()
-        except (RuntimeError, OSError, ValueError) as error:
+        except (MemoryError, RuntimeError, OSError, ValueError) as error:
+            if kind := own_fault(error):
+                state.group.shut()
+                raise SpringtideError(in_words(kind, error)) from error
             self._not_formed(error)
             self._unformed += 1
             if self._unformed >= CALM_TRIES:

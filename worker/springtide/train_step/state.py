@@ -109,13 +109,24 @@ class State:
                 "members": self._members(),
                 "on_host": self._on_host(),
             },
-            "tracked": {name: item.state_dict() for name, item in self._tracked.items()},
+            "tracked": {name: self._tracked_state(name) for name in self._tracked},
             "cursor": position.cursor.to_json(),
             "ledger": position.ledger.to_json(),
             "productive_seconds": position.productive_seconds,
             "began_unix": position.began_unix,
             "plan": dict(plan),
         }
+
+    def _tracked_state(self, name: str) -> Any:
+        try:
+            return self._tracked[name].state_dict()
+        except Exception as error:
+            if name in self._remote:
+                raise
+            raise SpringtideError(
+                f"the tracked object {name!r} of this worker does not give its state: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def check(self, tree: Mapping[str, Any]) -> Position:
         """What the tree says besides tensors.

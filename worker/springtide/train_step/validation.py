@@ -78,7 +78,44 @@ def declare(
             "distribute(): strategy.type Hybrid sums dense gradients by all-reduce, in common steps: use "
             "strategy.parameterServer.consistency Synchronous, or strategy.type ParameterServer"
         )
-    return Declared(models, optimizers, several, _rules(buffers, exact, consistency))
+    rules = _rules(buffers, exact, consistency)
+    _spread_out(models)
+    return Declared(models, optimizers, several, rules)
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Return whether some of its elements may be one place in memory, as after `expand`.
+
+    Such a tensor can be read and not be written to, so it could be neither put back nor received.
+    """
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < extent:
+                return tensor.numel() > 0
+            extent += stride * (size - 1)
+    return False
+
+
+def _spread_out(models: Sequence[torch.nn.Module]) -> None:
+    """Give buffers, and parameters that do not train, an element in memory for each of theirs.
+
+    Raise UsageError for a parameter that trains: torch's optimizers cannot step it.
+    """
+    for name, parameter in _named(models).items():
+        if parameter.layout is torch.strided and overlaps_itself(parameter):
+            if parameter.requires_grad:
+                raise UsageError(
+                    f"distribute(): some elements of parameter {name} are one place in memory (expand, "
+                    "as_strided), so no optimizer can step it: make it of tensor.clone()"
+                )
+            parameter.data = parameter.data.contiguous()
+    spread: dict[int, torch.Tensor] = {}  # a buffer may stand in several places
+    for model in models:
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.layout is torch.strided and overlaps_itself(buffer):
+                    module._buffers[name] = spread.setdefault(id(buffer), buffer.contiguous())
 
 
 def _named(models: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
