@@ -267,3 +267,22 @@ def test_wish_to_leave_is_said_again_to_a_new_coordinator() -> None:
     assert session.membership.hello().leaving
     session.hear(welcome=pb.Welcome(incarnation=pb.Incarnation(number=2)))
     assert [message.leaving.reason for message in session.sent] == ["SIGTERM"] * 3
+
+
+def entry(number: int, key: str) -> pb.StoreEntry:
+    return pb.StoreEntry(generation=name(number), key=key, value=b"v")
+
+
+def test_entries_after_formed_leave_room_for_the_next_ones() -> None:
+    session = Session()
+    session.join(1)
+    session.membership.formed(0.0, 0.0, 0)
+    for late in range(3000):  # of a member that is slow, and of a generation that is long over
+        session.hear(store_entry=entry(1, f"late/{late}"))
+        session.hear(store_entry=entry(0, f"older/{late}"))
+    session.membership.park(pb.BOUNDARY)
+    session.hear(store_entry=entry(2, "early"))  # its Start is on another way
+    session.start(2)
+    answer = session.membership.await_start()
+    assert isinstance(answer, Start)
+    assert answer.store.get("early") == b"v"

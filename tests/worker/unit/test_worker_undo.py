@@ -163,3 +163,59 @@ def test_parameter_changed_in_a_late_body_cannot_be_put_back() -> None:
         next(model.parameters()).add_(1)
     with pytest.raises(UsageError, match="a parameter was changed inside the step"):
         undo.put_back()
+
+
+def test_tensors_of_groups_stay_the_objects_they_are() -> None:
+    """A compiled or captured optimizer reads that tensor, and no other."""
+    model = torch.nn.Linear(3, 2)
+    rate, betas = torch.tensor(0.1), (torch.tensor(0.9), torch.tensor(0.99))
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    group = optimizer.param_groups[0]
+    group["betas"] = betas
+    undo = Undo(list(model.parameters()), Buffers(model), [optimizer], {})
+    undo.begin()
+    rate.mul_(0.5)
+    betas[1].add_(1)
+    group["lr"] = torch.tensor(7.0)
+    undo.put_back()
+    assert group["lr"] is rate
+    assert group["betas"][0] is betas[0]
+    assert group["betas"][1] is betas[1]
+    assert [float(rate), float(betas[1])] == pytest.approx([0.1, 0.99])
+
+
+def test_state_of_several_steps_stays_the_objects_it_is() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, amsgrad=True)
+    undo = Undo(list(model.parameters()), Buffers(model), [optimizer], {}, several=True)
+
+    def step() -> None:
+        undo.keep(optimizer)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+
+    undo.begin()
+    step()
+    undo.begin()
+    state = optimizer.state[model.weight]
+    before = {name: item.clone() for name, item in state.items()}
+    objects = dict(state)
+    step()
+    state["exp_avg"] = state["exp_avg"] * 2  # as optimizers do that do not work in place
+    state["late"] = torch.ones(1)
+    undo.put_back()
+    state = optimizer.state[model.weight]
+    assert {name: id(item) for name, item in state.items()} == {n: id(item) for n, item in objects.items()}
+    assert all(torch.equal(item, before[name]) for name, item in state.items())
+
+
+def test_state_that_did_not_exist_is_gone_again() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    undo = Undo(list(model.parameters()), Buffers(model), [optimizer], {}, several=True)
+    undo.begin()
+    undo.keep(optimizer)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    undo.put_back()
+    assert not optimizer.state

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from springtide.comm.nccl import DeviceSum, DeviceSums, form_nccl
 from springtide.comm.store import FormationCancelled, StreamStore
-from springtide.comm.work import Collective, Message, Waiter, keep_for_ever
+from springtide.comm.work import Collective, Message, Waiter, keep_until_done, let_go
 from springtide_ps.wire import congestion
 
 log = logging.getLogger("springtide")
@@ -215,6 +215,7 @@ class Group:
         False: a collective is still stuck, so that its buffers must not be used again.
         """
         self.shut()
+        let_go()
         clean = True
         if self._device is not None:
             clean, self._device = self._device.release(), None
@@ -222,7 +223,7 @@ class Group:
         while pending := [work for work in self._works if not work.is_completed()]:
             lost = all(isinstance(work, Message | Collective) and work.lost for work in pending)
             if lost or time.monotonic() > deadline:
-                keep_for_ever(self._backend, self._store, *self._works)
+                keep_until_done(self._works, self._backend, self._store)
                 self._backend, self._works = None, deque()
                 return False
             time.sleep(0.001)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -31,6 +31,37 @@ def keep_for_ever(*items: object) -> None:
     """
     for item in items:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
+
+
+class Ending(Protocol):
+    """What may still be under way."""
+
+    def is_completed(self) -> bool: ...
+
+
+_kept: list[tuple[list[Ending], tuple[object, ...]]] = []
+
+
+def keep_until_done(works: Iterable[Ending], *items: object) -> None:
+    """Leave references as `keep_for_ever` does, until all of these works have ended and `let_go` is called.
+
+    Args:
+        works: of a group; they are kept, too, with the memory that they write into.
+        items: what they need.
+    """
+    pending = list(works)
+    keep_for_ever(*pending, *items)
+    _kept.append((pending, (*pending, *items)))
+
+
+def let_go() -> int:
+    """Give back what works needed that have ended since; return of how many groups. The script's thread."""
+    ended = [entry for entry in _kept if all(work.is_completed() for work in entry[0])]
+    for entry in ended:
+        _kept.remove(entry)
+        for item in entry[1]:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(item))
+    return len(ended)
 
 
 class Collective:

@@ -34,7 +34,7 @@ from springtide_protocol.names import WITHOUT_JOB, GenerationName, Incarnation, 
 log = logging.getLogger(__name__)
 
 _LOG_EVERY_SECONDS = 10.0
-_OLD_ENTRIES = 1024
+_EARLY_ENTRIES = 1024
 
 Send = Callable[[pb.WorkerMessage], None]
 
@@ -360,7 +360,8 @@ class Membership:
     def _store_entry(self, message: pb.StoreEntry) -> None:
         with self._changed:
             store = self._store if self._is_current(message.generation) else None
-            if store is None and len(self._early) < _OLD_ENTRIES:
+            # Of a generation that is formed, or over, entries may still come; nobody asks for them.
+            if self._is_to_come(message.generation) and len(self._early) < _EARLY_ENTRIES:
                 self._early.append(message)
         if store is not None:
             store.deliver(message.key, message.value)
@@ -387,6 +388,10 @@ class Membership:
         if store is not None:
             store.cancel(reason)
         self._on_over(reason)
+
+    def _is_to_come(self, name: pb.GenerationName) -> bool:
+        generation = generation_from_proto(name)
+        return generation is not None and (self._generation is None or generation > self._generation)
 
     def _is_current(self, name: pb.GenerationName) -> bool:
         return self._generation is not None and generation_from_proto(name) == self._generation

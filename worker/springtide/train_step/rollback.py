@@ -44,6 +44,7 @@ class Snapshot:
             earlier: a snapshot of the same object, which is not used any more: its memory is.
         """
         self._most = None if whole else _SMALL_ELEMENTS
+        self._live = _references(state)
         self._large: list[tuple[str, torch.Tensor, int]] = []
         self._copies: dict[str, torch.Tensor] = {}
         self._earlier = {} if earlier is None else earlier._copies
@@ -89,6 +90,44 @@ class Snapshot:
         """A copy to load."""
         return Snapshot(self._state, self._most is None)._state
 
+    def restored(self) -> Any:
+        """Return the state, made of the tensors that it was taken from, with their values then.
+
+        What was compiled or captured with a tensor (a learning rate) goes on with that one.
+        """
+        with torch.no_grad():
+            return _refilled(self._live, self._state)
+
+
+def _references(value: Any) -> Any:
+    """Return containers of their own around the same tensors, for those of `value` may get others."""
+    if isinstance(value, dict):
+        result = copy.copy(value)
+        for key, item in value.items():
+            result[key] = _references(item)
+        return result
+    if isinstance(value, list) or type(value) is tuple:
+        return type(value)([_references(item) for item in value])
+    return value
+
+
+def _refilled(live: Any, kept: Any) -> Any:
+    """Return `kept` with the tensors of `live` in it, which take its values. Containers are new ones."""
+    if isinstance(kept, torch.Tensor):
+        if live is kept:
+            return kept  # a large one, by reference
+        if (live.shape, live.dtype, live.device) != (kept.shape, kept.dtype, kept.device):
+            return kept.clone()  # changed its form since
+        return live.copy_(kept)
+    if isinstance(kept, dict):
+        result = copy.copy(kept)
+        for key, item in kept.items():
+            result[key] = _refilled(live[key], item)
+        return result
+    if isinstance(kept, list) or type(kept) is tuple:
+        return type(kept)([_refilled(one, item) for one, item in zip(live, kept, strict=True)])
+    return copy.deepcopy(kept)
+
 
 class OptimizerCopy:
     """An optimizer's parameters and state before its first step of a body."""
@@ -104,7 +143,7 @@ class OptimizerCopy:
             for parameter, value in zip(self._parameters, self._values, strict=True):
                 parameter.copy_(value)
         self._optimizer.state.clear()
-        self._optimizer.state.update({key: snapshot.state() for key, snapshot in self._state.items()})
+        self._optimizer.state.update({key: snapshot.restored() for key, snapshot in self._state.items()})
 
 
 class Undo:
@@ -205,7 +244,7 @@ class Undo:
         self._buffers.put_back()
         for optimizer, snapshots in zip(self._optimizers, self._groups, strict=True):
             for group, snapshot in zip(optimizer.param_groups, snapshots, strict=True):
-                group.update(snapshot.state())
+                group.update(snapshot.restored())
         for name, snapshot in self._objects.items():
             self._tracked[name].load_state_dict(snapshot.state())
         for scaler in self._scalers:
