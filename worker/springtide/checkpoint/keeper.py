@@ -129,14 +129,14 @@ class Checkpoints:
     def close(self) -> None:
         self._writer.close()
 
-    def newest(self, must_read: bool) -> tuple[Restored | None, list[str]]:
+    def newest(self, must_read: bool, read: restore.Read = restore.read) -> tuple[Restored | None, list[str]]:
         """The checkpoint to go on from, if there is one, and what is wrong with newer ones.
 
-        must_read: the job had state before. Raise SpringtideError when storage does not answer and the job
-        must not begin anew for that.
+        must_read: the job had state before. read: reads one. Raise SpringtideError when storage does not
+        answer and the job must not begin anew for that.
         """
         if self.able:
-            found, skipped = self._read(self.place.uri, self.place.folder, must_read)
+            found, skipped = self._read(self.place.uri, self.place.folder, must_read, read)
             if found is not None or must_read or not self.place.restore_from:
                 return found, skipped
         if not self.place.restore_from:
@@ -146,11 +146,11 @@ class Checkpoints:
         if names.parse(last) is not None:
             try:
                 storage = Storage(uri)
-                tree, manifest = restore.read(storage, last)
+                tree, manifest = read(storage, last)
             except (StorageError, CorruptError) as problem:
                 raise SpringtideError(f"{wanted}: {problem}") from None
             return Restored(tree, manifest, storage.uri), []
-        found, skipped = self._read(self.place.restore_from, "", True)
+        found, skipped = self._read(self.place.restore_from, "", True, read)
         if found is None:
             raise SpringtideError(
                 f"{wanted}: there is no whole checkpoint"
@@ -162,10 +162,12 @@ class Checkpoints:
             )
         return found, skipped
 
-    def _read(self, uri: str, folder: str, must_read: bool) -> tuple[Restored | None, list[str]]:
+    def _read(
+        self, uri: str, folder: str, must_read: bool, read: restore.Read
+    ) -> tuple[Restored | None, list[str]]:
         for attempt in range(READ_TRIES if must_read else 1):
             try:
-                return restore.newest(Storage(uri, folder))
+                return restore.newest(Storage(uri, folder), read)
             except StorageError as problem:
                 log.error("%s", problem)
                 error = problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,9 @@ from springtide.errors import SpringtideError
 log = logging.getLogger("springtide")
 
 READERS = 4
+
+Read = Callable[[Storage, str], tuple[Any, Manifest]]
+"""Reads the checkpoint of a name, as `read` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,16 @@ def candidates(storage: Storage) -> list[str]:
     return sorted(whole, key=age_key, reverse=True)
 
 
-def newest(storage: Storage) -> tuple[Restored | None, list[str]]:
+def newest(storage: Storage, reader: Read | None = None) -> tuple[Restored | None, list[str]]:
     """The newest checkpoint that can be read, and what is wrong with those that were passed over.
 
-    Raise StorageError when storage does not answer: that is no proof of anything.
+    reader: reads one, together with others; None: `read`. Raise StorageError when storage does not answer:
+    that is no proof of anything.
     """
     skipped: list[str] = []
     for name in candidates(storage):
         try:
-            tree, manifest = read(storage, name)
+            tree, manifest = (reader or read)(storage, name)
         except CorruptError as problem:
             skipped.append(f"{name}: {problem}")
             log.error("checkpoint %s cannot be used: %s", name, problem)
@@ -68,35 +72,106 @@ def read(storage: Storage, name: str) -> tuple[Any, Manifest]:
 
     Raise CorruptError, StorageError; SpringtideError when it is whole and larger than this process's memory.
     """
-    manifest = manifest_of(storage, name)
-    trees = {kind: _read_part(storage, name, part) for kind, part in parts_of(manifest).items()}
-    tree = trees.pop("workers")
-    for held in trees.values():
-        _join(tree, held)
-    return tree, manifest
+    reading = Reading(storage, name)
+    reading.read(range(len(reading.files)))
+    return reading.tree(), reading.manifest
 
 
-def _read_part(storage: Storage, name: str, part: Part) -> Any:
-    header, specs = read_header(storage, name, part)
-    try:
-        tensors = [torch.empty(spec.shape, dtype=spec.dtype) for spec in specs]
-    except (MemoryError, RuntimeError) as error:
-        what = f"{part.header.path} describes what this process cannot hold: {error}"
-        if _is_as_large_as_it_says(storage, name, part):
-            # Older ones are as large: nothing is wrong with them, and training must not begin anew for that.
-            raise SpringtideError(f"checkpoint {name}: {what}; give the workers more memory") from None
-        raise CorruptError(what) from None
-    memory = [codec.as_bytes(tensor) for tensor in tensors]
+class Reading:
+    """A checkpoint on its way into this process's memory, file by file, from storage or from other members.
 
-    def place(piece: shares.Piece) -> torch.Tensor:
-        size = specs[piece.tensor].dtype.itemsize
-        return memory[piece.tensor][piece.start * size : piece.stop * size]
+    files: with what it read and what it is to read, in one order for all members.
+    """
 
-    read_shares(storage, name, part, specs, place)
-    try:
-        return codec.unflatten(header, tensors)
-    except ValueError as error:
-        raise CorruptError(f"{part.header.path}: {error}") from None
+    def __init__(self, storage: Storage, name: str) -> None:
+        """Read the descriptions, and take the memory.
+
+        Raise CorruptError, StorageError; SpringtideError when there is not the memory for it.
+        """
+        self._storage, self._name = storage, name
+        self.manifest = manifest_of(storage, name)
+        self._parts = {
+            kind: _Part(storage, name, part) for kind, part in sorted(parts_of(self.manifest).items())
+        }
+        self.files = [(kind, file) for kind, part in self._parts.items() for file in part.part.files]
+        self._pieces: dict[int, list[shares.Piece]] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of the state's tensors."""
+        return sum(spec.nbytes for part in self._parts.values() for spec in part.specs)
+
+    def read(self, numbers: Sequence[int]) -> None:
+        """Read and check these files, several at a time. Raise CorruptError, StorageError."""
+
+        def one(number: int) -> tuple[int, list[shares.Piece]]:
+            kind, file = self.files[number]
+            part = self._parts[kind]
+            return number, _read_file(self._storage, self._name, file, part.specs, part.place)
+
+        with ThreadPoolExecutor(min(READERS, max(1, len(numbers)))) as pool:
+            self._pieces.update(pool.map(one, numbers))
+
+    def pieces(self, number: int) -> list[list[int]]:
+        """Return what is in a file that was read: [tensor, start, stop] of each piece. JSON-able."""
+        return [[piece.tensor, piece.start, piece.stop] for piece in self._pieces[number]]
+
+    def expect(self, number: int, pieces: Sequence[Sequence[int]]) -> None:
+        """Have the memory of a file that another member has read. Raise CorruptError for what cannot be."""
+        kind, file = self.files[number]
+        specs = self._parts[kind].specs
+        found = [shares.Piece(*piece) for piece in pieces]
+        for piece in found:
+            count = specs[piece.tensor].nbytes // specs[piece.tensor].dtype.itemsize
+            if not 0 <= piece.start <= piece.stop <= count:
+                raise CorruptError(f"{file.path} was described as what it cannot be")
+        self._pieces[number] = found
+
+    def memory(self, number: int) -> list[torch.Tensor]:
+        """Return the memory of a file's pieces: uint8, in order."""
+        part = self._parts[self.files[number][0]]
+        return [part.place(piece) for piece in self._pieces[number]]
+
+    def tree(self) -> Any:
+        """Return the state, of which all files are here. Raise CorruptError."""
+        trees = {}
+        for kind, part in self._parts.items():
+            numbers = [number for number, (own, _) in enumerate(self.files) if own == kind]
+            pieces = [piece for number in numbers for piece in self._pieces[number]]
+            if problem := shares.missing(part.specs, pieces):
+                raise CorruptError(problem)
+            trees[kind] = part.tree()
+        tree = trees.pop("workers")
+        for held in trees.values():
+            _join(tree, held)
+        return tree
+
+
+class _Part:
+    """The state of one kind of processes: its description, and memory for its tensors."""
+
+    def __init__(self, storage: Storage, name: str, part: Part) -> None:
+        self.part = part
+        self._header, self.specs = read_header(storage, name, part)
+        try:
+            self._tensors = [torch.empty(spec.shape, dtype=spec.dtype) for spec in self.specs]
+        except (MemoryError, RuntimeError) as error:
+            what = f"{part.header.path} describes what this process cannot hold: {error}"
+            if _is_as_large_as_it_says(storage, name, part):
+                # Older ones are as large: nothing is wrong with them, and training must not begin anew.
+                raise SpringtideError(f"checkpoint {name}: {what}; give the workers more memory") from None
+            raise CorruptError(what) from None
+        self._memory = [codec.as_bytes(tensor) for tensor in self._tensors]
+
+    def place(self, piece: shares.Piece) -> torch.Tensor:
+        size = self.specs[piece.tensor].dtype.itemsize
+        return self._memory[piece.tensor][piece.start * size : piece.stop * size]
+
+    def tree(self) -> Any:
+        try:
+            return codec.unflatten(self._header, self._tensors)
+        except ValueError as error:
+            raise CorruptError(f"{self.part.header.path}: {error}") from None
 
 
 def _is_as_large_as_it_says(storage: Storage, name: str, part: Part) -> bool:
@@ -165,16 +240,27 @@ def read_shares(
     """Read all shares, several at a time. Raise CorruptError, StorageError."""
 
     def one(file: File) -> list[shares.Piece]:
-        try:
-            with storage.open(f"{file.folder or name}/{file.path}") as stream:
-                return files.read(stream, file, specs, place)
-        except FileNotFoundError:
-            raise CorruptError(f"{file.path} is missing") from None
+        return _read_file(storage, name, file, specs, place)
 
     with ThreadPoolExecutor(min(READERS, max(1, len(part.files)))) as pool:
         pieces = [piece for found in pool.map(one, part.files) for piece in found]
     if problem := shares.missing(specs, pieces):
         raise CorruptError(problem)
+
+
+def _read_file(
+    storage: Storage,
+    name: str,
+    file: File,
+    specs: list[codec.TensorSpec],
+    place: Callable[[shares.Piece], torch.Tensor] | None,
+) -> list[shares.Piece]:
+    """Read one file of a checkpoint. Raise CorruptError, StorageError."""
+    try:
+        with storage.open(f"{file.folder or name}/{file.path}") as stream:
+            return files.read(stream, file, specs, place)
+    except FileNotFoundError:
+        raise CorruptError(f"{file.path} is missing") from None
 
 
 def age_key(name: str) -> Any:

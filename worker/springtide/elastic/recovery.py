@@ -15,6 +15,8 @@ from functools import partial
 import torch
 
 from springtide import faults
+from springtide.checkpoint import restore
+from springtide.checkpoint.restore import Restored
 from springtide.comm.process_group import Group, form, peers_in
 from springtide.comm.store import StreamStore
 from springtide.coordination.membership import Membership
@@ -27,10 +29,12 @@ from springtide.elastic.own_faults import in_words, own_fault
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.saving import CheckpointSaver
+from springtide.elastic.shared_restore import SharedRestore
 from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import ServerStepError, SpringtideError
+from springtide.launch.cgroup import memory_left
 from springtide.ps.backend import PsBackend
 from springtide.ps.connections import servers_in
 from springtide.ps.generation import GenerationStart, ServersLackState
@@ -50,6 +54,8 @@ class NoWayBackError(RuntimeError):
 
 
 _WHY: dict[int, str] = {pb.STANDBY: "ready to train", pb.BOUNDARY: "members come or go"}
+ROOM_BYTES = 256 << 20
+"""Of memory that a restore leaves free."""
 CALM_TRIES = 3
 CALM_LIMIT_SECONDS = 2.0
 
@@ -279,14 +285,14 @@ class Recovery:
         )
         receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
         lacking = {receiver for receiver, _ in receivers}
-        restored = self._restore(start, stage) if start.message.fresh and rank == 0 else None
+        restored, by_all = self._restore(start, group, stage) if start.message.fresh else (None, False)
         servers = self._trainer.servers
         if servers is not None:
             self._enter_on(servers, start, group, lacking)
         if rank not in lacking:
             start.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
         self._trainer.reduction.newcomer = start.message.fresh or rank in lacking
-        moved = self._hand_over(start, group, receivers, stage)
+        moved = 0 if by_all else self._hand_over(start, group, receivers, stage)
         membership.hold(required_state(start.message.state, "Start.state"))
         ended = [
             json.loads(start.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
@@ -347,16 +353,39 @@ class Recovery:
             [server.id for server in message.servers], servers.in_use, servers.settled, servers.copies
         )
 
-    def _restore(self, start: Start, stage: int) -> pb.Restored | None:
-        """Go on from the newest checkpoint, if there is one, since nobody holds state. The others receive it.
+    def _restore(self, start: Start, group: Group, stage: int) -> tuple[pb.Restored | None, bool]:
+        """Go on from the newest checkpoint, if there is one, since nobody holds state.
 
-        Raise SpringtideError when it belongs to another script, or cannot be read although it must be there.
+        Return what the first member tells the coordinator, and whether all members hold the state now;
+        otherwise the first one does, and the others receive it. Raise SpringtideError when it belongs to
+        another script, or cannot be read although it must be there.
         """
-        plan = self._state.plan
-        assert plan is not None
         faults.reach("restore", self._state.position.cursor.step + 1)
         began = time.monotonic()
-        found, skipped = self._parts.saver.checkpoints.newest(start.message.had_state)
+        checkpoints = self._parts.saver.checkpoints
+        # What servers hold is given to them by the first member alone. All members must decide alike.
+        together = group.size > 1 and self._trainer.servers is None
+        shared = SharedRestore(group, self._has_room)
+        if group.rank > 0:
+            copy = shared.follow() if together else None
+            if copy is not None:
+                self._install(copy, stage, began)
+            return None, copy is not None
+        found, skipped = checkpoints.newest(
+            start.message.had_state, shared.read if together else restore.read
+        )
+        by_all = shared.end(found) if together else False
+        return self._go_on_from(found, skipped, start, stage, began), by_all
+
+    def _has_room(self, size: int) -> bool:
+        """Return whether a state of so many bytes has room beside this process, and those beside it."""
+        left = memory_left()
+        return left is None or left > 1.1 * size * self._parts.settings.local_world_size + ROOM_BYTES
+
+    def _go_on_from(
+        self, found: Restored | None, skipped: list[str], start: Start, stage: int, began: float
+    ) -> pb.Restored | None:
+        """Install what the first member has found, and return what it tells the coordinator."""
         if found is None:
             if self._state.position.cursor.step:
                 raise NoWayBackError(
@@ -365,7 +394,22 @@ class Recovery:
             if start.message.had_state:
                 log.warning("there is no checkpoint to go on from: training begins again")
             return pb.Restored(skipped=skipped) if skipped else None
+        self._install(found, stage, began)
         manifest = found.manifest
+        return pb.Restored(
+            state=state_to_proto(manifest.state), name=manifest.name, uri=found.uri, skipped=skipped
+        )
+
+    def _install(self, found: Restored, stage: int, began: float) -> None:
+        """Make a checkpoint's state the live one.
+
+        Args:
+            found: the checkpoint.
+            stage: of the loop that this process is in.
+            began: when the restore did; monotonic.
+        """
+        plan, manifest = self._state.plan, found.manifest
+        assert plan is not None
         try:
             state = self._trainer.whole_state
             position = self._accept(found.tree, stage, plan, state, give=True)
@@ -389,9 +433,6 @@ class Recovery:
             manifest.name,
             position.cursor.step,
             time.monotonic() - began,
-        )
-        return pb.Restored(
-            state=state_to_proto(manifest.state), name=manifest.name, uri=found.uri, skipped=skipped
         )
 
     def _hand_over(self, start: Start, group: Group, transfers: list[tuple[int, int]], stage: int) -> int:

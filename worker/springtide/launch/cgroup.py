@@ -26,6 +26,27 @@ def cpu_limit(root: Path = Path("/")) -> float | None:
     return min(limits, default=None)
 
 
+def memory_left(root: Path = Path("/")) -> int | None:
+    """Bytes that this group may take until its limit or the machine's memory is reached; None if unknown.
+
+    Of the group and its parents the one that has least. Files in the cache count as free.
+    """
+    found = []
+    for line in _read(root / "proc/meminfo").splitlines():
+        words = line.split()
+        if words[:1] == ["MemAvailable:"]:
+            found.append(int(words[1]) * 1024)
+    for folder in _folders(root, "memory"):
+        for limit, used, cached in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            most, taken = _read(folder / limit), _read(folder / used)
+            if most.isdigit() and taken.isdigit():
+                found.append(int(most) - int(taken) + (_field(folder / "memory.stat", cached) or 0))
+    return max(0, min(found)) if found else None
+
+
 def _quota(folder: Path) -> float | None:
     words = _read(folder / "cpu.max").split()
     if len(words) != 2:
