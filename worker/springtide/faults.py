@@ -9,11 +9,11 @@ Points: body (a step's body begins), backward (half of the gradients are there),
 before the reductions are awaited), pushed (they are on their way to the parameter servers), prepared (those
 of all members have come there), reduced (all reductions done, not yet stepping), stepping (before the
 optimizer changes parameters), stepped (after it), committed, formed (the group of a generation stands),
-transfer (before a piece of the state is sent, or when it has come), sending and receiving (as transfer, in
-the middle of a state), ended (at a loop's end), evaluation
-(before a batch of batches(train=False); its step is the one committed last). Of a checkpoint, with the step
-that it holds: staged (the share is copied), collecting (what servers hold of it
-is about to be read), share (half of it is written), shared (all of it), manifest
+transfer (before a piece of the state is sent, or when it has come; at the end of a transfer in which nothing
+had to travel), sending and receiving (as transfer, in the middle of a state), ended (at a loop's end),
+evaluation (before a batch of batches(train=False); its step is the one committed last). Of a checkpoint,
+with the step that it holds: staged (the share is copied), collecting (what servers hold of it is
+about to be read), share (half of it is written), shared (all of it), manifest
 (before the manifest is), saved (after it), pruned (an old one is deleted); restore (before one is
 read, with the step before which the process stands).
 

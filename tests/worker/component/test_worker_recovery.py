@@ -207,8 +207,26 @@ def test_the_rest_of_the_state_comes_from_another_holder(
     cluster.until_done()
     assert (first.code, second.code) == (-9, -9)
     check(cluster, reference, [third, joiner, another])
-    assert "were here from a transfer before" in joiner.log()
-    assert "were here from a transfer before" not in another.log()
+    assert "of the state, " in joiner.log()
+    assert "of the state, " not in another.log()
+
+
+def test_nobody_trains_on_from_half_a_state(make_cluster: Callable[..., WorkerCluster]) -> None:
+    """The only holder dies in the middle: the receiver is neither its heir nor a beginner, and says so."""
+    cluster = make_cluster(options={"hidden": 256, "epochs": 2, "pace": 0.0}, minimum=2)
+    other, holder = cluster.start(2, faults={0: "committed:4:kill", 1: "sending:*:kill"})
+    cluster.until(lambda: not other.running, "the first death")
+    receiver = cluster.add()
+    cluster.until(lambda: not holder.running, "the holder's death")
+    beginners = [cluster.add(), cluster.add()]
+    cluster.until_done()
+    assert receiver.commits() == []
+    assert "received a part of a state which is lost" in receiver.log()
+    assert isinstance(receiver.outcome(), outcome.Left), cluster.logs()
+    results = [worker.result() for worker in beginners]
+    assert [worker.commits()[0]["step"] for worker in beginners] == [1, 1]
+    assert all(result is not None and result["audit"]["totalSeen"] == 460 for result in results)
+    assert len({result["parameters"] for result in results if result is not None}) == 1
 
 
 def test_killed_at_the_end_of_the_loop(

@@ -113,6 +113,109 @@ def test_what_is_given_away_is_not_copied_and_what_is_kept_is() -> None:
             assert torch.equal(ours, theirs)
 
 
+def outlined(state: State) -> tuple[Any, codec.Flattened, list[codec.Placed]]:
+    flat = codec.flatten_in_place(state.read(POSITION, {"samples": 10}))
+    outline, placed = codec.outline(flat.header, codec.specs(flat.header, 1 << 30))
+    return outline, flat, placed
+
+
+def test_places_are_the_live_memory_and_new_memory() -> None:
+    model, optimizer, scheduler, state = make(1)
+    train(model, optimizer, scheduler, 1)
+    outline, _, _ = outlined(state)
+    other_model, other_optimizer, _, other = make(2)
+    other.check(outline)
+    places = other.places(outline)
+    for name, parameter in other_model.named_parameters():
+        place = places[id(outline["parameters"][name])]
+        assert place.live
+        assert place.tensor.data_ptr() == parameter.data_ptr()
+    for name, buffer in other_model.named_buffers():
+        assert places[id(outline["buffers"][name])].tensor.data_ptr() == buffer.data_ptr()
+    for values in outline["optimizer"]["state"]:
+        assert not places[id(values["exp_avg"])].live
+        assert id(values["step"]) not in places
+    assert not other_optimizer.state  # it is not part of the state before that is whole
+
+
+def test_state_that_came_in_place_is_seen_as_changed() -> None:
+    """Memory that was written by a connection tells nobody: what looks for changes asks for the version."""
+    model, optimizer, scheduler, state = make(1)
+    train(model, optimizer, scheduler, 1)
+    outline, flat, placed = outlined(state)
+    other_model, _, _, other = make(2)
+    places = other.places(outline)
+    tensors = [tensor.clone() for tensor in flat.tensors]
+    for item in placed:
+        if (place := places.get(id(item.outline))) is not None:
+            codec.as_bytes(place.tensor).numpy()[:] = codec.as_bytes(tensors[item.index]).numpy()
+            tensors[item.index] = place.tensor
+    buffers = Buffers(other_model.eval())  # in training mode a norm layer's always count as moved
+    losses = [parameter.square().sum() for parameter in other_model.parameters()]
+    other.write(codec.unflatten(flat.header, tensors), give=True)
+    assert all(buffers.moved())
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    for ours, theirs in zip(model.state_dict().values(), other_model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+class Keeper:
+    """A tracked object that shows what it has, and keeps what it is given."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self.value = values["value"]
+
+
+def test_what_objects_share_with_the_model_is_not_given_to_them() -> None:
+    """An average that begins as the very weights would otherwise follow them in a joiner for ever."""
+    model = torch.nn.Linear(3, 3)
+    keeper = Keeper(model.weight.detach())
+    state = State(dict(model.named_parameters()), Buffers(model), [], {"average": keeper})
+    outline, flat, placed = outlined(state)
+    other_model, constant = torch.nn.Linear(3, 3), torch.zeros(3, 3)
+    other_keeper = Keeper(constant)
+    other = State(dict(other_model.named_parameters()), Buffers(other_model), [], {"average": other_keeper})
+    places = other.places(outline)
+    assert all(place.tensor.data_ptr() != constant.data_ptr() for place in places.values())
+    tensors = list(flat.tensors)
+    for item in placed:
+        if (place := places.get(id(item.outline))) is not None:
+            place.tensor.copy_(tensors[item.index])
+            tensors[item.index] = place.tensor
+    other.write(codec.unflatten(flat.header, tensors), give=True)
+    assert torch.equal(other_keeper.value, model.weight)
+    assert other_keeper.value.data_ptr() != other_model.weight.data_ptr()
+    assert not constant.any()
+
+
+def test_places_follow_the_groups_that_the_job_has() -> None:
+    """A script has added a group while it trained; a joiner has not come there yet."""
+    model, *_ = make(1)
+    first, *rest = model.parameters()
+    optimizer = torch.optim.Adam(rest, lr=0.1)
+    optimizer.add_param_group({"params": [first]})
+    model(torch.randn(5, 3)).square().sum().backward()
+    optimizer.step()
+    state = State(dict(model.named_parameters()), Buffers(model), [optimizer], {})
+    other_model, _, _, _ = make(2)
+    other_first, *other_rest = other_model.parameters()
+    other_optimizer = torch.optim.Adam([*other_rest, other_first], lr=0.1)
+    other = State(dict(other_model.named_parameters()), Buffers(other_model), [other_optimizer], {})
+    outline, _, _ = outlined(state)
+    other.check(outline)
+    places = other.places(outline)
+    shapes = [places[id(values["exp_avg"])].tensor.shape for values in outline["optimizer"]["state"]]
+    assert shapes == [parameter.shape for parameter in (*other_rest, other_first)]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -61,10 +61,11 @@ def _aligned(offset: int) -> int:
 
 
 class _Encoder:
-    def __init__(self, move: bool) -> None:
-        self._move = move
+    def __init__(self, move: bool, as_they_lie: bool = False) -> None:
+        self._move, self._as_they_lie = move, as_they_lie
         self.tensors: list[torch.Tensor] = []
         self.numbers: dict[int, int] = {}
+        self.paths: list[str] = []
         self._known: dict[tuple[Any, ...], int] = {}
         self._alive: list[torch.Tensor] = []
 
@@ -85,8 +86,7 @@ class _Encoder:
         if kind is bytes:
             return {"bytes": base64.b64encode(value).decode("ascii")}
         if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            number = self.numbers[id(value)] = self._tensor(value, path)
-            return {"tensor": number}
+            return self._tensor_node(value, path)
         if kind is torch.Size:
             return {"size": list(value)}
         if kind is torch.dtype:
@@ -116,10 +116,21 @@ class _Encoder:
             node["factory"] = names[0]
         return node
 
+    def _tensor_node(self, value: torch.Tensor, path: str) -> dict[str, Any]:
+        order = _order_in_memory(value) if self._as_they_lie else None
+        if order is None:
+            number = self.numbers[id(value)] = self._tensor(value, path)
+            return {"tensor": number}
+        return {"permuted": [self._tensor(value.permute(order), path), order]}
+
+    def _add(self, tensor: torch.Tensor, path: str) -> int:
+        self.tensors.append(tensor)
+        self.paths.append(path)
+        return len(self.tensors) - 1
+
     def _tensor(self, value: torch.Tensor, path: str) -> int:
-        if value.is_meta and not self._move:
-            self.tensors.append(value)  # only its form is wanted
-            return len(self.tensors) - 1
+        if value.is_meta and not self._move and not self._as_they_lie:
+            return self._add(value, path)  # only its form is wanted
         if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
             raise TypeError(
                 f"{path or 'state'}: the job's state is made of dense tensors, not {value.layout}"
@@ -133,8 +144,7 @@ class _Encoder:
             return self._known[known]
         self._known[known] = len(self.tensors)
         self._alive.append(plain)  # so that no later temporary gets the same address
-        self.tensors.append((plain.to("cpu") if self._move else plain).contiguous())
-        return len(self.tensors) - 1
+        return self._add((plain.to("cpu") if self._move else plain).contiguous(), path)
 
     def _numpy(self, value: Any, path: str) -> dict[str, Any]:
         if value.dtype.kind not in "biufc":
@@ -142,9 +152,7 @@ class _Encoder:
                 f"{path or 'state'}: numpy values of {value.dtype} cannot be part of the job's state"
             )
         raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        tensor = torch.from_numpy(raw.copy())
-        self.tensors.append(tensor)
-        node = {"index": len(self.tensors) - 1, "dtype": value.dtype.str}
+        node = {"index": self._add(torch.from_numpy(raw.copy()), path), "dtype": value.dtype.str}
         return (
             {"scalar": node}
             if isinstance(value, np.generic)
@@ -175,14 +183,46 @@ def flatten_numbered(
 ) -> tuple[bytes, list[torch.Tensor], dict[int, int]]:
     """Return what `flatten` does, and the number of each tensor object of the tree, by its `id`."""
     encoder = _Encoder(move)
+    return _header(encoder, tree, name), encoder.tensors, encoder.numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Flattened:
+    """A tree as it is sent: its header, its tensors as they lie in memory, and where each stands."""
+
+    header: bytes
+    tensors: list[torch.Tensor]
+    paths: list[str]
+
+
+def flatten_in_place(tree: Any) -> Flattened:
+    """Flatten a tree whose tensors stay where they are, on their devices, without copies.
+
+    A dense tensor whose dimensions lie in another order in memory (channels last, say) is described in that
+    order, and comes back in it. One that has gaps, or covers memory twice, is copied. Raise TypeError as
+    `flatten` does.
+    """
+    encoder = _Encoder(move=False, as_they_lie=True)
+    return Flattened(_header(encoder, tree, ""), encoder.tensors, encoder.paths)
+
+
+def _header(encoder: _Encoder, tree: Any, name: str) -> bytes:
     node = encoder.node(tree, name, 0)
     if len(encoder.tensors) > MAX_TENSORS:
         found = f"{len(encoder.tensors)} tensors"
         raise TypeError(f"{name or 'state'}: {found} are more than the {MAX_TENSORS} that a state may have")
     described = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in encoder.tensors]
     header = {"version": VERSION, "tensors": described, "tree": node}
-    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode("utf-8")
-    return text, encoder.tensors, encoder.numbers
+    return json.dumps(header, separators=(",", ":"), allow_nan=False).encode("utf-8")
+
+
+def _order_in_memory(tensor: torch.Tensor) -> list[int] | None:
+    """Return the order of a dense tensor's dimensions in memory; None where it is the usual one."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return None
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda at: (-strides[at], at))
+    return order if tensor.permute(order).is_contiguous() else None
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -257,6 +297,19 @@ def packed_size(layout: list[TensorSpec]) -> int:
     return layout[-1].offset + layout[-1].nbytes if layout else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor of an outline: its number in the header, and the order of its dimensions there if unusual."""
+
+    outline: torch.Tensor
+    index: int
+    order: list[int] | None
+
+    def raw(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a view of a tensor of the same form with its dimensions in the header's order."""
+        return tensor if self.order is None else tensor.permute(self.order)
+
+
 class _Malformed(ValueError):
     """Already told with its place; the levels above pass it on."""
 
@@ -264,6 +317,7 @@ class _Malformed(ValueError):
 class _Decoder:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = tensors
+        self.placed: list[Placed] = []
 
     def node(self, node: Any, depth: int) -> Any:
         if depth > 3 * _DEPTH:
@@ -299,7 +353,11 @@ class _Decoder:
             case "bytes":
                 return base64.b64decode(value, validate=True)
             case "tensor":
-                return self._tensor(value)
+                return self._note(self._tensor(value), value, None)
+            case "permuted":
+                index, order = value
+                back = [order.index(at) for at in range(len(order))]
+                return self._note(self._tensor(index).permute(back), index, order)
             case "size":
                 return torch.Size(value)
             case "dtype":
@@ -310,12 +368,17 @@ class _Decoder:
                 dtype = np.dtype(value["dtype"])
                 if dtype.kind not in "biufc":
                     raise TypeError(f"numpy dtype {dtype}")
-                raw = self._tensor(value["index"]).numpy().tobytes()
+                found = self._tensor(value["index"])
+                raw = bytes(found.numel()) if found.is_meta else found.numpy().tobytes()
                 if kind == "scalar":
                     return np.frombuffer(raw, dtype, count=1)[0]
                 return np.frombuffer(raw, dtype).reshape(value["shape"]).copy()
             case _:
                 raise KeyError(f"unknown kind of value {kind!r}")
+
+    def _note(self, found: torch.Tensor, index: int, order: list[int] | None) -> torch.Tensor:
+        self.placed.append(Placed(found, index, order))
+        return found
 
     def _tensor(self, index: Any) -> torch.Tensor:
         if type(index) is not int or not 0 <= index < len(self._tensors):
@@ -339,6 +402,20 @@ def unflatten(header: bytes, tensors: list[torch.Tensor]) -> Any:
             f"state: tensor {i} does not fit the header ({len(found)} given, {len(wanted)} needed)"
         )
     return _Decoder(tensors).node(parsed["tree"], 0)
+
+
+def outline(header: bytes, layout: list[TensorSpec]) -> tuple[Any, list[Placed]]:
+    """Return the tree with tensors on the meta device and arrays of zeros, and where its tensors are.
+
+    Args:
+        header: of `flatten_in_place`.
+        layout: of `specs`.
+
+    Raises:
+        ValueError: the header is malformed.
+    """
+    decoder = _Decoder([torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in layout])
+    return decoder.node(_parse(header)["tree"], 0), decoder.placed
 
 
 def unpack(header: bytes, buffer: torch.Tensor) -> Any:

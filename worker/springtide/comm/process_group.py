@@ -103,6 +103,7 @@ class Group:
         self._store: StreamStore | None = None
         self._timeout = timedelta(seconds=timeout_seconds)
         self._sockets: list[socket.socket] = []
+        self._inodes: set[str] = set()
         self._lock = threading.Lock()
         self._shut = False
         self._works: deque[Work] = deque()
@@ -201,6 +202,22 @@ class Group:
         for call in calls:
             call()
 
+    def is_disconnected(self, seconds: float) -> bool:
+        """Return whether the backend has closed the connections of a group that was shut.
+
+        It reads from them on a thread of its own, and closes each on that thread. So once they are closed
+        nothing can write any more into memory that was given to it, also for a message that it has lost.
+
+        Args:
+            seconds: to wait for that, at most.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._inodes.isdisjoint(sockets_by_inode()):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
     def use_device(self, sums: DeviceSums) -> None:
         """Take over the communicator of a device; a group shut in the meantime shuts it at once."""
         with self._lock:
@@ -239,6 +256,7 @@ class Group:
         """
         with self._lock:
             self._store = store
+            self._inodes |= {inode for item in sockets if (inode := _inode(item.fileno())) is not None}
             if not self._shut:
                 self._sockets.extend(sockets)
                 return

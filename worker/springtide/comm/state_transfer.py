@@ -1,191 +1,579 @@
-"""The committed state on its way from a holder to members that lack it, over the new generation's group.
+"""The committed state on its way from the members that hold it to those that lack it, over the new
+generation's group.
 
-The tree is flattened (`codec`): a JSON header and raw tensors, which travel as one packed stream of bytes cut
-into pieces. A receiver fills a buffer of its own beside the state that it still has, so that a transfer is
-whole or has not happened. No pickle.
+The tree is flattened (`codec`): a JSON header, and tensors as raw memory, cut into pieces (`state_pieces`).
+Nobody copies the state: pieces leave the sender's live tensors, and come to the receiver's. No pickle.
 
-The receivers of one holder are a chain: each passes a piece on while the next one comes, so a state reaches
-many members in about the time that one takes, whatever their number. On each link of it:
+All holders send, each its share of the pieces. The receivers of one holder's pieces are a chain: each passes
+a piece on while the next one comes, so a state reaches many members in about the time that one takes. Each
+holder's chain begins with another receiver.
 
-1. up: of how many pieces from the front something is here, from an earlier transfer of the same state;
-2. down: the sizes, the header, and the checksums of that many pieces;
-3. up, if there are any: which pieces are wanted;
-4. down: those pieces;
-5. down: the checksums of all pieces.
+Between the members of a transfer, in this order:
+
+1. the first holder -> each receiver: sizes, the header, which tensors any holder may send;
+2. each holder -> each receiver: 64 bits of the beginning of each piece of its share;
+3. each receiver -> each holder: of which pieces it may have the same bytes;
+4. each holder -> each receiver that may: the checksums of these pieces;
+5. each receiver -> the member before it in each chain: which pieces it wants;
+6. along the chains: those pieces;
+7. each holder -> each receiver: the checksums of its share.
+
+So nothing travels that a receiver has bit for bit: frozen weights of the same file, initial values of the
+same seed, and what an earlier transfer brought before its sender was lost.
+
+All handle the pieces in one order (`schedule`), and wait for a piece only behind all before it. So none waits
+in a circle: by induction over that order, and over the places in a chain.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
 from springtide.comm import codec
 from springtide.comm.process_group import Group, Work
-from springtide.comm.state_pieces import MOST_PIECE_BYTES, Incoming, OutgoingState, checksum
+from springtide.comm.state_pieces import (
+    MOST_PIECE_BYTES,
+    Piece,
+    PieceMemory,
+    Rooms,
+    assign,
+    checksum,
+    cut,
+    length,
+    piece_size,
+    schedule,
+)
 from springtide.comm.transfer_progress import Progress
 
+MAX_SENDERS = 8
+"""More would be no faster: they fill the receiver's link."""
 _MOST_HEADER_BYTES = 256 << 20
 _IN_FLIGHT = 3
-"""Pieces that are asked for or sent at once, so that the link never waits for a member's next call."""
+"""Pieces that are asked for or sent at once on a link, so that it never waits for a member's next call."""
+_PASSED_ON = 8
+"""Pieces that a member in the middle of a chain passes on at once."""
 
 OnPiece = Callable[[int, int, int], None]
-"""(its place among those that travel, their number, bytes): a piece is about to be sent, or has come."""
+"""(its place among those that travel here, their number, bytes): a piece is about to be sent, or has come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """Ranks from which the state comes (None: it is here) and to which it goes on (None: nobody)."""
+class Roles:
+    """Ranks that send the state, and those that receive it."""
 
-    upstream: int | None
-    downstream: int | None
+    senders: tuple[int, ...]
+    receivers: tuple[int, ...]
+
+    def chain(self, sender: int) -> list[int]:
+        """Return the way of the pieces of a sender, by its number: its rank, then those of the receivers."""
+        turn = sender % len(self.receivers)
+        return [self.senders[sender], *self.receivers[turn:], *self.receivers[:turn]]
+
+    def upstream(self, sender: int, rank: int) -> int:
+        """Return from whom a receiver gets the pieces of a sender (by its number)."""
+        chain = self.chain(sender)
+        return chain[chain.index(rank) - 1]
+
+    def downstream(self, sender: int, rank: int) -> int | None:
+        """Return to whom a member passes the pieces of a sender (by its number); None: to nobody."""
+        chain = self.chain(sender)
+        at = chain.index(rank) + 1 if rank in chain else len(chain)
+        return chain[at] if at < len(chain) else None
 
 
-def route(transfers: Sequence[tuple[int, int]], rank: int) -> Route | None:
-    """The rank's place in the chains; None if it is in none. transfers: (receiver, holder) ranks."""
-    for holder in dict.fromkeys(holder for _, holder in transfers):
-        chain = [holder, *(receiver for receiver, source in transfers if source == holder)]
-        if rank in chain:
-            at = chain.index(rank)
-            return Route(chain[at - 1] if at else None, chain[at + 1] if at + 1 < len(chain) else None)
-    return None
+def roles(receivers: Sequence[int], size: int) -> Roles:
+    """Return who sends and who receives in a group of `size`.
+
+    Args:
+        receivers: ranks that lack the state; all others hold it.
+        size: of the group.
+    """
+    lacking = sorted(set(receivers))
+    holders = [rank for rank in range(size) if rank not in lacking]
+    return Roles(tuple(holders[:MAX_SENDERS]), tuple(lacking))
+
+
+class Landing:
+    """Memory that a receiver has made for tensors of a state, kept until the state is whole."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, torch.Tensor] = {}
+
+    def take(self, index: int, made: torch.Tensor) -> torch.Tensor:
+        """Return what was made for a tensor before, if it has this form; otherwise keep and return this."""
+        known = self._made.get(index)
+        if known is None or _form(known) != _form(made):
+            self._made[index] = known = made
+        return known
+
+    def known(self, index: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """Return what was made for a tensor before, if it has this form."""
+        known = self._made.get(index)
+        return known if known is not None and _form(known)[:2] == (dtype, shape) else None
+
+
+class Place(Protocol):
+    """Where a tensor of a state goes."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """Return memory of the tensor's form."""
+
+    @property
+    def live(self) -> bool:
+        """Whether the script sees it, rather than that it was made for the transfer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Say where the tensors of one state go.
+
+    places: by id of a tensor of its outline. Tensors without a place get memory of their own.
+    in_place: write into live memory; otherwise into memory beside it, made for the tensors that differ.
+    """
+
+    places: Mapping[int, Place]
+    in_place: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reception:
+    """Say how a receiver takes a state in.
+
+    prepare: looks whether an outline fits, or raises, and says where it goes.
+    limit_bytes: most memory that a state may have.
+    overwrite: is called before the first byte of live memory changes.
+    landing: what earlier transfers have made.
+    """
+
+    prepare: Callable[[Any], Destination]
+    limit_bytes: int
+    overwrite: Callable[[], None] = lambda: None
+    landing: Landing = field(default_factory=Landing)
 
 
 def send_state(
     group: Group,
-    receiver: int,
-    tree: Any,
+    who: Roles,
+    state: codec.Flattened,
+    spread: Callable[[str], bool] = lambda path: True,
     progress: Progress | None = None,
     on_piece: OnPiece = lambda *_: None,
 ) -> int:
-    """Send the tree to the rank `receiver`; return the bytes sent. Raise RuntimeError of the group's."""
+    """Send this holder's share of the state; return the bytes sent.
+
+    Args:
+        group: of the generation.
+        who: sends and receives.
+        state: does not change before this returns.
+        spread: whether all holders have the same bytes at a path of the tree, so that any may send them.
+        progress: is brought up to date.
+        on_piece: is called before each piece.
+
+    Raises:
+        RuntimeError: of the group's.
+    """
     progress = progress or Progress("", sends=True)
-    header, tensors = codec.flatten(tree)
-    pieces = OutgoingState(tensors)
+    me = who.senders.index(group.rank)
+    sizes = [tensor.numel() * tensor.element_size() for tensor in state.tensors]
+    anybody = [spread(path) for path in state.paths]
+    plan = _plan(sizes, anybody, piece_size(sum(sizes)), len(who.senders))
+    memory = PieceMemory(state.tensors, plan.pieces)
+    rooms = Rooms(pinned=any(tensor.is_cuda for tensor in state.tensors))
+    own = plan.share(me)
     with _Link(group) as link:
-        reach = int(link.receive(torch.zeros(1, dtype=torch.int64), receiver)[0])
-        known = pieces.checksums(reach)
-        wanted = _announce(link, receiver, header, pieces.total, pieces.size, known, len(pieces))
-        sums = dict(enumerate(known))
-        progress.kept = progress.done = pieces.total - sum(pieces.length(number) for number in wanted)
-        progress.total = pieces.total
-        rooms = [torch.empty(min(pieces.size, pieces.total), dtype=torch.uint8) for _ in range(_IN_FLIGHT)]
-        sent: list[Work] = []
-        for order, number in enumerate(wanted):
-            if order >= _IN_FLIGHT:
-                sent[order - _IN_FLIGHT].wait()
-            piece = pieces.gather(number, rooms[order % _IN_FLIGHT])
-            on_piece(order, len(wanted), piece.numel())
-            sent.append(link.send(piece, receiver))
-            sums[number] = checksum(piece)
-            progress.done += piece.numel()
-        _tell_sums(link, receiver, [sums[number] for number in range(len(pieces))])
-        return len(header) + progress.done - progress.kept
+        if me == 0:
+            _announce(link, who, state.header, [sum(sizes), plan.most], anybody)
+        if not own:
+            return len(state.header) if me == 0 else 0
+        sums = _tell_what_is_here(link, who, own, memory, rooms)
+        receiver = who.chain(me)[1]
+        wanted = set(_marked(own, link.receive(torch.zeros(len(own), dtype=torch.uint8), receiver)))
+        progress.total = sum(map(plan.length, own))
+        progress.kept = progress.done = progress.total - sum(map(plan.length, wanted))
+        going = _Going(link, _IN_FLIGHT, rooms)
+        for order, number in enumerate(number for number in plan.order if number in wanted):
+            going.make_way()
+            data, room = memory.direct(number), None
+            if data is None:
+                room = rooms.take(plan.length(number))
+                data = memory.gather(number, room)
+            on_piece(order, len(wanted), data.numel())
+            going.send(data, receiver, room)
+            sums[number] = checksum(data)
+            progress.done += data.numel()
+        for receiver in who.receivers:
+            link.send(torch.tensor([sums[number] for number in own], dtype=torch.int64), receiver)
+    return (len(state.header) if me == 0 else 0) + progress.done - progress.kept
 
 
 def receive_state(
     group: Group,
-    where: Route,
-    limit_bytes: int,
-    here: Incoming | None = None,
+    who: Roles,
+    reception: Reception,
     progress: Progress | None = None,
     on_piece: OnPiece = lambda *_: None,
 ) -> tuple[Any, int]:
-    """Return (tree, bytes that came), and pass the state on as it comes.
+    """Receive the state where it belongs, and pass it on as it comes.
 
-    limit_bytes: most memory to take. here: what an earlier transfer of the same state has brought; it takes
-    what comes now. Raise RuntimeError of the group's, ValueError for what cannot be or came wrong.
+    Args:
+        group: of the generation.
+        who: sends and receives.
+        reception: of this process.
+        progress: is brought up to date.
+        on_piece: is called when a piece has come.
+
+    Returns:
+        The tree, whose tensors are the places, and the bytes that came.
+
+    Raises:
+        RuntimeError: of the group's.
+        ValueError: what is announced cannot be a state, or a piece came wrong.
     """
-    upstream, downstream = where.upstream, where.downstream
-    assert upstream is not None
-    here = Incoming() if here is None else here
     progress = progress or Progress("", sends=False)
     with _Link(group) as link:
-        reach = here.reach
-        if downstream is not None:
-            reach = max(reach, int(link.receive(torch.zeros(1, dtype=torch.int64), downstream)[0]))
-        link.send(torch.tensor([reach], dtype=torch.int64), upstream)
-        header, size, known = _announced(link, upstream, limit_bytes)
-        here.open(codec.specs(header, limit_bytes), size)
-        here.compare(known)
-        missing = here.missing
-        if known:
-            mask = torch.zeros(len(here), dtype=torch.uint8)
-            mask[missing] = 1
-            link.send(mask, upstream)
-        onward: list[int] = []
-        if downstream is not None:
-            onward = _announce(link, downstream, header, here.buffer.numel(), size, known, len(here))
-        progress.kept = progress.done = here.bytes_here()
-        progress.total = here.buffer.numel()
-        passed = deque(onward)
-
-        def pass_on(until: int) -> None:
-            while downstream is not None and passed and passed[0] < until:
-                link.send(here.piece(passed.popleft()), downstream)
-
-        for order, number in enumerate(_in_flight(link, here, missing, upstream)):
-            here.arrived(number)
-            pass_on(number + 1)
-            progress.done += here.piece(number).numel()
-            on_piece(order, len(missing), here.piece(number).numel())
-        pass_on(len(here))
-        sums = torch.zeros(len(here), dtype=torch.int64)
-        theirs: list[int] = link.receive(sums, upstream).tolist() if len(here) else []
-        if downstream is not None:
-            _tell_sums(link, downstream, theirs)
-        here.check(theirs)
-    return codec.unpack(header, here.buffer), len(header) + progress.done - progress.kept
+        header, layout, plan = _announced(link, who, reception.limit_bytes)
+        tree, placed = codec.outline(header, layout)
+        destination = reception.prepare(tree)
+        lying = _lying(layout, placed, destination.places, destination.in_place)
+        arrival = _Arrival(reception, layout, lying, plan)
+        missing, sums = _compared(link, who, plan, arrival)
+        progress.total = sum(map(plan.length, range(len(plan.pieces))))
+        progress.kept = progress.done = progress.total - sum(map(plan.length, missing))
+        onward = _wishes(link, who, plan, missing)
+        arrival.open(missing)
+        incoming = _Incoming(link, who, plan, missing, arrival)
+        going = _Going(link, _PASSED_ON, arrival.rooms)
+        come = 0
+        for number in plan.order:
+            room = None
+            if number in missing:
+                data, room = incoming.take(number)
+                sums[number] = checksum(data)
+                if room is not None:
+                    arrival.memory.scatter(number, data)
+                progress.done += data.numel()
+                on_piece(come, len(missing), data.numel())
+                come += 1
+            if number in onward:
+                going.make_way()
+                if room is None:
+                    data, room = _data(arrival, plan, number)
+                going.send(data, onward[number], room)
+            elif room is not None:
+                arrival.rooms.give(room)
+        _check(link, who, plan, {number: sums[number] for number in missing})
+    return codec.unflatten(header, arrival.whole), len(header) + progress.done - progress.kept
 
 
-def _announce(
-    link: _Link, receiver: int, header: bytes, total: int, size: int, known: list[int], count: int
-) -> list[int]:
-    """Say what comes; return the numbers of the pieces that the receiver wants."""
-    link.send(torch.tensor([len(header), total, size, len(known)], dtype=torch.int64), receiver)
-    link.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), receiver)
-    if not known:
-        return list(range(count))
-    link.send(torch.tensor(known, dtype=torch.int64), receiver)
-    mask = link.receive(torch.zeros(count, dtype=torch.uint8), receiver)
-    return [int(number) for number in mask.nonzero().flatten()]
+# ---- the plan
 
 
-def _announced(link: _Link, sender: int, limit_bytes: int) -> tuple[bytes, int, list[int]]:
-    """(header, bytes of a piece, checksums of the first pieces), checked before memory is taken."""
-    header_bytes, total, size, known = link.receive(torch.zeros(4, dtype=torch.int64), sender).tolist()
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The same at all members: the pieces, the sender of each (by its number), and their order."""
+
+    most: int
+    pieces: list[Piece]
+    owners: list[int]
+    order: list[int]
+
+    def share(self, sender: int) -> list[int]:
+        return [number for number, owner in enumerate(self.owners) if owner == sender]
+
+    def shares(self, who: Roles) -> list[tuple[int, list[int]]]:
+        """Return the senders' ranks and their pieces, of those that have any."""
+        found = [(rank, self.share(sender)) for sender, rank in enumerate(who.senders)]
+        return [(rank, own) for rank, own in found if own]
+
+    def length(self, number: int) -> int:
+        return length(self.pieces[number])
+
+
+def _plan(sizes: Sequence[int], anybody: Sequence[bool], most: int, senders: int) -> _Plan:
+    pieces, free = cut(sizes, anybody, most)
+    owners = assign([length(piece) for piece in pieces], free, senders)
+    return _Plan(most, pieces, owners, schedule(owners))
+
+
+def _marked(numbers: Sequence[int], mask: torch.Tensor) -> list[int]:
+    return [number for number, marked in zip(numbers, mask.tolist(), strict=True) if marked]
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.device
+
+
+def _announced(link: _Link, who: Roles, limit_bytes: int) -> tuple[bytes, list[codec.TensorSpec], _Plan]:
+    """Receive the header and what the plan is made of, checked before memory is taken."""
+    sender = who.senders[0]
+    header_bytes, total, most = link.receive(torch.zeros(3, dtype=torch.int64), sender).tolist()
     if not 0 < header_bytes <= _MOST_HEADER_BYTES or not 0 <= total <= limit_bytes:
         raise ValueError(
             f"state transfer: {header_bytes} bytes of header and {total} of tensors were announced; "
             f"{limit_bytes} bytes are the limit here"
         )
-    if not 1024 <= size <= MOST_PIECE_BYTES or not 0 <= known * size < total + size:
-        raise ValueError(f"state transfer: {known} pieces of {size} bytes cannot be part of {total} bytes")
+    if not 1024 <= most <= MOST_PIECE_BYTES:
+        raise ValueError(f"state transfer: pieces of {most} bytes were announced")
     header = link.receive(torch.zeros(header_bytes, dtype=torch.uint8), sender).numpy().tobytes()
-    if codec.packed_size(codec.specs(header, limit_bytes)) != total:
+    layout = codec.specs(header, limit_bytes + codec.ALIGNMENT * codec.MAX_TENSORS)
+    if sum(spec.nbytes for spec in layout) != total:
         raise ValueError("state transfer: the header's shapes do not add up to the announced size")
-    sums = link.receive(torch.zeros(known, dtype=torch.int64), sender).tolist() if known else []
-    return header, size, sums
+    anybody = [False] * len(layout)
+    if layout:
+        anybody = [bool(mark) for mark in link.receive(torch.zeros(len(layout), dtype=torch.uint8), sender)]
+    plan = _plan([spec.nbytes for spec in layout], anybody, most, len(who.senders))
+    return header, layout, plan
 
 
-def _tell_sums(link: _Link, receiver: int, sums: list[int]) -> None:
-    if sums:
-        link.send(torch.tensor(sums, dtype=torch.int64), receiver)
+# ---- the receiver
 
 
-def _in_flight(link: _Link, here: Incoming, numbers: Sequence[int], sender: int) -> Iterator[int]:
-    """Yield the numbers of pieces as they have come; the next ones are asked for before."""
-    asked: deque[tuple[int, Work]] = deque()
-    left = deque(numbers)
-    while left or asked:
-        while left and len(asked) < _IN_FLIGHT:
-            asked.append((left[0], link.ask(here.piece(left.popleft()), sender)))
-        number, work = asked.popleft()
+class _Arrival:
+    """The receiver's memory: what it has of a state, and where the pieces go."""
+
+    def __init__(
+        self, reception: Reception, layout: Sequence[codec.TensorSpec], lying: _Lying, plan: _Plan
+    ) -> None:
+        self._reception, self._layout, self._lying, self._plan = reception, layout, lying, plan
+        landing = reception.landing
+        self.tensors: list[torch.Tensor | None] = []
+        """By number in the header; None before `open` where there is nothing yet."""
+        for index, spec in enumerate(layout):
+            live, made = lying.live.get(index), lying.made.get(index)
+            if made is not None:
+                self.tensors.append(landing.take(index, made))
+            elif live is not None and lying.in_place:
+                self.tensors.append(live)
+            else:
+                kept = landing.known(index, spec.dtype, spec.shape)
+                self.tensors.append(live if kept is None else kept)
+        self.memory = PieceMemory(self.tensors, plan.pieces)
+        self.rooms = Rooms(pinned=any(item is not None and item.is_cuda for item in self.tensors))
+
+    def open(self, missing: set[int]) -> None:
+        """Make memory for what comes; say it first when that is the live one."""
+        reception, live, in_place = self._reception, self._lying.live, self._lying.in_place
+        wanted = {part.tensor for part in self.memory.parts(sorted(missing))}
+        for index, spec in enumerate(self._layout):
+            found = self.tensors[index]
+            if found is None:
+                found = torch.empty(spec.shape, dtype=spec.dtype)
+                self.tensors[index] = reception.landing.take(index, found)
+            elif found is live.get(index) and index in wanted and not in_place:
+                self.tensors[index] = reception.landing.take(index, found.clone())
+        if any(self.tensors[index] is live.get(index) for index in wanted):
+            reception.overwrite()
+        self.memory = PieceMemory(self.tensors, self._plan.pieces)
+
+    @property
+    def whole(self) -> list[torch.Tensor]:
+        """The tensors, by number in the header."""
+        return [item for item in self.tensors if item is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lying:
+    """By number in the header, in its form: live memory, and memory made for the transfer.
+
+    in_place: as of a `Destination`.
+    """
+
+    live: dict[int, torch.Tensor]
+    made: dict[int, torch.Tensor]
+    in_place: bool
+
+
+def _lying(
+    layout: Sequence[codec.TensorSpec],
+    placed: Sequence[codec.Placed],
+    places: Mapping[int, Place],
+    in_place: bool,
+) -> _Lying:
+    found, ranges = _Lying({}, {}, in_place), _Ranges()
+    for item in placed:
+        place, spec = places.get(id(item.outline)), layout[item.index]
+        if place is None or item.index in found.live or item.index in found.made:
+            continue
+        raw = item.raw(place.tensor.detach())
+        if (raw.dtype, tuple(raw.shape)) != (spec.dtype, spec.shape) or not raw.is_contiguous():
+            continue
+        if not place.live:
+            found.made[item.index] = raw
+        elif ranges.add(raw):
+            found.live[item.index] = raw
+    return found
+
+
+class _Ranges:
+    """Ranges of memory that do not overlap: what is written to one of them changes no other."""
+
+    def __init__(self) -> None:
+        self._known: dict[torch.device, list[tuple[int, int]]] = {}
+
+    def add(self, tensor: torch.Tensor) -> bool:
+        """Take the tensor's memory in; False if some of it is taken, or there is none."""
+        begin = tensor.data_ptr()
+        end = begin + tensor.numel() * tensor.element_size()
+        known = self._known.setdefault(tensor.device, [])
+        at = bisect.bisect_right(known, (begin, end))
+        free = (at == 0 or known[at - 1][1] <= begin) and (at == len(known) or end <= known[at][0])
+        if free and end > begin:
+            known.insert(at, (begin, end))
+        return free and end > begin
+
+
+def _compared(link: _Link, who: Roles, plan: _Plan, arrival: _Arrival) -> tuple[set[int], dict[int, int]]:
+    """Return the numbers of the pieces that are not here bit for bit, and the checksums of some that are."""
+    memory, sums = arrival.memory, dict[int, int]()
+    asked: list[tuple[list[int], torch.Tensor, Work]] = []
+    for sender, own in plan.shares(who):
+        glances = link.receive(torch.zeros(len(own), dtype=torch.int64), sender).tolist()
+        alike = [
+            memory.has(number) and memory.glance(number) == glance
+            for number, glance in zip(own, glances, strict=True)
+        ]
+        link.send(torch.tensor(alike, dtype=torch.uint8), sender)
+        if numbers := [number for number, may in zip(own, alike, strict=True) if may]:
+            told = torch.zeros(len(numbers), dtype=torch.int64)
+            asked.append((numbers, told, link.ask(told, sender)))
+    missing = set(range(len(plan.pieces)))
+    for numbers, _, _ in asked:
+        sums |= {number: memory.checksum(number, arrival.rooms) for number in numbers}
+    for numbers, told, work in asked:
         work.wait()
-        yield number
+        missing -= {n for n, theirs in zip(numbers, told.tolist(), strict=True) if sums[n] == theirs}
+    return missing, sums
+
+
+def _wishes(link: _Link, who: Roles, plan: _Plan, missing: set[int]) -> dict[int, int]:
+    """Say what is wanted; return to whom which pieces are to be passed on."""
+    onward: dict[int, int] = {}
+    for sender, _ in enumerate(who.senders):
+        if own := plan.share(sender):
+            wanted = torch.tensor([number in missing for number in own], dtype=torch.uint8)
+            link.send(wanted, who.upstream(sender, link.rank))
+    for sender, _ in enumerate(who.senders):
+        receiver = who.downstream(sender, link.rank)
+        if receiver is not None and (own := plan.share(sender)):
+            mask = link.receive(torch.zeros(len(own), dtype=torch.uint8), receiver)
+            onward |= dict.fromkeys(_marked(own, mask), receiver)
+    return onward
+
+
+def _data(arrival: _Arrival, plan: _Plan, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the bytes of a piece that is here, and the room that they were gathered in, if they were."""
+    if (data := arrival.memory.direct(number)) is not None:
+        return data, None
+    room = arrival.rooms.take(plan.length(number))
+    return arrival.memory.gather(number, room), room
+
+
+def _check(link: _Link, who: Roles, plan: _Plan, sums: Mapping[int, int]) -> None:
+    """Raise ValueError unless the pieces that came have the checksums that their senders tell."""
+    theirs: dict[int, int] = {}
+    for sender, own in plan.shares(who):
+        told = link.receive(torch.zeros(len(own), dtype=torch.int64), sender).tolist()
+        theirs |= zip(own, told, strict=True)
+    wrong = sorted(number for number, mine in sums.items() if mine != theirs[number])
+    if wrong:
+        raise ValueError(
+            f"state transfer: the checksum of piece {wrong[0]} is wrong ({len(wrong)} of "
+            f"{len(plan.pieces)} are); it is sent again"
+        )
+
+
+class _Incoming:
+    """Pieces that are asked for: on each link the next few, so that it never waits."""
+
+    def __init__(self, link: _Link, who: Roles, plan: _Plan, missing: set[int], arrival: _Arrival) -> None:
+        self._link, self._plan, self._arrival = link, plan, arrival
+        self._from = {number: who.upstream(plan.owners[number], link.rank) for number in missing}
+        self._left: dict[int, deque[int]] = {}
+        for number in plan.order:
+            if number in missing:
+                self._left.setdefault(self._from[number], deque()).append(number)
+        self._asked: dict[int, tuple[Work, torch.Tensor, torch.Tensor | None]] = {}
+        for upstream in self._left:
+            for _ in range(_IN_FLIGHT):
+                self._ask_next(upstream)
+
+    def take(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Wait for the piece; return its bytes, and the room that they are in, if it is not their place."""
+        work, data, room = self._asked.pop(number)
+        work.wait()
+        self._ask_next(self._from[number])
+        return data, room
+
+    def _ask_next(self, upstream: int) -> None:
+        if not (left := self._left[upstream]):
+            return
+        number = left.popleft()
+        data, room = self._arrival.memory.direct(number), None
+        if data is None:
+            size = self._plan.length(number)
+            room = self._arrival.rooms.take(size)
+            data = room[:size]
+        self._asked[number] = self._link.ask(data, upstream), data, room
+
+
+class _Going:
+    """Pieces on their way to the next member, at most so many at once."""
+
+    def __init__(self, link: _Link, limit: int, rooms: Rooms) -> None:
+        self._link, self._limit, self._rooms = link, limit, rooms
+        self._sent: deque[tuple[Work, torch.Tensor | None]] = deque()
+
+    def make_way(self) -> None:
+        """Wait until there may be one more."""
+        while len(self._sent) >= self._limit:
+            work, room = self._sent.popleft()
+            work.wait()
+            if room is not None:
+                self._rooms.give(room)
+
+    def send(self, data: torch.Tensor, receiver: int, room: torch.Tensor | None) -> None:
+        """Send bytes; the room, if they are in one, is free when they are gone."""
+        self._sent.append((self._link.send(data, receiver), room))
+
+
+# ---- the holder
+
+
+def _announce(
+    link: _Link, who: Roles, header: bytes, numbers: Sequence[int], anybody: Sequence[bool]
+) -> None:
+    """Send the receivers the header, and what the plan is made of."""
+    for receiver in who.receivers:
+        link.send(torch.tensor([len(header), *numbers], dtype=torch.int64), receiver)
+        link.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), receiver)
+        if anybody:
+            link.send(torch.tensor(anybody, dtype=torch.uint8), receiver)
+
+
+def _tell_what_is_here(
+    link: _Link, who: Roles, own: Sequence[int], memory: PieceMemory, rooms: Rooms
+) -> dict[int, int]:
+    """Have the receivers compare what they have with this share; return the checksums made for it."""
+    sums: dict[int, int] = {}
+    glances = torch.tensor([memory.glance(number) for number in own], dtype=torch.int64)
+    for receiver in who.receivers:
+        link.send(glances, receiver)
+    masks = [link.receive(torch.zeros(len(own), dtype=torch.uint8), r) for r in who.receivers]
+    for receiver, mask in zip(who.receivers, masks, strict=True):
+        alike = _marked(own, mask)
+        for number in alike:
+            if number not in sums:
+                sums[number] = memory.checksum(number, rooms)
+        if alike:
+            link.send(torch.tensor([sums[number] for number in alike], dtype=torch.int64), receiver)
+    return sums
 
 
 class _Link:
@@ -198,6 +586,10 @@ class _Link:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._works: list[Work] = []
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
 
     def __enter__(self) -> _Link:
         return self

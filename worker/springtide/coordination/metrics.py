@@ -61,7 +61,7 @@ class Metrics:
         )
         self.transfer_kept_bytes = counter(
             "state_transfer_kept_bytes",
-            "Bytes of state that did not come again, since a transfer that was cut off had brought them.",
+            "Bytes of state that did not have to come, since this process had them bit for bit.",
         )
         self.checkpoint = seconds(
             "checkpoint", "Writing this process's share of a checkpoint, and waiting for it."

@@ -30,7 +30,7 @@ from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.shared_restore import SharedRestore
-from springtide.elastic.state_transfer import StateTransfer
+from springtide.elastic.state_transfer import StateTransfer, TransferSides, copied
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import ServerStepError, SpringtideError
@@ -41,7 +41,7 @@ from springtide.ps.generation import GenerationStart, ServersLackState
 from springtide.ps.step_failures import StepFailures, told
 from springtide.settings import Settings
 from springtide.train_step.context import Failure
-from springtide.train_step.state import Position, State
+from springtide.train_step.state import Position, State, TensorPlace
 from springtide.train_step.trainer import Trainer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import required_state, state_to_proto
@@ -195,7 +195,7 @@ class Recovery:
         trainer.pending.here(None)
         if not at_boundary and not state.group.release():
             trainer.buckets.allocate()
-            self._state_transfer.detach()
+            self._state_transfer.detach(state.group)
         trainer.failure = None
         state.clear_boundary()
         self._formation_error = ""
@@ -292,7 +292,7 @@ class Recovery:
         if rank not in lacking:
             start.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
         self._trainer.reduction.newcomer = start.message.fresh or rank in lacking
-        moved = 0 if by_all else self._hand_over(start, group, receivers, stage)
+        moved = 0 if by_all else self._hand_over(start, group, stage)
         membership.hold(required_state(start.message.state, "Start.state"))
         ended = [
             json.loads(start.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
@@ -369,7 +369,7 @@ class Recovery:
         if group.rank > 0:
             copy = shared.follow() if together else None
             if copy is not None:
-                self._install(copy, stage, began)
+                self._go_back_to(copy, stage, began)
             return None, copy is not None
         found, skipped = checkpoints.newest(
             start.message.had_state, shared.read if together else restore.read
@@ -391,16 +391,20 @@ class Recovery:
                 raise NoWayBackError(
                     "there is no checkpoint that a process which has trained could go back to"
                 )
+            if self._state_transfer.torn:
+                raise NoWayBackError(
+                    "there is no checkpoint for a process that has received a part of a state which is lost"
+                )
             if start.message.had_state:
                 log.warning("there is no checkpoint to go on from: training begins again")
             return pb.Restored(skipped=skipped) if skipped else None
-        self._install(found, stage, began)
+        self._go_back_to(found, stage, began)
         manifest = found.manifest
         return pb.Restored(
             state=state_to_proto(manifest.state), name=manifest.name, uri=found.uri, skipped=skipped
         )
 
-    def _install(self, found: Restored, stage: int, began: float) -> None:
+    def _go_back_to(self, found: Restored, stage: int, began: float) -> None:
         """Make a checkpoint's state the live one.
 
         Args:
@@ -412,7 +416,8 @@ class Recovery:
         assert plan is not None
         try:
             state = self._trainer.whole_state
-            position = self._accept(found.tree, stage, plan, state, give=True)
+            position = self._check_fits(found.tree, stage, plan, state)
+            self._install(found.tree, position, stage, state)
         except SpringtideError as error:
             raise SpringtideError(f"checkpoint {found.uri}/{manifest.name}: {error}") from None
         if position.cursor.stage == stage and (changed := plan.changed_samples(found.tree["plan"])):
@@ -435,28 +440,33 @@ class Recovery:
             time.monotonic() - began,
         )
 
-    def _hand_over(self, start: Start, group: Group, transfers: list[tuple[int, int]], stage: int) -> int:
+    def _hand_over(self, start: Start, group: Group, stage: int) -> int:
         """Send or receive the state as Start says; return the bytes moved."""
         state, plan, trainer = self._state, self._state.plan, self._trainer
         assert plan is not None
-        moved, tree = self._state_transfer.run(
-            start.message,
-            group,
-            transfers,
-            lambda: trainer.state.read(state.position, plan.fingerprint()),
+
+        def prepare(outline: dict[str, object]) -> tuple[dict[int, TensorPlace], int]:
+            position = self._check_fits(outline, stage, plan, trainer.state)
+            return trainer.state.places(outline), position.cursor.step
+
+        sides = TransferSides(
+            has_state=self._membership.state is not None,
+            forget=self._membership.forget,
+            read=lambda: trainer.state.read(state.position, plan.fingerprint()),
+            prepare=prepare,
         )
+        moved, tree = self._state_transfer.run(start, group, sides)
         if tree is not None:
+            position = trainer.state.check(tree)
+            if position.cursor.stage > stage:
+                tree = copied(tree)  # it is written once more, after what the script does until then
+            self._install(tree, position, stage, trainer.state)
             trainer.reduction.drifted = False
-            state.adopt(self._accept(tree, stage, plan, trainer.state))
+            state.adopt(position)
         return moved
 
-    def _accept(
-        self, tree: dict[str, object], stage: int, plan: LoopPlan, state: State, *, give: bool = False
-    ) -> Position:
-        """Swap the received state in. Raise SpringtideError when it belongs to another script.
-
-        give: the tree is nobody else's.
-        """
+    def _check_fits(self, tree: dict[str, object], stage: int, plan: LoopPlan, state: State) -> Position:
+        """Return where a state stands. Raise SpringtideError when it belongs to another script."""
         position = state.check(tree)
         if position.cursor.stage < stage:
             raise NoWayBackError(
@@ -467,8 +477,12 @@ class Recovery:
                 plan.check_same(tree["plan"])  # type: ignore[arg-type]
             except ValueError as error:
                 raise SpringtideError(str(error)) from None
+        return position
+
+    def _install(self, tree: dict[str, object], position: Position, stage: int, state: State) -> None:
+        """Make a state the live one. Nobody else uses the tree."""
         later = position.cursor.stage > stage  # then it is written once more
-        state.write(tree, give=give and not later)
+        state.write(tree, give=not later)
+        self._state_transfer.installed()
         self._awaited = (position.cursor.stage, tree, state) if later else None
         self._membership.stages_ended(position.cursor.stage)
-        return position

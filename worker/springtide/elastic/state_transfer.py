@@ -5,27 +5,59 @@ Only the script's thread comes here, except that any thread may look at `progres
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from springtide import faults
+from springtide.comm import codec
 from springtide.comm.process_group import Group
-from springtide.comm.state_pieces import Incoming
-from springtide.comm.state_transfer import Route, receive_state, route, send_state
+from springtide.comm.state_transfer import (
+    Destination,
+    Landing,
+    Reception,
+    Roles,
+    receive_state,
+    roles,
+    send_state,
+)
 from springtide.comm.transfer_progress import Progress, in_words
 from springtide.coordination.metrics import Metrics
+from springtide.coordination.park_reply import Start
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
-from springtide_protocol import coordinator_pb2 as pb
-from springtide_protocol.codec import required_state
-from springtide_protocol.names import StateName
+from springtide.errors import SpringtideError
+from springtide.train_step.state import TensorPlace
 
 log = logging.getLogger(__name__)
 
 _SPARE_BYTES = 1 << 30
 _STATE_PER_MODEL = 16
 """A state that is more than this many times the model plus 1 GiB is taken for a broken header."""
+_DISCONNECT_SECONDS = 5.0
+_SPREAD = ("parameters", "optimizer.state")
+"""Parts of the tree that are bit for bit the same at all holders, so that any may send them. Buffers may be
+each worker's own, and tracked objects keep what they like: these come whole from the first holder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferSides:
+    """Say what is sent from here, or how it is taken in.
+
+    read: returns this member's own tree.
+    prepare: looks whether an outline of a tree fits this process; returns where its tensors go, and the step
+        that the state is of.
+    has_state: this process holds a committed state, if an older one.
+    forget: notes that it does not hold it any more.
+    """
+
+    has_state: bool
+    forget: Callable[[], None]
+    read: Callable[[], Any]
+    prepare: Callable[[Any], tuple[dict[int, TensorPlace], int]]
 
 
 class StateTransfer:
@@ -41,52 +73,117 @@ class StateTransfer:
         """
         self._state, self._trainers, self._metrics = state, trainers, metrics
         self.progress: Progress | None = None
-        self._here: tuple[StateName | None, Incoming] | None = None
+        self._landing: Landing | None = None
+        self._torn = False
 
-    def detach(self) -> None:
-        """Move what has come to memory that the last group, which could not be freed, cannot reach."""
-        if self._here is not None:
-            self._here[1].move()
+    @property
+    def torn(self) -> bool:
+        """Whether the live state is a mixture: a transfer into it has begun and never ended."""
+        return self._torn
 
-    def run(
-        self, start: pb.Start, group: Group, transfers: Sequence[tuple[int, int]], read: Callable[[], Any]
-    ) -> tuple[int, dict[str, Any] | None]:
-        """Take part in the transfers of a generation.
+    def installed(self) -> None:
+        """Note that the live state is whole again."""
+        self._torn, self._landing = False, None
+
+    def detach(self, group: Group) -> None:
+        """Make sure that a group which was shut, and could not be freed, writes nothing into this process.
+
+        Raise SpringtideError when it may, and something has been received into memory that is in use.
+        """
+        if self._landing is not None and not group.is_disconnected(_DISCONNECT_SECONDS):
+            raise SpringtideError(
+                f"the connections of the last generation are still open {_DISCONNECT_SECONDS:g} s after they "
+                "were shut, and what comes from them would be written into the model: this worker ends; "
+                "the others go on"
+            )
+
+    def run(self, start: Start, group: Group, sides: TransferSides) -> tuple[int, dict[str, Any] | None]:
+        """Take part in the transfer of a generation.
 
         Args:
             start: of the generation.
             group: of the generation.
-            transfers: (receiver, holder) ranks.
-            read: returns this member's own tree.
+            sides: of this process.
 
         Returns:
-            The bytes moved here, and the tree if this member lacked it.
+            The bytes moved here, and the tree if this member lacked it. Tell `installed` when it is written.
 
         Raises:
             RuntimeError: the group failed.
             ValueError: what came is no state.
+            SpringtideError: the state does not fit this process.
         """
-        where = route(transfers, group.rank)
-        if where is None or where.upstream is None:
-            self._here = None
-        if where is None:
+        members = list(start.message.members)
+        ids = [member.id for member in members]
+        lacking = [ids.index(transfer.receiver) for transfer in start.message.transfers]
+        who = roles(lacking, len(ids))
+        if group.rank not in who.receivers:
+            self._landing = None
+        if not who.receivers or group.rank not in (*who.senders, *who.receivers):
             return 0, None
-        other = where.downstream if where.upstream is None else where.upstream
-        assert other is not None
-        peer = start.members[other].pod_name or start.members[other].id
-        self.progress = Progress(peer, sends=where.upstream is None)
+        sends = group.rank in who.senders
+        flat = codec.flatten_in_place(sides.read()) if sends else None
+        who = self._alike(start, group, who, flat)
+        if sends and group.rank not in who.senders:
+            return 0, None
+        others = who.receivers if sends else who.senders
+        peer = members[others[0]].pod_name or members[others[0]].id
+        if len(others) > 1:
+            peer += f" and {len(others) - 1} more"
+        progress = self.progress = Progress(peer, sends=sends)
+        self._metrics.transfers.inc()
         try:
-            moved, tree = self._move(start, group, where, read, self.progress)
+            if flat is not None:
+                tree = None
+                moved = send_state(group, who, flat, _is_spread, progress, self._on_piece(progress))
+            else:
+                reception = self._reception(start, who, sides)
+                tree, moved = receive_state(group, who, reception, progress, self._on_piece(progress))
+            if progress.done == progress.kept:  # no piece has come to this point
+                faults.reach("transfer", self._state.position.cursor.step + 1)
         finally:
             self.progress = None
-        self._here = None
+        if tree is not None and progress.kept:
+            self._metrics.transfer_kept_bytes.inc(progress.kept)
+            log.info("of the state, %s were here", in_words(progress.kept))
         return moved, tree
 
-    def _move(
-        self, start: pb.Start, group: Group, where: Route, read: Callable[[], Any], progress: Progress
-    ) -> tuple[int, dict[str, Any] | None]:
+    def _alike(self, start: Start, group: Group, who: Roles, flat: codec.Flattened | None) -> Roles:
+        """Leave out senders whose tree is made otherwise than the first one's.
+
+        Equal names mean equal state, but not that every process keeps it in the same order, or that what is
+        one tensor here is one there.
+        """
+        if len(who.senders) == 1:
+            return who
+        if flat is not None:
+            start.store.set(f"tree/{group.rank}", _form(flat))
+        forms = {rank: start.store.get(f"tree/{rank}") for rank in who.senders}
+        first = forms[who.senders[0]]
+        return Roles(tuple(rank for rank in who.senders if forms[rank] == first), who.receivers)
+
+    def _reception(self, start: Start, who: Roles, sides: TransferSides) -> Reception:
+        if self._landing is None:
+            self._landing = Landing()
+        holders = len(start.message.members) - len(who.receivers)
+
+        def prepare(outline: Any) -> Destination:
+            places, step = sides.prepare(outline)
+            # If the only holder is lost meanwhile, a survivor's older state is the newest that there is. And
+            # a mixture of the initial states of two processes is none that training could begin from.
+            last_of_its_kind = holders == 1 and sides.has_state
+            initial = start.message.fresh and step == 0
+            return Destination(places, in_place=not (last_of_its_kind or initial))
+
+        def overwrite() -> None:
+            self._torn = True
+            sides.forget()
+
+        size = self._trainers.require("batches()").state.size_bytes()
+        return Reception(prepare, _STATE_PER_MODEL * size + _SPARE_BYTES, overwrite, self._landing)
+
+    def _on_piece(self, progress: Progress) -> Callable[[int, int, int], None]:
         step = self._state.position.cursor.step + 1
-        self._metrics.transfers.inc()
 
         def on_piece(order: int, count: int, size: int) -> None:
             faults.reach("transfer", step)
@@ -94,16 +191,23 @@ class StateTransfer:
                 faults.reach("sending" if progress.sends else "receiving", step)
             self._metrics.transfer_bytes.inc(size)
 
-        if where.upstream is None:
-            assert where.downstream is not None
-            return send_state(group, where.downstream, read(), progress, on_piece), None
-        # Initial states are as good as equal: the checksums tell which pieces are.
-        name = None if start.fresh else required_state(start.state, "Start.state")
-        if self._here is None or self._here[0] != name:
-            self._here = name, Incoming()
-        limit = _STATE_PER_MODEL * self._trainers.require("batches()").state.size_bytes() + _SPARE_BYTES
-        tree, moved = receive_state(group, where, limit, self._here[1], progress, on_piece)
-        if progress.kept:
-            self._metrics.transfer_kept_bytes.inc(progress.kept)
-            log.info("of the state, %s were here from a transfer before", in_words(progress.kept))
-        return moved, tree
+        return on_piece
+
+
+def copied(tree: Any) -> Any:
+    """Return a state's tree with tensors in memory of their own, on the host."""
+    header, tensors = codec.flatten(tree)
+    return codec.unflatten(header, [tensor.clone() for tensor in tensors])
+
+
+def _is_spread(path: str) -> bool:
+    return path.startswith(_SPREAD)
+
+
+def _form(flat: codec.Flattened) -> bytes:
+    """Return a hash of where the tensors stand in a tree, and of their types and shapes."""
+    described = [
+        (path, str(tensor.dtype), list(tensor.shape))
+        for path, tensor in zip(flat.paths, flat.tensors, strict=True)
+    ]
+    return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest().encode()

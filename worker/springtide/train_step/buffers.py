@@ -199,7 +199,9 @@ class Buffers:
             for index in indices:
                 module, name = self._places[index]
                 buffer, value = module._buffers[name], values[index]
-                if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
+                if buffer is not None and is_same_memory(buffer, value):
+                    torch.autograd.graph.increment_version(buffer)  # it has come in place
+                elif buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
                     where = value.device if buffer is None else buffer.device
                     module._buffers[name] = value.detach().to(where, copy=True)
                 elif buffer.device != value.device:
@@ -230,6 +232,16 @@ def rule_of(
         return rule
     statistic = isinstance(module, _NormBase) or full.endswith(("running_mean", "running_var"))
     return Rule.MEAN if statistic and is_floating(buffer) else Rule.FIRST
+
+
+def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether both show the same memory in the same way."""
+    return (
+        (one.device, one.dtype, one.shape, one.stride())
+        == (other.device, other.dtype, other.shape, other.stride())
+        and one.numel() > 0
+        and one.data_ptr() == other.data_ptr()
+    )
 
 
 def _ends(full: str, wanted: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.errors import SpringtideError
-from springtide.train_step.buffers import Buffers
+from springtide.train_step.buffers import Buffers, is_same_memory
 
 FORMAT = 1
 
@@ -44,6 +44,17 @@ def names_in_state_dict(model: torch.nn.Module) -> dict[str, list[str]]:
             saved.setdefault(id(tensor), []).append(f"{prefix}.{name}" if prefix else name)
     found = {name: saved.get(key, []) for key, name in tensors.items()}
     return {name: names for name, names in found.items() if names != [name]}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Memory for a tensor of a state.
+
+    live: the script sees it; otherwise it is new, and `State.write` makes it part of the state.
+    """
+
+    tensor: torch.Tensor
+    live: bool
 
 
 class State:
@@ -169,11 +180,52 @@ class State:
             float(tree.get("began_unix", 0.0)),
         )
 
+    def places(self, tree: Mapping[str, Any]) -> dict[int, TensorPlace]:
+        """Return where the tensors of a state that is on its way may be received, by their ids.
+
+        Parameters, buffers, and state that the optimizers and tracked modules have already, are received
+        where they are; optimizers' state that is missing in new memory. What else there is (options of
+        groups, state of tracked objects that may keep what they are given) has no place.
+
+        Args:
+            tree: an outline that `check` has accepted.
+        """
+        found: dict[int, TensorPlace] = {}
+
+        def place(value: Any, own: Any) -> None:
+            if not isinstance(value, torch.Tensor) or not isinstance(own, torch.Tensor):
+                return
+            if (own.shape, own.dtype) == (value.shape, value.dtype):
+                found.setdefault(id(value), TensorPlace(own.detach(), live=True))
+
+        for name, parameter in self._parameters.items():
+            place(tree["parameters"][name], parameter)
+        for name, buffer in zip(self._buffers.names, self._buffers.current(), strict=True):
+            place(tree["buffers"].get(name), buffer)
+        optimizers = tree["optimizer"]
+        for optimizer, parameter, placement, values in self._placed(
+            optimizers, self._groups_of(optimizers), give=True
+        ):
+            state = optimizer.state.get(parameter, {})
+            for name, value in values.items():
+                place(value, state.get(name))
+                # Numbers are small, and `write` has rules for them.
+                if isinstance(value, torch.Tensor) and value.dim() and id(value) not in found:
+                    found[id(value)] = TensorPlace(placement.room(name, value), live=False)
+        for name, item in self._tracked.items():
+            # A module copies in place. Other objects may share what they show with the script.
+            values = tree["tracked"][name]
+            if isinstance(item, torch.nn.Module) and isinstance(values, Mapping):
+                own = item.state_dict()
+                for key, value in values.items():
+                    place(value, own.get(key))
+        return found
+
     def write(self, tree: Mapping[str, Any], *, give: bool = False) -> None:
         """Make the live state equal to the tree, which `check` has accepted.
 
         Args:
-            tree: of `read`, here or in another process; its tensors are on the CPU.
+            tree: of `read`, here or in another process; its tensors are on the CPU, or where `places` said.
             give: nobody uses the tree afterwards, so that tensors with memory of their own need no copy:
                 taking new memory for a large optimizer's state costs more than reading it.
 
@@ -188,9 +240,10 @@ class State:
                 self._write_optimizers(tree["optimizer"], give)
         except Exception as error:  # whatever it is, it is this process's own
             raise _not_installed("the model and its optimizers", error) from error
+        live = self._live()
         for name, item in self._tracked.items():
             try:
-                item.load_state_dict(_with_own_memory(tree["tracked"][name]))
+                item.load_state_dict(_with_own_memory(tree["tracked"][name], live))
             except Exception as error:
                 if name in self._remote:
                     raise
@@ -199,7 +252,7 @@ class State:
 
     def _write_tensors(self, tree: Mapping[str, Any]) -> None:
         for name, parameter in self._parameters.items():
-            parameter.copy_(tree["parameters"][name])
+            _copy(parameter, tree["parameters"][name])
             parameter.grad = None
         for name in self._buffers.adopted:
             if name not in tree["buffers"]:
@@ -213,19 +266,48 @@ class State:
     def _write_optimizers(self, tree: Mapping[str, Any], give: bool) -> None:
         if (members := tree.get("members", self._members())) != self._members():
             self._regroup(members)
-        on_host = tree.get("on_host")
-        groups = self._groups()
-        for group, values in zip(groups, tree["groups"], strict=True):
-            _write_options(group, values)
-        placed = [
-            _Placement(parameter, group, None if on_host is None else on_host[number], give)
-            for number, group in enumerate(groups)
-            for parameter in group["params"]
-        ]
-        for (optimizer, parameter), placement, state in zip(
-            self._in_order(), placed, tree["state"], strict=True
-        ):
+        live = self._live()
+        for group, values in zip(self._groups(), tree["groups"], strict=True):
+            _write_options(group, values, live)
+        for optimizer, parameter, placement, state in self._placed(tree, self._groups_here(), give):
             _write_parameter_state(optimizer, parameter, state, placement)
+
+    def _groups_here(self) -> list[tuple[torch.optim.Optimizer, list[torch.nn.Parameter]]]:
+        return [
+            (optimizer, group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups
+        ]
+
+    def _groups_of(
+        self, tree: Mapping[str, Any]
+    ) -> list[tuple[torch.optim.Optimizer, list[torch.nn.Parameter]]]:
+        """Return the groups as they will be when the tree has been written."""
+        members = tree.get("members")
+        if members is None or members == self._members():
+            return self._groups_here()
+        return [
+            (optimizer, [self._parameters[name] for name in names])
+            for optimizer, groups in zip(self._optimizers, members, strict=True)
+            for names in groups
+        ]
+
+    def _placed(
+        self,
+        tree: Mapping[str, Any],
+        groups: Sequence[tuple[torch.optim.Optimizer, Sequence[torch.nn.Parameter]]],
+        give: bool,
+    ) -> Iterator[tuple[torch.optim.Optimizer, torch.nn.Parameter, _Placement, Mapping[str, Any]]]:
+        """Yield where the optimizers' state of each parameter goes, and that state, in the tree's order."""
+        on_host, states, live = tree.get("on_host"), iter(tree["state"]), self._live()
+        for number, (optimizer, parameters) in enumerate(groups):
+            hosted = None if on_host is None else on_host[number]
+            for parameter in parameters:
+                placement = _Placement(parameter, tree["groups"][number], hosted, give, live)
+                yield optimizer, parameter, placement, next(states)
+
+    def _live(self) -> frozenset[int]:
+        """Return where the memory of parameters and buffers begins."""
+        tensors = [*self._parameters.values(), *self._buffers.current()]
+        return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
 
     def _members(self) -> list[list[list[str]]]:
         """Return the names of the parameters, by optimizer and group."""
@@ -335,13 +417,22 @@ def _expect_groups(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, 
 class _Placement:
     """Where the state of one parameter goes: its device, and the parameter's strides.
 
-    on_host: names of state that stays on the CPU, as the sender had it; None: torch's rule.
+    on_host: names of state that stays on the CPU, as the sender had it; None: torch's rule. live: where
+    memory begins that is another part of the state.
     """
 
     parameter: torch.nn.Parameter
     group: Mapping[str, Any]
     on_host: Collection[str] | None
     give: bool
+    live: Collection[int] = ()
+
+    def room(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return new memory for the value, as `place` would have it."""
+        device = self.device(name, value)
+        if value.shape == self.parameter.shape:
+            return torch.empty_like(self.parameter, dtype=value.dtype, device=device, requires_grad=False)
+        return torch.empty(value.shape, dtype=value.dtype, device=device)
 
     def device(self, name: str, value: torch.Tensor) -> torch.device:
         if self.on_host is not None:
@@ -364,7 +455,7 @@ class _Placement:
             return torch.empty_like(self.parameter, dtype=value.dtype, device=device).copy_(value)
         if value.dim() == 0:
             return value.to(device, copy=True)
-        return value.to(device, copy=not (self.give and _has_own_memory(value)))
+        return value.to(device, copy=not (self.give and _has_own_memory(value, self.live)))
 
 
 def _write_parameter_state(
@@ -386,33 +477,44 @@ def _write_parameter_state(
             and isinstance(old, torch.Tensor)
             and (old.shape, old.dtype) == (value.shape, value.dtype)
         ):
-            old.copy_(value)
+            _copy(old, value)
         else:
             state[name] = placement.place(name, value)
 
 
-def _write_options(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+def _write_options(group: dict[str, Any], values: Mapping[str, Any], live: Collection[int]) -> None:
     """Take over a group's options; a tensor (a learning rate) stays the object that the script may hold."""
     for name, value in values.items():
         old = group.get(name)
         if isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor) and old.shape == value.shape:
             old.copy_(value)
         else:
-            group[name] = _with_own_memory(value)
+            group[name] = _with_own_memory(value, live)
 
 
-def _with_own_memory(value: Any) -> Any:
-    """Return the value with copies of tensors that are views: one would keep the whole transfer's buffer."""
+def _with_own_memory(value: Any, live: Collection[int]) -> Any:
+    """Return the value with copies of tensors that are views, or are another part of the live state.
+
+    A view would keep the whole that it is a part of, such as a transfer's memory.
+    """
     if isinstance(value, torch.Tensor):
-        return value if _has_own_memory(value) else value.clone()
+        return value if _has_own_memory(value, live) else value.clone()
     if isinstance(value, dict):
         for key, item in value.items():
-            value[key] = _with_own_memory(item)
+            value[key] = _with_own_memory(item, live)
     elif isinstance(value, list):
-        value[:] = [_with_own_memory(item) for item in value]
+        value[:] = [_with_own_memory(item, live) for item in value]
     elif type(value) is tuple:
-        return tuple(_with_own_memory(item) for item in value)
+        return tuple(_with_own_memory(item, live) for item in value)
     return value
+
+
+def _copy(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy the value in place, unless it has come into the target's memory already."""
+    if is_same_memory(target, value):
+        torch.autograd.graph.increment_version(target)  # what looks whether it changed
+    else:
+        target.copy_(value)
 
 
 def _any_on_cpu(value: Any) -> bool:
@@ -430,9 +532,11 @@ def _not_installed(where: str, error: Exception) -> SpringtideError:
     )
 
 
-def _has_own_memory(tensor: torch.Tensor) -> bool:
-    """Whether it is no view into something larger, such as the buffer of a transfer."""
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+def _has_own_memory(tensor: torch.Tensor, live: Collection[int] = ()) -> bool:
+    """Whether it is no view into something larger, and its memory does not begin at one of these places."""
+    storage = tensor.untyped_storage()
+    whole = storage.nbytes() == tensor.numel() * tensor.element_size()
+    return whole and (not tensor.numel() or storage.data_ptr() not in live)
 
 
 def _same_tensors(
