@@ -8,11 +8,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
 
-from benchmarks import checkpoint, exact, hostile, recovery, steady_state
+from benchmarks import checkpoint, exact, hostile, recovery, steady_state, transfer
 from benchmarks.peers import torchrun
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,6 +113,33 @@ def test_checkpoint_keeps_what_it_has_measured(monkeypatch: pytest.MonkeyPatch, 
     assert (result["on_servers"], result["reason"]) == (None, "no generation of 1")
     monkeypatch.setattr(checkpoint, "measure", raising(RuntimeError("no checkpoints")))
     assert checkpoint.measure_all(tmp_path, 1, 1)["stall_ratio_to_torch_save"] is None
+
+
+def test_transfer_is_compared_by_turns_with_plain_sockets() -> None:
+    seen = transfer.Seen(
+        ours=[2e-9, 1e-9, 4e-9],
+        plain=[1e-9, 2e-9, 4e-9],
+        used=[4e-9, 4e-9, 4e-9],
+        records=[{"rise": -4096}, {"rise": transfer.PARAMETER_BYTES // 10}],
+    )
+    result = transfer.figures(seen)
+    assert set(result) == set(transfer.NAMES)
+    assert result["ratio_to_plain_socket"] == 1.0
+    assert result["ratio_to_plain_socket_into_used_memory"] == 2.0
+    assert result["seconds_per_gib"] == pytest.approx(2e-9 * 2**30)
+    assert result["extra_host_bytes_per_parameter_byte"] == pytest.approx(0.1, abs=1e-6)
+
+
+def test_transfer_that_cannot_be_measured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "Job", lambda *_: MagicMock())
+    monkeypatch.setattr(transfer, "joins", raising(TimeoutError("no step of 2 workers")))
+    result = transfer.measure(1, 1)
+    assert {result[name] for name in transfer.NAMES} == {None}
+    assert (result["repeats"], result["reason"]) == (0, "no step of 2 workers")
+
+
+def test_plain_socket_moves_all_bytes() -> None:
+    assert transfer.plain_seconds(3 << 20, 1 << 20) > 0
 
 
 def test_every_benchmark_can_be_run_by_make() -> None:
