@@ -19,8 +19,13 @@ from worker_groups import form_groups, together
 
 import springtide
 from benchmarks import steady_state
-from springtide.comm.state_transfer import Route, receive_state, send_state
+from springtide.comm import codec
+from springtide.comm.state_transfer import Destination, Landing, Reception, receive_state, roles, send_state
+from springtide.data.cursor import Cursor
+from springtide.data.ledger import Ledger
 from springtide.ps.host_memory import CudaCopier
+from springtide.train_step.buffers import Buffers
+from springtide.train_step.state import Position, State
 
 Record = Callable[[str, object], None]
 DEVICES = ["cpu", cuda_param("figures")]
@@ -130,21 +135,33 @@ def test_copies_beside_compute(record_property: Record) -> None:
 def test_state_goes_from_device_to_device(device: str, record_property: Record) -> None:
     """Through the host of both, over loopback, until it lies on the other's device."""
     size = (256 << 20) if device == "cuda" else 4096  # of float32
-    holder, receiver = form_groups(2)
-    tree = {"parameters": {f"p{number}": torch.randn(size // 8, device=device) for number in range(8)}}
-    arrived: dict[str, torch.Tensor] = {}
+    groups = form_groups(2)
+    scripts = [torch.nn.Module() for _ in groups]
+    for rank, module in enumerate(scripts):
+        for number in range(8):
+            values = torch.randn(size // 8, device=device) + rank
+            module.register_parameter(f"p{number}", torch.nn.Parameter(values))
+    states = [State(dict(module.named_parameters()), Buffers(module), [], {}) for module in scripts]
+    position, who = Position(Cursor(), Ledger()), roles([1], 2)
+
+    def send() -> int:
+        return send_state(
+            groups[0], who, codec.flatten_in_place(states[0].read(position, {})), lambda _: True
+        )
+
+    def prepare(outline: Any) -> Destination:
+        return Destination(states[1].places(outline), in_place=True)
 
     def receive() -> None:
-        got, _ = receive_state(receiver, Route(0, None), 2 << 30)
-        arrived.update({name: item.to(device) for name, item in got["parameters"].items()})
+        tree, _ = receive_state(groups[1], who, Reception(prepare, 2 << 30, lambda: None, Landing()))
+        states[1].write(tree, give=True)
         synchronize(device)
 
     synchronize(device)
     began = time.perf_counter()
-    together([lambda: send_state(holder, 1, tree), receive], 80.0)
+    together([send, receive], 80.0)
     seconds = time.perf_counter() - began
-    for name, sent in tree["parameters"].items():
-        assert torch.equal(arrived[name], sent)
-    assert holder.release()
-    assert receiver.release()
+    for sent, arrived in zip(*(module.parameters() for module in scripts), strict=True):
+        assert torch.equal(arrived, sent)
+    assert all(group.release() for group in groups)
     record_figure(record_property, "transfer_seconds_per_gib", seconds / (4 * size / 2**30))
