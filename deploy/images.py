@@ -25,7 +25,7 @@ ARGUMENTS = ("PIP_INDEX_URL", "PYTHON_IMAGE", "BASE", "UNPINNED_BASE", "TORCH_LO
 
 
 class ImagesError(Exception):
-    """Nothing was built, or not all: the message says why and what to do."""
+    """An image was not built: the message says why and what to do."""
 
 
 @dataclass(frozen=True)

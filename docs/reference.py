@@ -1,6 +1,6 @@
 """Generate docs/reference.md from the docstrings of the public names: `python docs/reference.py > FILE`.
 
-What is public is said once: `__all__` of `springtide` and of `springtide.kv`, and what their functions
+The public names are `__all__` of `springtide` and of `springtide.kv`, and the classes that their functions
 return. Raises ValueError for a public name without a docstring.
 """
 
@@ -99,7 +99,7 @@ def _entry(title: str, value: Any, level: str) -> str:
 
 
 def _signature(value: Any) -> str:
-    """As written, one argument a line when it is long."""
+    """Return a signature as it is written, one argument a line when it is long."""
     signature = inspect.signature(value)
     arguments, star = [], False
     for parameter in signature.parameters.values():

@@ -1,4 +1,4 @@
-"""What a dashboard is made of: rows of graphs, each with its queries."""
+"""Parts of a dashboard: rows of graphs, each with its queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a command with one clear message.
+"""Errors that end a command with one clear message.
 
 CliError: base; `str()` is the whole message, `code` the exit code.
     Refused: nothing was started (bad manifest, no cluster, the API server said no); exit code 2.

@@ -1,4 +1,4 @@
-"""What a TrainingJob's status says, in one small value. Pure."""
+"""A TrainingJob's status as one small value for people. PURE."""
 
 from __future__ import annotations
 

@@ -56,7 +56,12 @@ class KubePort(Protocol):
 
 
 def refusal(code: int, text: str) -> ApiRefusal:
-    """From an answer's body, which is a Status where an API server made it."""
+    """Return the error of an answer, read from its body: a Status where an API server made it.
+
+    Args:
+        code: HTTP status of the answer.
+        text: its body, JSON or anything else.
+    """
     try:
         status = json.loads(text)
     except ValueError:

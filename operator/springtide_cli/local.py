@@ -77,10 +77,14 @@ async def _connect(kubeconfig: Path) -> Kube:
 
 @contextlib.asynccontextmanager
 async def embedded(screen: Screen, *, keep: Callable[[], bool]) -> AsyncIterator[Kube]:
-    """A connection to the embedded cluster, started if none runs.
+    """Yield a connection to the embedded cluster, which is started if none runs.
 
-    What was started here is stopped at the end unless keep(), asked then, says that there is something to
-    look at. Raise Refused or InstallError.
+    A cluster that was started here is stopped at the end, unless `keep()`, asked then, says that there is
+    something to look at.
+
+    Raises:
+        Refused: the cluster cannot be started or reached.
+        InstallError: the operator cannot be installed in it.
     """
     cluster = embedded_cluster()
     started = await _start(cluster, screen)

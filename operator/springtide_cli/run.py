@@ -24,7 +24,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Where the cluster is and how to follow. namespace: for objects that name none."""
+    """The cluster, and how its jobs are followed. namespace: for objects that name none."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -134,7 +134,7 @@ async def _follow(kube: KubePort, job: Object, options: Options, screen: Screen)
 
 
 def interrupted(progress: Progress) -> list[Line]:
-    """What stays behind after an interrupt, and how to go on."""
+    """Return lines about the objects that stay behind after an interrupt, and how to go on with them."""
     if progress.job is None:
         done = f"applied so far: {', '.join(progress.applied)}" if progress.applied else "nothing was applied"
         return [Line(f"interrupted; {done}", Tone.BAD)]
@@ -196,7 +196,7 @@ def complain(error: CliError) -> int:
 
 
 def screen_end(console: Console, lines: list[Line]) -> None:
-    """After the live view is gone."""
+    """Print lines below the live view once that is gone."""
     for line in lines:
         style = "red" if line.tone is Tone.BAD else ""
         console.print(line.text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Where lines go: a live panel below scrolling lines on a terminal, plain lines with the time elsewhere."""
+"""Outputs for lines: a live panel below scrolling lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Screen(Protocol):
         ...
 
     def show(self, job: JobView | None) -> None:
-        """What the job is like now, for a place that can be overwritten."""
+        """Show the job's present state, where the output can be overwritten."""
         ...
 
     def __enter__(self) -> Self: ...

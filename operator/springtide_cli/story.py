@@ -58,7 +58,12 @@ class Story:
 
 
 def job_news(story: Story, news: watch.News) -> tuple[Story, list[Line]]:
-    """From the watch of the job itself."""
+    """Return the story and its new lines after news from the watch of the job itself.
+
+    Args:
+        story: so far.
+        news: an object that was seen, or that the API server is lost or back.
+    """
     match news:
         case watch.Lost(message):
             return dataclasses.replace(story, reachable=False), [
@@ -83,7 +88,15 @@ def job_news(story: Story, news: watch.News) -> tuple[Story, list[Line]]:
 
 
 def event_news(story: Story, event: Object, unix_now: float) -> tuple[Story, list[Line]]:
-    """From the watch of the job's events: each is told once, and again when its count grows."""
+    """Return the story and its new lines after one of the job's events.
+
+    An event is shown once, and again when its count grows.
+
+    Args:
+        story: so far.
+        event: a core/v1 Event.
+        unix_now: unix time in seconds, for events without a time of their own.
+    """
     uid, count = event["metadata"]["uid"], event.get("count") or 1
     if story.told.get(uid, 0) >= count:
         return story, []

@@ -87,7 +87,9 @@ class Top:
         return events
 
     async def _numbers(self, pod: Object) -> topview.Numbers | str:
-        """From the coordinator's /metrics: through the API server, or directly on this machine."""
+        """Read the coordinator's /metrics, through the API server or directly on this machine; return why not
+        otherwise.
+        """
         address = str(pod["status"].get("podIP") or "")
         try:
             async with asyncio.timeout(METRICS_SECONDS):

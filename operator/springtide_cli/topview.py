@@ -39,7 +39,7 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """From the job's coordinator, seconds old at most; None where it does not say."""
+    """Numbers of a job's coordinator, seconds old at most; None for those that it does not serve."""
 
     generation: int | None = None
     members: int | None = None
@@ -59,7 +59,7 @@ class Row:
 
 
 def numbers(values: Mapping[str, float]) -> Numbers:
-    """From the coordinator's metrics, {name: value}."""
+    """Return the numbers in a coordinator's metrics, {name: value}."""
 
     def whole(name: str) -> int | None:
         value = values.get(PREFIX + name)
@@ -89,7 +89,7 @@ def rows(jobs: Sequence[Object], found: Mapping[str, Numbers | str]) -> list[Row
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """What the table says of a job, in the order of HEADINGS; `-` for what nobody told."""
+    """Return a job's line of the table, in the order of HEADINGS; `-` for unknown values."""
     job, fresh = row.job, row.numbers or Numbers()
     samples = (
         job.samples_per_second if fresh.samples_per_second is None else f"{fresh.samples_per_second:.0f}"
@@ -144,7 +144,12 @@ def notes(found: Sequence[Row]) -> list[str]:
 
 
 def screen(found: Sequence[Row], events: Sequence[str]) -> RenderableType:
-    """For a terminal."""
+    """Lay out the whole table for a terminal.
+
+    Args:
+        found: one row a job.
+        events: lines to show below it.
+    """
     if not found:
         return Text("no training jobs", style="bright_black")
     table = Table(box=box.SIMPLE, header_style="bold", expand=False)

@@ -34,7 +34,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """It answers again, and everything was listed."""
+    """The API server answers again, and everything was listed."""
 
 
 News = Seen | Lost | Back
@@ -47,8 +47,9 @@ class _ListAgain(Exception):
 async def follow(kube: KubePort, path: str, query: Mapping[str, str]) -> AsyncIterator[News]:
     """ADDED for all that is there, then every change. Never ends by itself.
 
-    What vanished while nobody watched comes as DELETED; what was added again under its old name is another
-    object (uid). Raise ApiRefusal only where asking again cannot help (no right, no such resource).
+    An object that vanished while nobody watched comes as DELETED; one that was added again under its old name
+    is another object (uid). Raise ApiRefusal only where asking again cannot help (no right, no such
+    resource).
     """
     known: dict[str, Object] = {}
     silent, wait = False, FIRST_PAUSE

@@ -34,7 +34,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a worker found in its range. sums, weights: by name; the mean is their quotient."""
+    """Results of a worker for its range. sums, weights: by name; the mean is their quotient."""
 
     range: Range
     sums: Mapping[str, float]

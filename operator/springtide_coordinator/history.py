@@ -1,4 +1,4 @@
-"""What was committed: merged by step under the greatest name, and what follows from it.
+"""The committed steps, merged by number under the greatest name, and figures that follow from them.
 
 Goodput, recoveries and rates are computed from the commits that rank 0 reports. Times are unix seconds.
 """
@@ -43,7 +43,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """From the last commit before a new generation to its first commit.
+    """The gap from the last commit before a new generation to its first commit.
 
     number: among all recoveries, from 1. reason: why there is a new generation, in words.
     """

@@ -17,7 +17,7 @@ KEPT_SIZES = 64
 
 @dataclass(slots=True)
 class Rate:
-    """What one size brought on its last visit."""
+    """Figures of one size on its last visit."""
 
     steps: float = 0.0
     samples: float = 0.0

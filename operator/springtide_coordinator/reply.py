@@ -141,6 +141,8 @@ def _message(hub: Hub, phase: Phase, text: str) -> str:
 
 
 def goodput(hub: Hub, now: float) -> float:
-    """Up to now while it trains, up to the last commit once the loop has ended; 0..1."""
+    """Return the job's goodput, 0..1: up to now while it trains, up to the last commit once the loop has
+    ended.
+    """
     phase, _ = describe(hub.membership, now)
     return hub.history.goodput(hub.history.last_commit_unix if phase is Phase.AFTER_LOOP else now)

@@ -1,4 +1,4 @@
-"""What scripts report by name, within bounds that no script can break: how large a Sync is depends on it."""
+"""Values that scripts report by name, within bounds that no script can break: a Sync's size depends on it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
     """Lets calls with the job's token in, and Sync only with the operator's own beside it.
 
     A refused call is handled as a stream of which nothing is read: gRPC takes a unary request into memory
-    before its handler is asked, up to the limit of a message. What remains is the transport's window.
+    before its handler is asked, up to the limit of a message. Only the transport's window remains.
 
     Args:
         operator_digest: SHA-256 of the operator's token, hex: whoever reads it here cannot speak as the

@@ -1,4 +1,4 @@
-"""What the coordinator's process is told by its environment."""
+"""Settings of the coordinator's process, from its environment."""
 
 from __future__ import annotations
 

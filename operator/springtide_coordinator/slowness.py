@@ -1,4 +1,4 @@
-"""Who slows the others down: each worker's own time per step (data and compute), compared.
+"""Slow workers: each one's own time per step (data and compute), compared with the others'.
 
 A step takes as long as its slowest worker; the others wait in the reductions. The step's duration is the same
 on all of them, so it tells nothing; what a worker does before its gradients are there does.

@@ -1,4 +1,4 @@
-"""When no step is committed any more: since when, and whom the others wait for.
+"""Stalls: since when no step is committed, and whom the others wait for.
 
 A member that is stuck commits nothing, so it tells without a commit what it has been doing for a while. The
 clock runs from the last commit of the running generation, or from the moment when that generation formed; it
@@ -21,7 +21,7 @@ WHERE_LIMIT = 300  # characters
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a member has been doing since unix time `since`, in step number `step`; told of at `told`."""
+    """A member's activity since unix time `since`, in step number `step`; it was reported at `told`."""
 
     step: int
     doing: pb.Doing
@@ -50,13 +50,18 @@ class Stall:
 
 @dataclass(slots=True)
 class Motion:
-    """When the job last moved. Times are unix seconds."""
+    """The moment when the job last moved. Times are unix seconds."""
 
     moved_at: float | None = None
     activities: dict[str, Activity] = field(default_factory=dict)  # by member id
 
     def look(self, phase: Phase, now: float) -> None:
-        """After every event: the clock runs only while a generation trains."""
+        """Update the clock after an event; it runs only while a generation trains.
+
+        Args:
+            phase: of the job after the event.
+            now: unix seconds.
+        """
         if phase not in (Phase.RUNNING, Phase.ENDING):
             self.moved_at = None
         elif self.moved_at is None:
@@ -79,7 +84,17 @@ class Motion:
             del self.activities[member]
 
     def stall(self, m: Membership, known: StateName | None, limit: float, now: float) -> Stall | None:
-        """None while it moves, or has not stood still for `limit` seconds (0: never), or cannot be told."""
+        """Return since when nothing was committed, and whom the others wait for.
+
+        Args:
+            m: the state machine.
+            known: the newest commit.
+            limit: seconds of standing still from which it counts; 0: never.
+            now: unix seconds.
+
+        Returns:
+            None while the job moves, or where it cannot be known.
+        """
         current = m.current
         if limit <= 0 or self.moved_at is None or now - self.moved_at < limit or current is None:
             return None
@@ -127,7 +142,13 @@ def _awaited(current: Generation, known: StateName | None) -> int:
 
 
 def to_proto(stall: Stall, m: Membership, now: float) -> pb.Stall:
-    """For the operator."""
+    """Return the stall as the operator gets it.
+
+    Args:
+        stall: to convert.
+        m: the state machine, for the members' pods.
+        now: unix seconds.
+    """
     result = pb.Stall(
         seconds=now - stall.since, since_unix=stall.since, step=stall.step, waiting=stall.waiting
     )

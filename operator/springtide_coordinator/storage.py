@@ -1,4 +1,4 @@
-"""What the coordinator tells of checkpoints, which members write: the newest, what was restored, failures."""
+"""Reports about checkpoints, which members write: the newest, the restored one, and failures."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 class Transfers:
-    """What receivers said last; of the newest generation alone."""
+    """Last reports of receivers of a state, in the newest generation alone."""
 
     def __init__(self) -> None:
         self._generation: GenerationName | None = None
@@ -32,7 +32,9 @@ class Transfers:
         self._heard[member] = message
 
     def text(self, m: Membership) -> str:
-        """Of the members that have not formed yet, in rank order; "" when none is known to receive."""
+        """Describe how far the members' transfers are that have not formed yet, in rank order; "" without
+        one.
+        """
         current = m.current
         if current is None or current.name != self._generation:
             return ""

@@ -52,7 +52,7 @@ def start_web(hub: Hub, options: Options) -> BoundedServer:
 
 @dataclass(frozen=True, slots=True)
 class TimelinePosition:
-    """Where a reader of /timeline stands: the last step and the number of the last generation that it has."""
+    """A reader's position in /timeline: the last step and the last generation's number that it has."""
 
     step: int = -1
     generation: int = 0

@@ -1,4 +1,4 @@
-"""Between the protocol's messages and the state machine's values."""
+"""Conversion between the protocol's messages and the state machine's values."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def to_server(server: pb.Server) -> say.ServerInfo:
 
 
 def to_consistency(told: pb.Consistency) -> say.Consistency | None:
-    """None when it is not told. Raises MalformedError for a mode that there is not."""
+    """Convert a consistency; None when it is not set. Raise MalformedError for an unknown mode."""
     if not told.mode:
         return None
     if told.mode not in MODES:
@@ -128,7 +128,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
 
 
 def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
-    """None for messages that are no matter of membership. Raises MalformedError."""
+    """Convert a worker's message; None for one that does not concern membership. Raise MalformedError."""
     match message.WhichOneof("message"):
         case "parked":
             parked = message.parked

@@ -13,8 +13,14 @@ from springtide_operator.settings import BadEnvironmentError, read_settings
 
 
 def prepare(environ: MutableMapping[str, str], identity: str) -> None:
-    """For libraries that read the environment: gRPC's own log lines (a coordinator that goes away) would
-    stand between ours, and kopf looks its user's name up, which one that the cluster assigned has not.
+    """Set variables for libraries that read the environment.
+
+    Without them gRPC's own log lines (about a coordinator that goes away) would stand between ours, and kopf
+    would look its user's name up, which a user that the cluster assigned does not have.
+
+    Args:
+        environ: is changed in place.
+        identity: of this process, for kopf.
     """
     environ.setdefault("GRPC_VERBOSITY", "ERROR")
     environ.setdefault("POD_ID", identity)

@@ -53,11 +53,14 @@ class Pods:
         self._views: dict[str, View] = {}
 
     def changed(self) -> None:
-        """After every change: what was seen before holds no more."""
+        """Drop the views that were made, since one of the pods changed."""
         self._views.clear()
 
     def view(self, job_uid: str) -> View:
-        """As a job of this uid sees them; asked for far more often than anything changes."""
+        """Return the pods as a job of this uid sees them.
+
+        Views are kept: they are asked for far more often than anything changes.
+        """
         if job_uid not in self._views:
             own = {uid for uid, pod in self.known.items() if pod.owner == job_uid}
             self._views[job_uid] = View(
@@ -91,7 +94,9 @@ class Pods:
             self.unreadable[uid] = f"the pod {pod['metadata']['name']} cannot be read ({text})"
 
     def _going_since(self, pod: Object, now: float) -> float | None:
-        """When it was first seen that the pod is to go, within its present grace period."""
+        """Return when it was first seen that the pod is to go within its present grace period; None while it
+        may stay.
+        """
         meta = pod["metadata"]
         if "deletionTimestamp" not in meta:
             return None
@@ -116,9 +121,12 @@ class Pods:
 
 
 class Cache:
-    """`on_change(key)` is called for the job whose facts changed. resourceVersions compare as numbers.
+    """Cache of the cluster's objects, by job.
 
-    clock: seconds that never jump. What may cost a pod its life is counted from when it was first seen here.
+    `on_change(key)` is called for the job whose facts changed. resourceVersions compare as numbers.
+
+    clock: seconds that never jump. Times that may cost a pod its life are counted from when a fact was first
+    seen here.
     """
 
     def __init__(
@@ -163,7 +171,12 @@ class Cache:
             self._on_change(key)
 
     def pods(self, key: Key, job_uid: str) -> tuple[tuple[WorkerPod, ...], tuple[CoordinatorPod, ...]]:
-        """Those that this very job controls."""
+        """Return the worker and coordinator pods that this very job controls.
+
+        Args:
+            key: namespace and name of the job.
+            job_uid: its uid.
+        """
         found = self._pods.get(key)
         view = found.view(job_uid) if found is not None else View()
         return view.workers, view.coordinators
@@ -174,7 +187,7 @@ class Cache:
         return found.view(job_uid).servers if found is not None else ()
 
     def crowded_jobs(self) -> list[Key]:
-        """Those with a pod that no node takes."""
+        """Return the jobs with a pod that no node takes."""
         return list(self._stuck)
 
     def foreign_names(self, key: Key, job_uid: str) -> frozenset[str]:
@@ -237,7 +250,7 @@ class Cache:
             self.put_pod(item)
 
     def nodes(self) -> Mapping[str, Node] | None:
-        """By name, also those that were deleted; None where they cannot be read."""
+        """Return the nodes by name, also those that were deleted; None where they cannot be read."""
         return self._nodes if self.nodes_listed else None
 
     def put_node(self, obj: Object) -> None:

@@ -31,7 +31,7 @@ class Cluster(Protocol):
     async def list_jobs(self) -> Listing: ...
 
     async def list_pods(self) -> Listing:
-        """Those that the operator made, in all namespaces."""
+        """List the pods that the operator made, in all namespaces."""
         ...
 
     async def list_nodes(self) -> Listing: ...
@@ -137,7 +137,7 @@ class Cluster(Protocol):
         ...
 
     async def get_secret(self, namespace: str, name: str) -> Object:
-        """Only for the operator's own root key."""
+        """Read a Secret; used for the operator's own root key alone."""
         ...
 
 
@@ -164,7 +164,7 @@ class KubeCluster:
     async def _list_all(
         self, prefix: str, plural: str, query: dict[str, str], reader: records.Reader | None = None
     ) -> Listing:
-        """In all namespaces watched, one after the other; the lowest of their versions holds for all."""
+        """List in all namespaces watched, one after the other; the lowest of their versions holds for all."""
         if not self._namespaces:
             return await self._list(f"{prefix}/{plural}", query, reader)
         pages = [
@@ -299,8 +299,8 @@ class KubeCluster:
         await self._delete(_budgets(namespace, name), uid)
 
     async def _apply(self, path: str, obj: Object) -> Object:
-        """What is there is changed by server-side apply, and only while it has the uid that was seen; what is
-        not there is made by POST, which takes nothing over.
+        """Change an object that is there by server-side apply, and only while it has the uid that was seen;
+        make one that is not there by POST, which takes nothing over.
         """
         query = {"fieldManager": FIELD_MANAGER}
         if "uid" not in obj["metadata"]:

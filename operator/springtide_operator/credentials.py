@@ -1,9 +1,9 @@
-"""Where the API server is and who we are to it: read from files, and read again.
+"""The API server's address and our credentials for it: read from files, and read again.
 
 In a pod the address comes from `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`, which the kubelet
-sets, never from a name: an operator that needs the cluster's DNS to start cannot start when that DNS is
-down. The token of a pod lives for about an hour, and the kubelet replaces the file well before that; so
-every request, also those of kopf's watches, carries the token that was on disk a few seconds ago.
+sets, never from a name: an operator that needs the cluster's DNS to start cannot start when that DNS is down.
+The token of a pod lives for about an hour, and the kubelet replaces the file well before that; so every
+request, also those of kopf's watches, carries the token that was on disk a few seconds ago.
 """
 
 from __future__ import annotations

@@ -35,9 +35,7 @@ Deleter = Callable[[str, str, str], Awaitable[None]]
 
 @dataclass
 class Memory:
-    """What this process knows of a job beyond pods and status. Losing it costs a few requests, nothing
-    else.
-    """
+    """Facts about a job beyond pods and status. Losing them costs a few requests, nothing else."""
 
     service: ServiceSeen | None = None
     service_gone: bool = False
@@ -257,7 +255,7 @@ class ClusterExecutor:
         return True
 
     async def _delete_former_policy(self, job: Job) -> None:
-        """Of an older version, once what replaces it has been there for a while."""
+        """Delete the policy of an older version, once its successor has been there for a while."""
         name, cluster = names.former_network_policy_name(job.name), self._cluster
         if self.memory.policy_spec is not None:
             await self._delete_former(job, name, cluster.get_network_policy, cluster.delete_network_policy)

@@ -37,7 +37,7 @@ class TestError(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a look at the job says."""
+    """Result of one look at the job."""
 
     outcome: Literal["succeeded", "failed", "goes on"]
     line: str
@@ -184,7 +184,7 @@ class JobTest:
         return [f"pod/{item['metadata']['name']}" for item in answer.get("items") or []]
 
     async def _tell_events(self) -> None:
-        """What happened to the job and its pods; where even that cannot be read, why."""
+        """Print the events of the job and its pods; where even those cannot be read, why."""
         try:
             answer = await self._request("GET", f"/api/v1/namespaces/{self._namespace}/events")
         except ApiError as error:

@@ -85,8 +85,8 @@ def reap(child: int) -> int | None:
 def below(child: int, number: int) -> tuple[list[int], list[int]]:
     """Return (processes below this one that catch a signal, those above and beside them that do not).
 
-    What runs below a process that catches it is that process's to end. Blocking counts: `sigwait` and its
-    like take a signal that is blocked.
+    A process that catches the signal is left to end those below it. Blocking counts: `sigwait` and its like
+    take a signal that is blocked.
     """
     children: dict[int, list[int]] = {}
     try:

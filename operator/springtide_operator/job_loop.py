@@ -56,7 +56,7 @@ DOUBT_SECONDS = 1.0  # without an answer, until the operator looks itself
 
 
 class Meter(Protocol):
-    """What a loop counts."""
+    """Counters of a loop."""
 
     def reconciled(self, result: str, seconds: float) -> None: ...
 
@@ -200,7 +200,7 @@ class JobLoop:
             self._sync_wanted.set()
 
     def observe(self, job: Job) -> Observation:
-        """What is known now."""
+        """Return the present facts about the job: of its pods, its objects, its coordinator and its nodes."""
         memory = self._performer.memory
         workers, coordinators = self._cache.pods(self.key, self.uid)
         foreign = self._cache.foreign_names(self.key, self.uid)
@@ -368,7 +368,7 @@ class JobLoop:
         return max(PROTECTION_SECONDS, PROTECTION_PAUSES * self.pause)
 
     def _trust(self, job: Job, now: float) -> None:
-        """In the first round, hold for made what a job that trains must have; later, see to it after all."""
+        """Take the objects of a job that trains for made in the first round; check them later."""
         memory = self._performer.memory
         if self._patience > 0:
             self._trust_until, self._patience = now + self._patience, 0.0
@@ -500,7 +500,7 @@ class JobLoop:
         return ok
 
     async def _look_out_for_ever(self) -> None:
-        """While the coordinator does not answer, or waits for somebody, see for ourselves."""
+        """Watch pods and nodes ourselves while the coordinator does not answer, or waits for somebody."""
         while True:
             await self._in_doubt.wait()
             self._in_doubt.clear()

@@ -58,7 +58,7 @@ _IN_GENERATION = (pb.ACTIVE, pb.ENDED, pb.AFTER)
 
 
 class Caller(Protocol):
-    """What `SyncClient` does."""
+    """Interface of `SyncClient`."""
 
     async def sync(self, request: pb.SyncRequest, timeout: float = 2.0) -> pb.SyncReply: ...
 
@@ -108,11 +108,11 @@ class Link:
         self._target = None
 
     async def call(self, pod: CoordinatorPod, word: CoordinatorUpdate, tls: bool = False) -> bool:
-        """Tell and ask once.
+        """Send the wanted sizes and the living pods once, and take the answer in.
 
         Args:
             pod: The coordinator's.
-            word: What it is told.
+            word: the sizes and pods.
             tls: Whether the job uses TLS.
 
         Returns:
@@ -168,7 +168,7 @@ class Link:
             await caller.close()
 
     def nobody(self) -> None:
-        """There is no coordinator pod to call."""
+        """Note that there is no coordinator pod to call."""
         self.unreachable_since = None
         self.why = ""
 
@@ -217,8 +217,13 @@ def _pod(pod: LivingPod) -> pb.Pod:
 
 
 def to_report(reply: pb.SyncReply, at: float) -> Report:
-    """What policies need of an answer; `at` in unix seconds. Numbers that no coordinator of ours says are
-    taken for the nearest that one might.
+    """Convert an answer to the facts that policies need.
+
+    Numbers that no coordinator of ours reports are replaced by the nearest that one might.
+
+    Args:
+        reply: of the coordinator.
+        at: when it came, in unix seconds.
     """
     _make_sane(reply)
     generation = reply.generation.number if reply.HasField("generation") else None
@@ -343,7 +348,7 @@ def _poison(reply: pb.SyncReply) -> PoisonReport | None:
 
 
 def to_stall(stall: pb.Stall) -> StallReport:
-    """Who is late, and with what."""
+    """Convert a stall: which members are late, and with which activity."""
     late = [
         LateReport(
             member.pod_uid,

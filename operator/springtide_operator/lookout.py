@@ -101,7 +101,7 @@ class Leases:
         await asyncio.gather(*(self._look_at(name) for name in due))
 
     def seen(self, nodes: Iterable[str]) -> dict[str, LeaseSeen]:
-        """What is known of these nodes' leases; nothing of those that could not be read."""
+        """Return the facts about these nodes' leases; those that could not be read are left out."""
         now = self._clock()
         return {
             name: LeaseSeen(now - lease.since, lease.renewed)
@@ -139,7 +139,7 @@ class _Lease:
 
 
 class Lookout:
-    """What the operator sees itself of one job."""
+    """Observations of one job that the operator makes itself."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Lookout:
         self._heard_at, self._asked_at, self._answered = self._clock(), None, True
 
     def seen(self) -> Sight | None:
-        """What was seen up to now; None where nobody looks."""
+        """Return the observations up to now; None while nobody looks."""
         if not self._looking:
             return None
         leases = self._leases.seen(self._nodes) if self._leases is not None else {}
@@ -194,7 +194,7 @@ class Lookout:
         return Sight(self._coordinator[0], self.silence, self._answered, testimonies, leases)
 
     def rest(self) -> None:
-        """There is no doubt any more."""
+        """Stop looking, since there is no doubt any more."""
         self._looking, self._nodes = False, set()
         self._told, self._silent_since = {}, {}
 

@@ -43,7 +43,7 @@ class OptionalApis:
         self._wanted = asyncio.Event()
 
     def known(self, needed: Iterable[str]) -> dict[str, bool]:
-        """Those of the needed APIs of which it is known whether they are served; the others are asked for."""
+        """Return whether the needed APIs are served, as far as is known; the others are asked for."""
         found: dict[str, bool] = {}
         for api in needed:
             if api in self._served:
@@ -58,7 +58,7 @@ class OptionalApis:
         return self._served.get(api, False)
 
     async def run(self) -> None:
-        """For ever."""
+        """Look for optional APIs for ever."""
         while True:
             self._wanted.clear()
             pause = await self.look()

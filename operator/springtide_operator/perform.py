@@ -21,7 +21,7 @@ MOST_CREATIONS = 64  # workers made in one turn: what is left comes when others 
 
 
 class Performer:
-    """For one job. may_act: whether this process is still the one that acts."""
+    """Performs one job's plans. may_act: whether this process is still the one that acts."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class Performer:
         return self._executor.policy_missing
 
     async def perform(self, job: Job, actions: Sequence[Action]) -> int:
-        """What pods need and the coordinator first, then deletions, then workers in growing batches.
+        """Carry out actions: first those that pods need and the coordinator, then deletions, then workers in
+        growing batches.
 
         Returns how many were carried out. Refusals are remembered for the next plan, they are no errors here.
         """

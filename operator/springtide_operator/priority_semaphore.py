@@ -19,7 +19,7 @@ AT_A_TIME = 32
 
 @dataclass
 class _Line:
-    """Those of one namespace that wait; urgent ones come first."""
+    """Waiters of one namespace; urgent ones come first."""
 
     urgent: deque[asyncio.Future[None]] = field(default_factory=deque)
     others: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -38,8 +38,8 @@ class _Line:
 
 
 class PrioritySemaphore:
-    """For one event loop. Namespaces take turns, none has more than its share at a time, and within each one
-    the urgent come first, then who came first.
+    """Semaphore for one event loop. Namespaces take turns, none has more than its share at a time, and within
+    each one the urgent come first, then the order of arrival counts.
     """
 
     def __init__(self, at_a_time: int = AT_A_TIME, share: int | None = None) -> None:

@@ -79,7 +79,7 @@ class Queues:
         return self._unreadable.get(job_uid, "")
 
     def drop(self, job_uid: str) -> None:
-        """It was deleted."""
+        """Forget the Workload of a job that was deleted."""
         gone = self._raw.pop(job_uid, None)
         self._unreadable.pop(job_uid, None)
         self._seen.pop(job_uid, None)
@@ -91,7 +91,7 @@ class Queues:
         self.listed = False
 
     async def run(self) -> None:
-        """For ever."""
+        """List and watch for ever."""
         while True:
             began = self._clock()
             await self.look()

@@ -1,7 +1,7 @@
-"""What the operator keeps of an object: the fields that it reads, and no others.
+"""The fields of an object that the operator reads, and no others.
 
-A pod of 10 KB costs 51 KiB as Python objects, one of a tenant's making up to 35 MB. Whoever reads another
-field of a pod, a node or a job adds it here. Objects of nobody's job come out as a name alone.
+A pod of 10 KB costs 51 KiB as Python objects, one of a tenant's making up to 35 MB. A policy that needs
+another field of a pod, a node or a job adds it here. Objects of nobody's job come out as a name alone.
 """
 
 from __future__ import annotations

@@ -164,7 +164,9 @@ class Operator:
             pause = min(30.0, pause * 2)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Without one of its tasks this process must not keep the lease: it ends, and another begins."""
+        """End this process after one of its tasks: without it the lease must not be kept, and another process
+        begins.
+        """
         if self._ending:
             return
         error = None if task.cancelled() else task.exception()
@@ -185,7 +187,12 @@ class Operator:
             log.debug("where that came from", exc_info=error)
 
     def job_event(self, kind: str | None, job: Object) -> None:
-        """From a watch: kind is ADDED, MODIFIED, DELETED, or None for what existed before."""
+        """Take in an event of a watch.
+
+        Args:
+            kind: ADDED, MODIFIED, DELETED, or None for an object that existed before.
+            job: the object.
+        """
         self._hear(kind, job, self.cache.put_job, self.cache.drop_job)
 
     def pod_event(self, kind: str | None, pod: Object) -> None:
@@ -209,11 +216,13 @@ class Operator:
             self._surprised("object", f"{obj.get('kind')} {meta.get('namespace')}/{meta.get('name')}", error)
 
     def dead(self) -> str | None:
-        """What of this process has ended that must not: it cannot serve its jobs any more."""
+        """Return which task of this process has ended that must not, so that it cannot serve its jobs any
+        more; None: none.
+        """
         return self._deaths[0] if self._deaths else None
 
     def unhealthy(self) -> str | None:
-        """What is wrong with this process or its world; None for nothing."""
+        """Describe the fault of this process or its world; None without one."""
         for task in self._tasks:
             if task.done():
                 return f"the task {task.get_name()!r} has ended"
@@ -422,7 +431,9 @@ class Operator:
         return busy_seconds(self._busy, self.settings.tick)
 
     def _statuses(self) -> Iterator[tuple[str, str, Object]]:
-        """For metrics: status as written, with the coordinator's fresher numbers where there are some."""
+        """Yield each job's status for metrics: as written, with the coordinator's fresher numbers where there
+        are some.
+        """
         for key in self.cache.job_keys():
             namespace, name = key
             job = self.cache.job(key)

@@ -1,4 +1,4 @@
-"""What the operator's process is told by its environment."""
+"""Settings of the operator's process, from its environment."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _log_level(env: Mapping[str, str]) -> str:
 
 
 def _namespace(env: Mapping[str, str]) -> str:
-    """Where the operator's own lease and root key live."""
+    """Return the namespace of the operator's own lease and root key."""
     for variable in ("SPRINGTIDE_OPERATOR_NAMESPACE", "POD_NAMESPACE"):
         if env.get(variable):
             return env[variable]

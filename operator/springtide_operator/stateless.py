@@ -23,7 +23,7 @@ class NoDifferences(kopf.DiffBaseStorage):
         return None
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
 
 class NoProgress(kopf.ProgressStorage):
@@ -33,10 +33,10 @@ class NoProgress(kopf.ProgressStorage):
         return None
 
     def store(self, *, key: Any, record: Any, body: kopf.Body, patch: kopf.Patch) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def purge(self, *, key: Any, body: kopf.Body, patch: kopf.Patch) -> None:
-        """There is nothing to remove."""
+        """Remove nothing, since nothing is kept."""
 
     def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
         """Objects are never marked."""

@@ -52,7 +52,9 @@ class UnschedulablePods:
         self._warned = False
 
     def waiting(self, besides: Key) -> tuple[str, ...]:
-        """In an order that does not change. Extra workers of other jobs are not waited for."""
+        """Return pods of others that no node takes, in an order that does not change. Extra workers of other
+        jobs are left out.
+        """
         now = self._clock()
         found = [name for name, since in self._foreign.items() if 0 <= now - since < HELPED_SECONDS]
         version, looked_at = self._known_of

@@ -1,4 +1,4 @@
-"""What the processes of a job say to each other through its coordinator: messages, names, clients and limits.
+"""The protocol between the processes of a job and its coordinator: messages, names, clients and limits.
 
 Operator, worker and parameter servers import this package; it imports none of them.
 """

@@ -123,7 +123,7 @@ class BoundedServer:
     """Serves GET at once, in threads of its own; `close` ends everything.
 
     Args:
-        answer: called from several threads. What it raises becomes an answer 500 and a line in the log.
+        answer: called from several threads. Its exceptions become an answer 500 and a line in the log.
         host: the one address to listen on; all when empty.
         port: 0 for a free one.
         threads: connections at a time, and so threads.

@@ -41,10 +41,15 @@ def keepalive_options(heartbeat: Heartbeat) -> Options:
 
 
 def server_options(heartbeat: Heartbeat, connections: int = 8192) -> Options:
-    """Clients may ping as often as they like; a second server on the same port is an error.
+    """Return the options of a gRPC server whose clients may ping as often as they like; a second one on its
+    port fails.
 
-    What anybody may cost before a token was seen is bounded: time until a connection speaks HTTP/2, calls and
-    metadata on it, its life without a call, and the window in which bytes come that nobody has read.
+    The cost of a connection before a token was seen is bounded: time until a connection speaks HTTP/2, calls
+    and metadata on it, its life without a call, and the window in which bytes come that nobody has read.
+
+    Args:
+        heartbeat: how often a connection is pinged, and for how long it may be silent.
+        connections: streams at a time.
     """
     return [
         *keepalive_options(heartbeat),
@@ -77,6 +82,11 @@ def client_options(limit: float) -> Options:
 
 
 def token_metadata(token: str, operator_token: str = "") -> tuple[tuple[str, str], ...]:
-    """What every call carries; the operator's calls its own token as well."""
+    """Return the metadata that every call carries.
+
+    Args:
+        token: the job's.
+        operator_token: the operator's own, which only its calls carry.
+    """
     own = ((OPERATOR_METADATA, operator_token),) if operator_token else ()
     return (("authorization", f"Bearer {token}"), *own)

@@ -1,4 +1,4 @@
-"""What a failed call says, in words."""
+"""Messages about failed calls, in words."""
 
 from __future__ import annotations
 

@@ -31,17 +31,19 @@ class Heartbeat:
 
     @property
     def limit(self) -> float:
-        """From the last sign of life until the member is lost, at most."""
+        """Return the longest time from a member's last sign of life until it counts as lost, in seconds."""
         return self.ping_every + self.answer_within + self.return_within
 
     @property
     def return_after_standstill(self) -> float:
-        """Of the coordinator: so long it holds nobody's broken stream against them."""
+        """Return for how many seconds after a standstill the coordinator holds nobody's broken stream against
+        them.
+        """
         return RETURN_AFTER_STANDSTILL * self.limit
 
     @property
     def patience(self) -> float:
-        """So long a process may be silent at least, without being lost."""
+        """Return for how many seconds a process may be silent without being lost."""
         return self.answer_within + self.return_within
 
 

@@ -60,10 +60,10 @@ class SessionClient:
     A thread of its own connects, says Hello, and hands every message of the coordinator to `on_message`; when
     the stream breaks it connects again, 0.1-1 s later.
 
-    * `hello()` is asked at every connection, on that thread, and says what the process is at that moment.
+    * `hello()` is asked at every connection, on that thread, and returns the present state of the process.
       `send` during a break does nothing, because the next Hello tells the outcome; the exception is
-      StoreEntry: those of the newest generation are kept and sent again. What Hello cannot carry (why it
-      parked, commits since `Welcome.known`, the stage of Ended) is sent again by `on_message` when it gets a
+      StoreEntry: those of the newest generation are kept and sent again. Other facts (the reason why it
+      parked, commits since `Welcome.known`, the stage of Ended) are sent again by `on_message` when it gets a
       Welcome.
     * The first message handed over on each stream is Welcome or Refused. A coordinator of a lower incarnation
       than the greatest seen is left at once and nothing of it is handed over. `hello()` need not fill

@@ -1,7 +1,7 @@
 """TLS for the coordinator's port, where a job asks for it: one self-signed certificate per job.
 
-Clients trust that certificate and nothing else, so its name says nothing and is the same for all jobs. Who
-may call is still decided by the job's token.
+Clients trust that certificate and nothing else, so its name says nothing and is the same for all jobs. The
+job's token still decides which callers are let in.
 """
 
 from __future__ import annotations
@@ -68,7 +68,13 @@ def channel(address: str, options: Options, authority: str = "") -> grpc.Channel
 
 
 def aio_channel(address: str, options: Options, authority: str = "") -> grpc.aio.Channel:
-    """As `channel`, for asyncio."""
+    """Return an asyncio channel to a coordinator, encrypted where there is an authority.
+
+    Args:
+        address: host and port.
+        options: of the channel.
+        authority: the job's certificate in PEM; "": without TLS.
+    """
     if not authority:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, _credentials(authority), options=_named(options))

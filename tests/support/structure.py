@@ -7,6 +7,8 @@ what tests keep to.
 * `Base.method(self, ...)`: a base that is called by name is a second object inside of the first;
 * an attribute that a class declares without ever making it: it is made in another class, or nowhere;
 * modules that import each other in a circle, also for types only (`if TYPE_CHECKING:`);
+* a docstring that begins with the middle of a sentence ("Of ...", "As ..."), or has a sentence
+  that begins with Who, Whoever or What: it has to be understood without the name above it;
 * in tests, a name of a test that is longer than 60 characters;
 * in tests, a private name of something that the file does not define itself: a test goes the public way.
 """
@@ -14,6 +16,7 @@ what tests keep to.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +27,29 @@ MAX_DEPTH = 3
 MAX_TEST_NAME = 60
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 
+# First words of docstrings that are no sentence by themselves.
+_FIRST_WORDS = """
+After Again Already And As At Because Before Between Both But By Else Even For From Here If In It Its Like
+Neither None Nor Not Nothing Now Of On Once Only Or Otherwise She Since So Still Than That Their Them Then
+There These They This Those To Until Up What Whatever When Where Wherever While Who Whoever Whom Whose With
+Within Without
+"""
+FRAGMENTS = frozenset(_FIRST_WORDS.split())
+# Their docstrings are rewritten next.
+PENDING = (
+    *(
+        "benchmarks/",
+        "ps/",
+        "tests/benchmarks",
+        "tests/chart",
+        "tests/coordinator",
+        "tests/local",
+        "tests/operator",
+    ),
+    *("tests/fuzz", "tests/e2e", "tests/protocol", "tests/ps", "tests/support", "tests/worker"),
+    *(f"worker/springtide/{name}/" for name in ("checkpoint", "comm", "data", "elastic", "ps", "train_step")),
+)
+_QUESTIONS = re.compile(r"(?:[.:;!?]\s+|\n\n\s*)(?:Who|Whoever|What)\b")
 
 # Their fields are declared and made by what the class is made with.
 _MAKES_FIELDS = {
@@ -117,10 +143,30 @@ def findings(modules: list[Module]) -> list[str]:
     ]
 
 
+def fragments(modules: Iterable[Module]) -> list[str]:
+    """Return one line for each docstring that does not stand alone."""
+    return [
+        line for module in modules if not str(module.path).startswith(PENDING) for line in _fragments(module)
+    ]
+
+
 def findings_in_tests(tests: Iterable[Module], modules: Iterable[Module]) -> list[str]:
     """Return one line for each thing that tests should not do. modules: the source that they are of."""
     ours = {name for module in modules for name in _names_made(module)}
     return [line for test in tests for line in (*_long_names(test), *_private_uses(test, ours))]
+
+
+def _fragments(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            continue
+        text = ast.get_docstring(node) or ""
+        first = re.match(r"[\"'(\[{]*(\w*)", text)
+        line = getattr(node, "lineno", 1)
+        if (first is not None and first[1] in FRAGMENTS) or text.startswith("A part of "):
+            yield f"{module.path}:{line}: the docstring {text.split(chr(10))[0]!r} does not stand alone"
+        elif question := _QUESTIONS.search(text):
+            yield f"{module.path}:{line}: a sentence of the docstring begins with {question[0].split()[-1]!r}"
 
 
 def _last_name(node: ast.expr) -> str:
@@ -325,7 +371,8 @@ def strongly_connected(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
 def main() -> int:
     root = Path(__file__).resolve().parents[2]
     modules, tests = read_modules(root), read_modules(root, ("tests",))
-    found = [*findings(modules), *findings_in_tests(tests, modules)]
+    found = [*findings(modules), *fragments(modules), *findings_in_tests(tests, modules), *fragments(tests)]
+    found += fragments(read_modules(root, ("benchmarks", "charts", "deploy", "docs", "examples")))
     print("\n".join(found) or f"structure: {len(modules) + len(tests)} files keep it")
     return 1 if found else 0
 

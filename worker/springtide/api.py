@@ -38,7 +38,7 @@ Models = TypeVar("Models", bound=torch.nn.Module | Sequence[torch.nn.Module])
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 
 active_runtime: Runtime | None = None
-"""What `init()` has made; None before it."""
+"""The runtime that `init()` has made; None before it."""
 
 
 def init() -> None:
@@ -192,7 +192,7 @@ def batches(
     batch needs one `with springtide.step():`. A worker that joins later skips loops that the job has ended.
 
     train=False: evaluate, between two steps or after a training loop. The workers share the samples out, each
-    once; batch_size is what one computes at once. What `report()` is given in the loop is averaged over all
+    once; batch_size is what one computes at once. Values of `report()` in the loop are averaged over all
     samples, whoever dies meanwhile; after the loop it is in `values` of the returned iterator, on all
     workers. Raise ValueError or TypeError for bad arguments, UsageError for a wrong place.
     """

@@ -109,7 +109,13 @@ def reach(point: str, step: int) -> None:
 
 
 def reach_in(round_number: int, point: str, step: int) -> None:
-    """As `reach`, in a backward pass of the body (from 0)."""
+    """Reach a fault point in a backward pass of the body; see `reach`.
+
+    Args:
+        round_number: the backward pass, from 0.
+        point: its name.
+        step: from 1.
+    """
     reach(f"round-{point}" if round_number else point, step)
 
 

@@ -1,4 +1,4 @@
-"""What the pod's environment says; the only place that reads it."""
+"""Settings from the pod's environment; the only place that reads it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Act:
-    """What was done: its moment (unix s), the pods it aimed at, the killed process, a line for people."""
+    """An action of the demo: its moment (unix s), the pods it aimed at, the killed process, a line for
+    people.
+    """
 
     at: float
     line: str

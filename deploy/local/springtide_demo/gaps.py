@@ -1,4 +1,4 @@
-"""What an event cost: the longest pause between commits that it explains."""
+"""The cost of an event: the longest pause between commits that it explains."""
 
 from __future__ import annotations
 

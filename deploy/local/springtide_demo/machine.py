@@ -1,8 +1,8 @@
-"""How much of the machine others took: what a promise about seconds, and a limit of patience, must know.
+"""The share of the machine that others took: promises about seconds, and limits of patience, depend on it.
 
 Read from /proc/stat (all processors) and from the processes below this one (ours: the cluster, its pods, the
-undisturbed run). What is neither ours nor idle belongs to others, time stolen from a virtual machine too.
-Where /proc/stat says nothing, others took nothing: nothing is excused.
+undisturbed run). Time that is neither ours nor idle belongs to others, time stolen from a virtual machine
+too. Where /proc/stat says nothing, others took nothing: nothing is excused.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Machine:
 
 
 def reading() -> Reading:
-    """Read /proc. What cannot be read counts as nothing."""
+    """Read /proc. Values that cannot be read count as zero."""
     at = time.time()
     try:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]

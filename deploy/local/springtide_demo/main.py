@@ -108,7 +108,7 @@ def _tell(view: View, root: Path, out: Path) -> tuple[int, list[report.Promise]]
 
 
 def _watched(view: View, kubeconfig: Path, root: Path, out: Path) -> contextlib.AbstractContextManager[None]:
-    """With PROMETHEUS=1 in the environment, a Prometheus watches."""
+    """Start a Prometheus that watches, with PROMETHEUS=1 in the environment."""
     if os.environ.get("PROMETHEUS", "") in ("", "0"):
         return contextlib.nullcontext()
     return prometheus.beside(kubeconfig, root / "deploy/grafana/springtide.json", out, view.say)

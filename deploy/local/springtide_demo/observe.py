@@ -1,4 +1,4 @@
-"""From pod objects to what the demo asks about them. Pure."""
+"""Views of pod objects, with the fields that the demo needs. PURE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROCESS = "process://"
 
 @dataclass(frozen=True)
 class PodView:
-    """What counts of a pod. `pid` is the process that runs now; None when none does."""
+    """A pod as the demo sees it. `pid` is the process that runs now; None when none does."""
 
     name: str
     uid: str

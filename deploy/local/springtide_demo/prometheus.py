@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class PrometheusError(RuntimeError):
-    """It does not run, or does not answer; the message says where to look."""
+    """Prometheus does not run, or does not answer; the message says where to look."""
 
 
 def configuration(targets: Path) -> dict[str, Any]:
@@ -176,5 +176,5 @@ def _free_port() -> int:
 
 
 def _die_with_parent() -> None:
-    """In the child: be killed when the demo is, also by force (Linux)."""
+    """Have the kernel kill this child when the demo ends, also by force (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

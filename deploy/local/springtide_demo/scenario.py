@@ -29,7 +29,7 @@ EXPLANATION: Final = {
 
 @dataclass(frozen=True)
 class Observation:
-    """What the decision looks at. Times are unix seconds."""
+    """Facts for the decision. Times are unix seconds."""
 
     now: float
     active: int  # workers that commit

@@ -20,7 +20,7 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class Target:
-    """What an event aimed at: pods by uid, from the moment `at` on (unix s)."""
+    """Target of an event: pods by uid, from the moment `at` on (unix s)."""
 
     kind: str
     at: float

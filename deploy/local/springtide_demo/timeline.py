@@ -1,4 +1,4 @@
-"""From the history to the three curves of the picture."""
+"""The three curves of the picture, from the history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo shows: a live panel on a terminal, plain lines without one."""
+"""Output of the demo: a live panel on a terminal, plain lines without one."""
 
 from __future__ import annotations
 

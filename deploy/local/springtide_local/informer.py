@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Change(NamedTuple):
-    """What happened to one object. `old` is what was known before (None when it is new)."""
+    """A change of one object. `old` is the object as it was known before (None when it is new)."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED"]
     object: Object
@@ -57,7 +57,9 @@ class Informer:
             handler(Change("ADDED", obj, None))
 
     async def run(self) -> None:
-        """Until the resource is served no more. A watch that fell behind is begun again; none is missed."""
+        """Watch until the resource is served no more. A watch that fell behind is begun again; no change is
+        missed.
+        """
         while True:
             try:
                 async for event in self._store.watch(self.resource):

@@ -78,7 +78,7 @@ class StorePort(Protocol):
         grace_period_seconds: int | None = None,
         uid: str | None = None,
     ) -> Object:
-        """As DELETE: a bound pod only gets a deletionTimestamp.
+        """Delete an object, by DELETE's rules: a bound pod only gets a deletionTimestamp.
 
         It goes with a second delete with grace 0 (by its kubelet).
         """

@@ -101,7 +101,7 @@ class LocalCluster:
         self._runtime = runtime or ProcessRuntime()
 
     async def run(self) -> None:
-        """Until cancelled. When this returns, no container runs any more."""
+        """Run the cluster until cancelled. When this returns, no container runs any more."""
         started = time.monotonic()
         files = self._files
         for folder in (files.run, files.run / "pods", files.run / "claims", files.run / "root"):
@@ -120,7 +120,7 @@ class LocalCluster:
                 self._leave_audit(server)
 
     def _leave_audit(self, server: ApiServer) -> None:
-        """Who asked for what, for whoever compares it with the rights that were granted."""
+        """Write the requests of every user to a file, for comparison with the rights that were granted."""
         folder = os.environ.get(AUDIT_VARIABLE)
         if folder and Path(folder).is_dir():
             text = json.dumps({"requests": server.audit.report()})

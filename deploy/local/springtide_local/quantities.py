@@ -76,8 +76,8 @@ def container_requests(container: Mapping[str, Any]) -> dict[str, int]:
 
 
 def pod_requests(pod: Object) -> dict[str, int]:
-    """What a pod occupies on a node: the sum of its containers, or the largest init container where that is
-    more, and one of `pods`.
+    """Return a pod's requests: the sum of its containers, or the largest init container where that is more,
+    and one of `pods`.
     """
     spec = pod["spec"]
     total = _sum(container_requests(container) for container in spec["containers"])

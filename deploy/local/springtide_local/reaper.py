@@ -1,10 +1,10 @@
 """The cluster's outermost process: it starts the cluster as its child and outlives it, to leave no process
 behind.
 
-It is a *subreaper*: whatever loses its parent anywhere below the cluster, also by being a daemon of its
-own, becomes a child of this process. When the cluster ends, however it ends, all children are killed until
-there are none. If this process is killed, the kernel tells the cluster, which then stops by itself. What
-both of them left (killed together) is found by its environment at the next start.
+The process is a *subreaper*: a process that loses its parent anywhere below the cluster, also by being a
+daemon of its own, becomes a child of this process. When the cluster ends, however it ends, all children are
+killed until there are none. If this process is killed, the kernel tells the cluster, which then stops by
+itself. Processes that both of them left (killed together) are found by its environment at the next start.
 
 Run as `python -m springtide_local.reaper DATA_FOLDER`. Exit status: the cluster's; 75 when another cluster
 uses the folder.

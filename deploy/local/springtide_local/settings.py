@@ -1,4 +1,4 @@
-"""What a cluster is started with, and where it keeps its files."""
+"""Settings of a cluster, and the folders of its files."""
 
 from __future__ import annotations
 

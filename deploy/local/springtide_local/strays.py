@@ -51,7 +51,9 @@ def program_of(pid: int) -> int:
 
 
 def _stats() -> Iterator[tuple[int, list[bytes]]]:
-    """Of each process, what `/proc/PID/stat` has after the command: state, parent, group, session, ..."""
+    """Yield each process's number and its fields of `/proc/PID/stat` after the command: state, parent, group,
+    session, ...
+    """
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue

@@ -54,9 +54,9 @@ def ask_for_cut(m: Membership, generation: Generation, trains: list[Record]) -> 
 
 
 def stopped_by_itself(m: Membership, generation: Generation) -> str:
-    """Who waits at a boundary that nobody was asked for; "" if nobody does.
+    """Return which member waits at a boundary that nobody was asked for; "" if none does.
 
-    Where all step together the others are there, too. Where they do not, nothing else tells them.
+    With common steps the others are there, too. Without them nothing else makes the others stop.
     """
     for member in generation.ids:
         record = m.members.get(member)
@@ -157,7 +157,7 @@ def is_due(m: Membership, record: Record, now: float, relieved: bool = False) ->
 def may_leave(
     m: Membership, leavers: Sequence[Record], staying: int, holders: int, now: float
 ) -> list[Record]:
-    """Those of the leavers that can go now.
+    """Return the leavers that can go now.
 
     Args:
         staying: processes that stay and are ready to train.

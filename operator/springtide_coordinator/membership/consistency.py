@@ -1,4 +1,4 @@
-"""In which consistency the next generation trains, and when that is reason enough for one. PURE.
+"""The consistency of the next generation, and when a change of it is reason enough for one. PURE.
 
 All members of a generation have one consistency, which Start names: so an edit of the manifest takes effect
 at a step boundary, for all at once, whatever the pods' environments say. A new coordinator learns from the
@@ -23,11 +23,19 @@ MODES: Final = (SYNCHRONOUS, BOUNDED, "Asynchronous")
 
 
 def next_consistency(m: Membership, members: Iterable[Record], at_cut: bool) -> Consistency | None:
-    """What is wanted, where these members can go over to it; else what the job trains in.
+    """Return the consistency that the next generation trains in.
 
-    at_cut: the state that they begin from is one of common steps. None: no servers, or not told. The
-    operator's word counts more than what members report, and that more than this process's environment, which
-    may be older than either.
+    The wanted one counts where these members can go over to it, the present one otherwise. The operator's
+    wish counts more than reports of members, and those more than this process's environment, which may be
+    older than either.
+
+    Args:
+        m: the state machine.
+        members: of the next generation.
+        at_cut: whether the state that they begin from is one of common steps.
+
+    Returns:
+        None: the job has no servers, or nobody has named a consistency yet.
     """
     in_force, wanted = _in_force(m), _wanted(m)
     if in_force is None or wanted is None or _same_kind(in_force, wanted):
@@ -41,8 +49,8 @@ def is_cut(m: Membership, members: Iterable[Record], chosen: StateName | None) -
     chunk, and all who hold it are at the same place.
 
     In Synchronous servers count steps, and ranges otherwise: each state of the former is one of the latter,
-    but the other way round only where workers meet, at an epoch's end. Who has stopped there says so; it is
-    true until ranges are given out again. A fresh start begins from a state of either kind.
+    but the other way round only where workers meet, at an epoch's end. A member that has stopped there
+    reports it; that holds until ranges are given out again. A fresh start begins from a state of either kind.
     """
     if chosen is None:
         return True
@@ -58,7 +66,7 @@ def is_cut(m: Membership, members: Iterable[Record], chosen: StateName | None) -
 def owners(
     participants: Sequence[Record], chosen: StateName | None, following: Consistency | None
 ) -> list[str]:
-    """Who of the holders has what the others are to have. Ids.
+    """Return the ids of the holders whose own values become the others'.
 
     Without common steps some things are each worker's own (a GradScaler's scale): where such steps begin, one
     member's become all members'.
@@ -117,7 +125,7 @@ def _same_kind(old: Consistency, new: Consistency) -> bool:
 
 
 def _bound(members: Iterable[Record]) -> str:
-    """Whose script cannot train without common steps, and why; "": nobody's."""
+    """Return the member whose script cannot train without common steps, and why; "" without one."""
     bound = next((record for record in members if record.bound_to_steps), None)
     return "" if bound is None else f"{bound.info.label}: {bound.bound_to_steps}"
 

@@ -80,7 +80,9 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class StoodStill:
-    """This process did nothing for so many seconds, up to now: it heard nobody, whoever spoke."""
+    """A standstill of this process for so many seconds, up to now, in which it received no sign of life
+    either.
+    """
 
     seconds: float
 

@@ -82,7 +82,7 @@ def gone_with_machine(m: Membership, info: MemberInfo, now: float) -> bool:
     """Whether a process that an earlier coordinator knew, and this one never heard, counts as lost.
 
     It is no proof of death, and starts nothing anew: the process may be on the far side of a broken network.
-    What it does there has an older name than all that comes here, and it is fenced when it returns.
+    Its steps there have older names than all that come here, and it is fenced when it returns.
     """
     return info.id not in m.heard and silent_machine(m, m.living.get(info.pod_uid), now)
 

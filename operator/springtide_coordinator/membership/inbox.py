@@ -1,4 +1,4 @@
-"""What members say after Hello. A message that names an older generation is ignored."""
+"""Handling of members' messages after Hello. A message that names an older generation is ignored."""
 
 from __future__ import annotations
 

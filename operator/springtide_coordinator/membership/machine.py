@@ -193,7 +193,12 @@ def after_loop(m: Membership) -> bool:
 
 
 def describe(m: Membership, now: float) -> tuple[Phase, Status]:
-    """Where the job stands, and why."""
+    """Return the job's phase, and its reason in words.
+
+    Args:
+        m: the state machine.
+        now: seconds on its clock.
+    """
     if m.superseded:
         return Phase.WAITING, Status("Superseded", f"a newer coordinator lives: {m.superseded}")
     current = m.current

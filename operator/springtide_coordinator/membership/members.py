@@ -1,4 +1,4 @@
-"""What the coordinator remembers of a process and of a parameter server, and what it has told them."""
+"""Records of a process and of a parameter server: their last reports, and the messages sent to them."""
 
 from __future__ import annotations
 

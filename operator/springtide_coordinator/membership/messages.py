@@ -1,4 +1,4 @@
-"""What members say to the coordinator and what it answers, as plain values.
+"""Messages of members and the coordinator's replies, as plain values.
 
 The shapes follow `coordinator.proto`; `wire.py` converts. An unset field is None.
 """
@@ -13,7 +13,7 @@ from springtide_protocol.names import GenerationName, Incarnation, StateName, pr
 
 
 class Standing(StrEnum):
-    """What a process is at this moment."""
+    """State of a process at this moment."""
 
     STARTING = "starting"
     PARKED = "parked"
@@ -41,7 +41,7 @@ class ParkReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """Who a process is; the id is random and made once per process."""
+    """Identity of a process; the id is random and made once per process."""
 
     id: str
     pod_uid: str = ""
@@ -150,7 +150,7 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """What became of a checkpoint: whole, unless there is an error; seconds that it took."""
+    """Result of a checkpoint: whole, unless there is an error; seconds that it took."""
 
     state: StateName
     error: str = ""
@@ -183,7 +183,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class BoundToSteps:
-    """Its script cannot train without common steps."""
+    """Report that the script of this process cannot train without common steps."""
 
     reason: str
 
@@ -268,7 +268,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Only to parked members: write the state that all writers hold; another attempt writes other files."""
+    """Order to a parked member: write the state that all writers hold; another attempt writes other files."""
 
     state: StateName
     writers: tuple[str, ...]
@@ -295,7 +295,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class ServerLeave:
-    """To a parameter server that is leaving: nothing that it holds is needed any more."""
+    """Permission for a parameter server that is leaving: nothing that it holds is needed any more."""
 
     reason: str
 

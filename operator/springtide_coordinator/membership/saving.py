@@ -48,9 +48,16 @@ def time_to_go(m: Membership, record: Record, now: float) -> bool:
 def before_leaving(
     m: Membership, pool: Sequence[Record], chosen: StateName | None, now: float
 ) -> Status | None:
-    """What parked leavers wait for, when all that are there leave; None: for nothing.
+    """Return which checkpoint parked leavers wait for, when all processes that are there leave.
 
-    pool: parked processes. chosen: the state to keep.
+    Args:
+        m: the state machine.
+        pool: parked processes.
+        chosen: the state to keep.
+        now: seconds on the machine's clock.
+
+    Returns:
+        None: they wait for nothing.
     """
     holders = [
         record
@@ -98,7 +105,7 @@ def hear(m: Membership, said: Checkpointed) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SavedOnSuspend:
-    """What the operator is told of a job that it suspends.
+    """Report to the operator about a job that it suspends.
 
     done: no process is left that has anything to save. all_saved: the newest checkpoint holds the job's
     newest state.
@@ -109,7 +116,10 @@ class SavedOnSuspend:
 
 
 def put_away(m: Membership) -> SavedOnSuspend:
-    """Only a coordinator that knows of every process says that nothing is left."""
+    """Return how far a suspended job is saved.
+
+    Only a coordinator that knows of every process reports that nothing is left.
+    """
     left = any(r.state is not None or r.standing is not Standing.STARTING for r in m.connected())
     return SavedOnSuspend(
         done=m.suspended and m.settled and (m.operator_word or m.incarnation.is_first) and not left,

@@ -1,4 +1,4 @@
-"""What can be tuned: the patience of the state machine."""
+"""Tunable limits of the state machine: its patience in seconds."""
 
 from __future__ import annotations
 

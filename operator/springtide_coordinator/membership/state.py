@@ -15,7 +15,7 @@ from springtide_protocol.names import GenerationName, Incarnation, StateName
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the job does and why: `reason` is a CamelCase constant, `message` one sentence for people."""
+    """The job's phase in words: `reason` is a CamelCase constant, `message` one sentence for people."""
 
     reason: str
     message: str

@@ -204,9 +204,15 @@ def newer_state_at_risk(m: Membership, pool: Sequence[Record], chosen: StateName
 
 
 def cap(m: Membership, pool: list[Record], chosen: StateName | None) -> list[Record]:
-    """At most `maximum`: holders of the state first, then members of the last generation, then by rank.
+    """Return at most `maximum` of the pool: holders of the state, then members of the last generation, then
+    by rank.
 
-    Leavers do not count: they are there to hand over what they hold, and go at the next boundary.
+    Leavers do not count: they are there to hand over their state, and go at the next boundary.
+
+    Args:
+        m: the state machine.
+        pool: parked processes; it is sorted in place.
+        chosen: the state that the next generation begins from; None: nobody has one.
     """
     pool.sort(
         key=lambda r: (

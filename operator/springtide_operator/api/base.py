@@ -1,4 +1,4 @@
-"""What all models of the API share."""
+"""The base of all models of the API."""
 
 from __future__ import annotations
 

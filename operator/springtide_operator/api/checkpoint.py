@@ -15,7 +15,7 @@ Uri = Annotated[
 
 
 class Checkpoint(ApiModel):
-    """Where the state of a job is saved, and how often."""
+    """Storage of a job's state, and how often it is saved."""
 
     uri: Uri = Field(
         description="A path that all worker pods have mounted, file:// and such a path, s3://BUCKET/PREFIX,"

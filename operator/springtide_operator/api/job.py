@@ -18,7 +18,7 @@ class InvalidJob(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What policies and manifests need of a TrainingJob."""
+    """A TrainingJob as policies and manifests need it."""
 
     name: str
     namespace: str

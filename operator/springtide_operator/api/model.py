@@ -70,7 +70,7 @@ class Strategy(ApiModel):
 
     @property
     def consistency(self) -> Consistency | None:
-        """Of the parameters on servers; None where none are."""
+        """Return how parameters on servers are kept consistent; None where there are no servers."""
         return self.parameter_server.consistency if self.type is StrategyType.PARAMETER_SERVER else None
 
 
@@ -170,7 +170,7 @@ class OnHang(StrEnum):
 
 
 class FailurePolicy(ApiModel):
-    """When the job gives up."""
+    """Limits at which the job gives up."""
 
     backoff_limit: int = Field(
         default=6,
@@ -214,7 +214,7 @@ Annotation = Annotated[str, Field(max_length=4096)]
 
 
 class PodMetadata(ApiModel):
-    """What every pod of the job carries. The worker template's own entries win."""
+    """Labels and annotations of every pod of the job. The worker template's own entries win."""
 
     labels: dict[str, Label] = Field(
         default_factory=dict,
@@ -253,7 +253,7 @@ class Security(ApiModel):
 
 
 class TrainingJobSpec(ApiModel):
-    """What is wanted."""
+    """The wanted state of a TrainingJob."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -96,7 +96,7 @@ def parse_worker_name(name: str) -> tuple[int, int] | None:
 
 
 def server_name(job: str, slot: int, attempt: int) -> str:
-    """Of a parameter server's pod."""
+    """Return the name of a parameter server's pod."""
     return f"{job}-ps-{slot}-{attempt}"
 
 
@@ -115,12 +115,15 @@ def service_name(job: str) -> str:
 
 
 def network_policy_name(job: str, uid: str) -> str:
-    """With the uid: a policy that somebody else made is never taken for this job's."""
+    """Return the name of a job's NetworkPolicy.
+
+    It has the uid in it, so that another owner's policy is never taken for this job's.
+    """
     return f"{job}-pods-{uid[:8]}"
 
 
 def server_budget_name(job: str, uid: str) -> str:
-    """With the uid, as above."""
+    """Return the name of a job's disruption budget for servers, with the uid (see `network_policy_name`)."""
     return f"{job}-servers-{uid[:8]}"
 
 
@@ -135,20 +138,26 @@ def former_server_budget_name(job: str) -> str:
 
 
 def pod_group_name(job: str, uid: str) -> str:
-    """With the uid: a PodGroup that somebody else made is never taken for this job's."""
+    """Return the name of a job's PodGroup.
+
+    It has the uid in it, so that another owner's PodGroup is never taken for this job's.
+    """
     return f"{job}-{uid[:8]}"
 
 
 def workload_name(job: str, uid: str) -> str:
-    """Of Kueue's Workload; with the uid, as above."""
+    """Return the name of Kueue's Workload of a job, with the uid as in `pod_group_name`."""
     return f"{job}-{uid[:8]}"
 
 
 def secret_name(job: str, uid: str) -> str:
-    """With the uid: a Secret left by an earlier job of the same name is never taken for this job's."""
+    """Return the name of a job's Secret.
+
+    It has the uid in it: a Secret left by an earlier job of the same name is never taken for this job's.
+    """
     return f"{job}-token-{uid[:8]}"
 
 
 def worker_selector(job: str) -> str:
-    """What `kubectl scale`, an HPA and `status.workers.selector` use: workers only."""
+    """Return the selector that `kubectl scale`, an HPA and `status.workers.selector` use: workers only."""
     return f"{LABEL_JOB}={job},{LABEL_ROLE}={ROLE_WORKER}"

@@ -163,7 +163,7 @@ class SlowWorkerStatus(ApiModel):
 
 
 class QueueStatus(ApiModel):
-    """What Kueue has decided about the job."""
+    """Kueue's decision about the job."""
 
     name: Short = Field(description="The queue that the job's label names.")
     workload: Short = Field(description="The job's Workload.", pattern=_LABEL_NAME)
@@ -238,7 +238,7 @@ class SlotStatus(ApiModel):
 
 
 class MeasuredStatus(ApiModel):
-    """What one number of workers brought."""
+    """Throughput that one number of workers brought."""
 
     workers: Count = Field(description="Number of workers.")
     samples_per_second: Short = Field(description="Samples per second of all of them; 0: no node took them.")
@@ -246,7 +246,7 @@ class MeasuredStatus(ApiModel):
 
 
 class ElasticityStatus(ApiModel):
-    """What elasticity.policy has decided; absent with Manual."""
+    """The decisions of elasticity.policy; absent with Manual."""
 
     workers: Count = Field(default=0, description="Workers that it has settled on.")
     reason: Short = Field(default="", description="Why, in one CamelCase word.")
@@ -281,7 +281,7 @@ class ElasticityStatus(ApiModel):
 
 
 class TrainingJobStatus(ApiModel):
-    """What is."""
+    """The observed state of a TrainingJob."""
 
     state: Short | None = Field(default=None, description="The state in one word, derived from conditions.")
     message: Annotated[str, Field(max_length=4096)] | None = Field(

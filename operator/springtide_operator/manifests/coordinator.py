@@ -89,7 +89,9 @@ def service(job: Job, incarnation: int, cluster_ip: str | None = None) -> Object
 
 
 def certificate_environment(job: Job) -> list[Object]:
-    """Of a process that serves: the job's certificate and its key; nothing where the job does without TLS."""
+    """Return a serving process's variables for the job's certificate and its key; empty where the job has no
+    TLS.
+    """
     if not job.tls:
         return []
     return [

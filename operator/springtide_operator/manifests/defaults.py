@@ -30,7 +30,7 @@ class PodDefaults:
 
     @classmethod
     def parse(cls, text: str) -> PodDefaults:
-        """From JSON. Raises ValueError that says where it is wrong."""
+        """Parse JSON. Raise ValueError that says where it is wrong."""
         try:
             given = json.loads(text)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""What keeps a pod from being made, before the API server is asked."""
+"""Errors that keep a pod from being made, before the API server is asked."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ _ALL = (VOLCANO, COSCHEDULING)
 
 
 def gang_scheduler(job: Job) -> GangScheduler | None:
-    """Who is to start the job's pods together; None where nobody is asked, or where the template names a
-    PodGroup of its own.
+    """Return the scheduler that is to start the job's pods together; None where nobody is asked, or where the
+    template names a PodGroup of its own.
     """
     chosen = job.spec.gang_scheduling
     if chosen is GangScheduling.NONE:
@@ -65,7 +65,7 @@ def known_api(api: object) -> str | None:
 
 
 def _inside(source: Object, key: str) -> Object:
-    """A part of a template that may not have been checked yet."""
+    """Return an object of a template that may not have been checked yet; empty where it is none."""
     found = source.get(key)
     return found if isinstance(found, dict) else {}
 

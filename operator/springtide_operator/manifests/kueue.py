@@ -127,7 +127,12 @@ def unplaced(job: Job) -> Job:
 
 
 def place(job: Job, pod: Object, pod_set: str) -> None:
-    """Send a pod where the admission in status says. What the pod says itself may be added to, not changed.
+    """Send a pod where the admission in status says. The pod's own entries may be added to, not changed.
+
+    Args:
+        job: with the admission in its status.
+        pod: is changed in place.
+        pod_set: of the Workload.
 
     Raises TemplateError where both name a node label, and differ.
     """

@@ -1,4 +1,6 @@
-"""What a template may not set, since the operator sets it: refused by name, never overridden silently."""
+"""Fields that a template may not set, since the operator sets them: refused by name, never overridden
+silently.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,12 @@ def check_worker_environment(container: Object, own: Sequence[Object]) -> None:
 
 
 def check_server_environment(container: Object, own: Sequence[Object]) -> None:
-    """As `check_worker_environment`, of a parameter server's container."""
+    """Raise TemplateError where a parameter server's container sets variables that the operator sets.
+
+    Args:
+        container: of the template.
+        own: the operator's entries.
+    """
     _check_environment("spec.parameterServers", container, {entry["name"] for entry in own})
 
 

@@ -1,4 +1,4 @@
-"""Where the coordinator and parameter servers may be scheduled: where workers are."""
+"""Placement of the coordinator and parameter servers: on nodes that workers may use."""
 
 from __future__ import annotations
 

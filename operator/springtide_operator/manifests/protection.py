@@ -1,4 +1,4 @@
-"""Who may reach a job's pods over the network, and how many of its servers may be evicted at once."""
+"""Protection of a job's pods: peers that may reach them, and how many servers may be evicted at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PEER_KEYS = {"podSelector", "namespaceSelector", "ipBlock"}
 
 @dataclass(frozen=True)
 class Doors:
-    """Who else may come in: the operator, and those who scrape metrics.
+    """Peers besides the job's own pods that may come in: the operator, and scrapers of metrics.
 
     metrics_from: NetworkPolicyPeers, besides the operator's namespace. One that selects pods without naming
     namespaces means those of the operator's namespace.
@@ -29,7 +29,12 @@ class Doors:
 
     @classmethod
     def parse(cls, text: str, operator_namespace: str) -> Doors:
-        """From JSON `{"metricsFrom": [PEER...]}`. Raises ValueError that says what is wrong."""
+        """Parse JSON `{"metricsFrom": [PEER...]}`. Raise ValueError that says what is wrong.
+
+        Args:
+            text: JSON; "" for none.
+            operator_namespace: from which the operator calls.
+        """
         try:
             given = json.loads(text)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""What pods ask for together, as a Kubernetes scheduler counts it."""
+"""Sums of pods' resource requests, as a Kubernetes scheduler counts them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def quantity(text: object) -> Decimal:
 
 
 def written(value: Decimal) -> str:
-    """As Kubernetes reads it: whole, or in thousandths, rounded up."""
+    """Write a quantity as Kubernetes reads it: whole, or in thousandths, rounded up."""
     if value == value.to_integral_value():
         return str(int(value))
     return f"{int((value * 1000).to_integral_value(ROUND_CEILING))}m"
@@ -70,8 +70,8 @@ def pod_requests(pod: Object) -> dict[str, Decimal]:
 
 
 def sum_of_requests(pods: Iterable[tuple[Object, int]]) -> dict[str, str]:
-    """What so many of each pod ask for together; empty where a quantity cannot be read (the API server says
-    so when it refuses that pod).
+    """Return the sum of the requests of so many of each pod; empty where a quantity cannot be read (the API
+    server says so when it refuses that pod).
     """
     total: dict[str, Decimal] = {}
     try:

@@ -163,7 +163,7 @@ def _environment(
 
 
 def _defaults(job: Job, spec: Object, container: Object) -> None:
-    """What is filled in where the template is silent."""
+    """Fill in fields where the template is silent."""
     spec["restartPolicy"] = "Always"
     spec.setdefault("enableServiceLinks", False)
     if "serviceAccountName" not in spec and "serviceAccount" not in spec:

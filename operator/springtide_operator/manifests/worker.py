@@ -1,6 +1,6 @@
 """The worker pod: the user's template, filled in where it is silent and never overridden where it speaks.
 
-What would have to be overridden is refused (`owned`).
+A field that would have to be overridden is refused (`owned`).
 """
 
 from __future__ import annotations
@@ -182,7 +182,9 @@ def _metrics_port(spec: Object, container: Object) -> None:
 
 
 def _launcher(processes: int, container: Object) -> None:
-    """With several processes in the pod the container's command is run by the launcher, unless it is one."""
+    """Put the launcher before the container's command if the pod has several processes, unless it is one
+    already.
+    """
     if processes == 1:
         return
     command = _typed(container, "command", list, "spec.containers[].command")
@@ -269,7 +271,9 @@ def _strategy(job: Job) -> list[Object]:
 
 
 def _checkpoint(job: Job) -> list[Object]:
-    """Where checkpoints go; the worker makes the job's own folder below the URI."""
+    """Return the variables that name the storage of checkpoints; the worker makes the job's own folder below
+    it.
+    """
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
         return []
@@ -283,7 +287,7 @@ def _checkpoint(job: Job) -> list[Object]:
 
 
 def _exact(job: Job) -> list[Object]:
-    """What equal bits need before torch is imported."""
+    """Return the variables that equal bits need before torch is imported; empty without exact sums."""
     if not job.spec.strategy.all_reduce.exact:
         return []
     return [
@@ -300,7 +304,12 @@ def from_secret(job: Job, name: str, key: str) -> Object:
 
 
 def common_environment(job: Job, role: str) -> list[Object]:
-    """What every pod of a job gets."""
+    """Return the variables of every pod of a job.
+
+    Args:
+        job: the pod's.
+        role: of the pod.
+    """
 
     def field(name: str, path: str) -> Object:
         return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

@@ -1,7 +1,7 @@
-"""What a plan asks for, each with its reason. All of it may be carried out twice without harm.
+"""Actions that a plan asks for, each with its reason. All of them may be carried out twice without harm.
 
-An action knows what it is to people, what refusals of it are filed under, when its turn comes, and which
-method of an `Executor` carries it out.
+An action has a title for people, a role under which refusals are filed, a turn, and the method of an
+`Executor` that carries it out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from springtide_operator.api.job import Job
 
 
 class Turn(IntEnum):
-    """When the actions of one plan are carried out, in this order."""
+    """The order in which the actions of one plan are carried out."""
 
     TOGETHER = 0  # none of these needs another, and all of them come before the first pod
     FIRST = 1  # one after another, as the plan has them
@@ -93,7 +93,7 @@ class Executor(Protocol):
 
 
 class BaseAction(ABC):
-    """What all actions have.
+    """The base of all actions.
 
     kind: of the metric that counts them. role: what a refusal is filed under. title: what it does, in words.
     """

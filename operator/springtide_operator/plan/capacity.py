@@ -1,8 +1,8 @@
 """Sizing, policy Capacity: extra workers beyond `replicas` as long as nodes take them.
 
-All the room up to maxReplicas is tried at once. What no node has taken within the patience is given back, and
-the next try waits longer each time; nodes that come bring it forward. Extras are given back first: as soon as
-a pod that is needed, of this job or another's, finds no node.
+All the room up to maxReplicas is tried at once. Workers that no node has taken within the patience are given
+back, and the next try waits longer each time; nodes that come bring it forward. Extras are given back first:
+as soon as a pod that is needed, of this job or another's, finds no node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Room:
-    """What the cluster shows of one job. Counts are worker pods that live; seconds.
+    """Room in the cluster for one job. Counts are worker pods that live; times are seconds.
 
     `placed`: those that a node has taken. `stuck`: the scheduler has said of one that no node takes it.
     `leaving`: pods of the job that end and still have their place. `crowd`: needed pods of others that no
@@ -92,7 +92,12 @@ class Extras:
         return result
 
     def wakes(self, room: Room, now: float) -> list[float]:
-        """When to look again, where nothing else would tell."""
+        """Return when to look again, where no event would wake the job; in seconds on the caller's clock.
+
+        Args:
+            room: in the cluster.
+            now: seconds on the same clock.
+        """
         result = []
         if self.trying_since is not None:
             result.append(self.trying_since + room.patience)
@@ -210,7 +215,9 @@ def _next(state: Extras) -> str:
 
 
 def _settled(state: Extras, room: Room) -> Extras:
-    """While extras are tried, the size told of stays; what is given back counts at once."""
+    """Return the state with the size that status shows: unchanged while extras are tried, lowered at once
+    when they are given back.
+    """
     workers = room.replicas + state.extra
     if state.trying_since is None:
         return replace(state, workers=workers)

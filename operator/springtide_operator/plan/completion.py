@@ -29,7 +29,14 @@ class Outcome:
 
 
 def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Outcome | None:
-    """None while the job goes on."""
+    """Decide whether the job has succeeded or failed; None while it goes on.
+
+    Args:
+        job: with its limits.
+        observation: of its pods and its coordinator.
+        ledger: of its restarts.
+        now: unix seconds.
+    """
     pod = finished_worker(observation, ledger)
     if pod is not None and pod.end is not None and pod.end.finished is not None:
         text = f"worker {pod.name} finished" + (f": {pod.end.message}" if pod.end.exit_code else "")
@@ -78,13 +85,20 @@ def awaits_last_word(outcome: Outcome, observation: Observation, ledger: Ledger,
 
 
 def finished_at(observation: Observation) -> float | None:
-    """When the last of the finished workers ended, by its node's clock, in unix seconds."""
+    """Return when the last of the finished workers ended, by its node's clock, in unix seconds; None while
+    none has.
+    """
     ends = [pod.end for pod in observation.workers if pod.end is not None and pod.end.finished is not None]
     return max((end.at for end in ends if end.at is not None), default=None)
 
 
 def poisoned(observation: Observation, ledger: Ledger) -> str | None:
-    """What is said of a step that ends one worker after the other; None while there is none."""
+    """Describe a step that ends one worker after the other; None while there is none.
+
+    Args:
+        observation: with the coordinator's report.
+        ledger: with the incarnation that is believed.
+    """
     report = observation.report_of(ledger.incarnation)
     if report is None or report.poison is None:
         return None
@@ -123,7 +137,12 @@ def deadline(job: Job) -> float | None:
 
 
 def deadline_exceeded(job: Job, now: float) -> str | None:
-    """With what the job fails; None while there is time."""
+    """Return the reason with which a job fails whose time is over; None while there is time.
+
+    Args:
+        job: with its deadline.
+        now: unix seconds.
+    """
     at = deadline(job)
     if at is None or now < at:
         return None
@@ -134,6 +153,6 @@ def deadline_exceeded(job: Job, now: float) -> str | None:
 
 
 def wakes(job: Job) -> list[float]:
-    """When to look again; empty without a limit."""
+    """Return when to look again, in unix seconds; empty without a deadline."""
     at = deadline(job)
     return [] if at is None else [at]

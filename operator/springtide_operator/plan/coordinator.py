@@ -132,7 +132,9 @@ def _service(observation: Observation, ledger: Ledger, now: float) -> list[Actio
 
 
 def _lost_from_sight(observation: Observation, ledger: Ledger, now: float) -> str:
-    """Who cannot reach the coordinator, as far as can be seen; "" when all can. Services are not watched."""
+    """Name the side that cannot reach the coordinator, as far as can be seen; "" when all can. Services are
+    not watched.
+    """
     since = observation.unreachable_since
     if since is not None and now - since > UNREACHABLE_SECONDS:
         return "the coordinator is unreachable"

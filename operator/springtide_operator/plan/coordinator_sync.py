@@ -1,4 +1,4 @@
-"""What the operator tells the coordinator: the sizes, and the whole list of pods that may still have a
+"""The operator's message to the coordinator: the sizes, and the whole list of pods that may still have a
 process.
 """
 
@@ -22,7 +22,9 @@ UNREACHABLE_LOST_SECONDS = 15.0
 
 
 def held_for_gone_at(pod: WorkerPod | CoordinatorPod | ServerPod) -> float:
-    """From when on, by the steady clock, the pod counts as gone; infinite while nobody has asked it to go."""
+    """Return from when on, by the steady clock, the pod counts as gone; infinite while nobody has asked it to
+    go.
+    """
     if pod.gone_by is None:
         return math.inf
     if pod.unreachable:
@@ -32,8 +34,10 @@ def held_for_gone_at(pod: WorkerPod | CoordinatorPod | ServerPod) -> float:
 
 
 def going_since(pod: WorkerPod | CoordinatorPod | ServerPod) -> float:
-    """When the pod was asked to go: as the operator saw it, by its steady clock. Clocks of other machines may
-    be minutes away, and what depends on it may kill. Infinite while nobody has asked.
+    """Return when the pod was asked to go, as the operator saw it, by its steady clock.
+
+    Clocks of other machines may be minutes away, and decisions that depend on it may kill. Infinite while
+    nobody has asked.
     """
     if pod.going_since is not None:
         return pod.going_since

@@ -113,7 +113,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
 
 
 def _doubts(job: Job) -> list[Event]:
-    """What looks like a typing error, told once for each version of the spec."""
+    """Return events about likely typing errors, once for each version of the spec."""
     if job.status.get("observedGeneration") == job.generation:
         return []
     found = rules.doubts(job.spec.failure_policy.rules)
@@ -123,7 +123,16 @@ def _doubts(job: Job) -> list[Event]:
 def invalid(
     status: Status, generation: int, text: str, now: float, reason: str = reasons.INVALID_SPEC
 ) -> Plan:
-    """For a job whose spec cannot be read, or that the operator cannot work with: says so, does nothing."""
+    """Return the plan for a job whose spec cannot be read, or that the operator cannot work with: it only
+    says so.
+
+    Args:
+        status: the old one.
+        generation: of the object.
+        text: the error.
+        now: unix seconds.
+        reason: of the conditions.
+    """
     text = text[:4096]
     truths = {reasons.DEGRADED: Truth(True, reason, text)}
     others = [
@@ -200,7 +209,9 @@ def _servers(job: Job, observation: Observation, ledger: Ledger, over: bool = Fa
 
 
 def _kept(status: Status) -> Status:
-    """What other schedulers were asked for, and what was decided once."""
+    """Return the fields of status that are kept as they are: requests to other schedulers, and one-time
+    decisions.
+    """
     return {key: status[key] for key in ("queue", "gang", security.STATUS) if key in status}
 
 

@@ -33,7 +33,12 @@ def members(job: Job) -> int:
 
 
 def version(job: Job, scheduler: GangScheduler) -> str:
-    """Of the PodGroup: another one is to be applied when this changes."""
+    """Return the version of the PodGroup: another one is to be applied when this changes.
+
+    Args:
+        job: with the sizes.
+        scheduler: that gets the PodGroup.
+    """
     return f"{scheduler.api} {members(job)} {template_hash(job)}"
 
 
@@ -112,7 +117,12 @@ def problem(job: Job, observation: Observation) -> Problem | None:
 
 
 def events(old: dict[str, Any], new: dict[str, Any]) -> list[Event]:
-    """That a PodGroup is asked for, or for another number of pods."""
+    """Return an event where a PodGroup is asked for, or for another number of pods.
+
+    Args:
+        old: status before the plan.
+        new: status after it.
+    """
     before, now = old.get("gang") or {}, new.get("gang") or {}
     if not now or before.get("minMember") == now["minMember"]:
         return []
@@ -125,7 +135,7 @@ def _api(entry: Any) -> object:
 
 
 def _present(job: Job, observation: Observation) -> GangScheduler | None:
-    """Who gets a PodGroup now."""
+    """Return the scheduler that gets a PodGroup now; None where there is none."""
     scheduler = gang_scheduler(job)
     if scheduler is None or job.halted or not observation.apis.get(scheduler.api):
         return None

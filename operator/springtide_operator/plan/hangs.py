@@ -42,7 +42,12 @@ def stall(job: Job, observation: Observation) -> StallReport | None:
 
 
 def with_hung_workers(job: Job, observation: Observation) -> Observation:
-    """With onHang Replace, the late workers have ended."""
+    """Return the observation with late workers counted as ended, if onHang is Replace.
+
+    Args:
+        job: with its policy.
+        observation: with the coordinator's report.
+    """
     found = stall(job, observation)
     if found is None or not _replaces(job, found):
         return observation
@@ -65,7 +70,12 @@ def goes(pod: WorkerPod) -> bool:
 
 
 def problem(job: Job, observation: Observation) -> Problem | None:
-    """What is said about a hang that is not ended by replacing workers."""
+    """Describe a hang that is not ended by replacing workers; None without one.
+
+    Args:
+        job: with its policy.
+        observation: with the coordinator's report.
+    """
     found = stall(job, observation)
     if found is None or _replaces(job, found):
         return None
@@ -78,7 +88,12 @@ def problem(job: Job, observation: Observation) -> Problem | None:
 
 
 def fatal(job: Job, observation: Observation) -> Problem | None:
-    """With what the job fails."""
+    """Return the problem with which a job fails that hangs; None where it does not, or shall not fail.
+
+    Args:
+        job: with its policy.
+        observation: with the coordinator's report.
+    """
     found = stall(job, observation)
     if found is None or job.spec.failure_policy.on_hang is not OnHang.FAIL_JOB:
         return None

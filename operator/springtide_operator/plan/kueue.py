@@ -1,6 +1,6 @@
 """Kueue: a job with a queue's name has a Workload, and pods only while that is admitted.
 
-What Kueue decided stands in `status.queue`; everything else reads it there: a job that is not admitted is
+Kueue's decision stands in `status.queue`, and everything else reads it there: a job that is not admitted is
 halted, so its workers leave as for a suspension, and an admitted one has at most the workers that were
 admitted. Where Kueue's API is not served the label means nothing, and the condition says so; a job that was
 handed to Kueue before stays as Kueue left it.
@@ -76,7 +76,14 @@ def waits(job: Job, observation: Observation) -> str:
 
 
 def decide(job: Job, asked: Job, observation: Observation, now: float) -> list[Action]:
-    """Of a job that goes on. `asked`: the job with its sizes as the user wants them."""
+    """Decide what to ask of Kueue for a job that goes on.
+
+    Args:
+        job: with the sizes that were admitted.
+        asked: the job with its sizes as the user wants them.
+        observation: with its Workload.
+        now: unix seconds.
+    """
     if not _readable(observation) or held_back(observation, ROLE, now):
         return []
     found = observation.workload
@@ -105,7 +112,14 @@ def decide(job: Job, asked: Job, observation: Observation, now: float) -> list[A
 
 
 def finish(job: Job, observation: Observation, succeeded: bool, now: float) -> list[Action]:
-    """Of a job that has ended: its quota is given back with its last process."""
+    """Give the quota of a job back that has ended, with its last process.
+
+    Args:
+        job: that has ended.
+        observation: with its Workload.
+        succeeded: whether it ended well.
+        now: unix seconds.
+    """
     found = observation.workload
     if not _readable(observation) or held_back(observation, ROLE, now):
         return []
@@ -163,7 +177,7 @@ def _entry(job: Job, observation: Observation) -> dict[str, Any] | None:
 
 
 def _told(job: Job, name: str, found: WorkloadSeen | None, old: Mapping[str, Any]) -> dict[str, Any]:
-    """What Kueue says of the job's Workload."""
+    """Return `status.queue` from Kueue's Workload of the job."""
     if job.spec.suspend:
         return _waiting(job, reasons.JOB_SUSPENDED, "the job is suspended")
     if found is None or found.deleting:

@@ -1,5 +1,5 @@
-"""What must survive the operator: attempts, counts and incarnation, kept in status and raised there before
-use.
+"""Facts that must survive the operator: attempts, counts and incarnation, kept in status and raised there
+before use.
 
 Workers that end together for one cause are one restart decision: an incident. It begins with the first of
 them and takes in, for ten seconds, every other slot that ends for the same cause. A slot that ends again
@@ -196,7 +196,12 @@ class Ledger:
 
 
 def open_ones(incidents: dict[str, Incident], now: float) -> dict[str, Incident]:
-    """Without those that take nobody in any more."""
+    """Return the incidents that still take in further ends.
+
+    Args:
+        incidents: by cause.
+        now: unix seconds.
+    """
     return {cause: incident for cause, incident in incidents.items() if incident.is_open(now)}
 
 

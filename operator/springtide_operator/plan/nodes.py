@@ -65,7 +65,9 @@ def _judged_server(pod: ServerPod, observation: Observation, now: float) -> Serv
 
 
 def _worker_lost(pod: WorkerPod | ServerPod, node: Node, observation: Observation, now: float) -> bool:
-    """Or a parameter server: both are connected to the coordinator as long as they live."""
+    """Return whether a worker or parameter server on a node is lost: both are connected to the coordinator as
+    long as they live.
+    """
     if (
         node.ready
         or observation.seen_for(node.since, now) < SETTLE_SECONDS
@@ -220,7 +222,7 @@ def _may_leave(
 
 
 def _training(members: Sequence[MemberReport], pod: WorkerPod) -> list[bool]:
-    """Of each process of the pod that was heard of, whether it trains."""
+    """Return, for each process of the pod that the coordinator knows, whether it trains."""
     return [member.active and member.connected for member in members if member.pod_uid == pod.uid]
 
 
@@ -243,7 +245,7 @@ def force(observation: Observation, now: float) -> list[Action]:
 
 
 def events(actions: Sequence[Action]) -> list[Event]:
-    """Of workers that leave a cordoned node, and of pods that are deleted by force."""
+    """Return events about workers that leave a cordoned node, and about pods that are deleted by force."""
     result: list[Event] = []
     for action in actions:
         if not isinstance(action, DeletePod):
@@ -258,7 +260,9 @@ def events(actions: Sequence[Action]) -> list[Event]:
 
 
 def _forced_at(pod: AnyPod, observation: Observation) -> float:
-    """By the steady clock; infinite for what nobody asked to go, and for what was asked by force already."""
+    """Return when a pod is to be deleted by force, by the steady clock; infinite where nobody asked it to go,
+    and where force was used already.
+    """
     if pod.gone_by is None or pod.deletion_asked_at is None or pod.gone_by == pod.deletion_asked_at:
         return math.inf
     node = _node_of(pod, observation)

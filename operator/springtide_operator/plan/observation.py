@@ -1,4 +1,4 @@
-"""What policies see: pods, the coordinator's word, refusals. Facts only; nothing here decides."""
+"""Facts that policies see: pods, the coordinator's report, refusals. Nothing here decides."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ class WorkerPod:
 
     @property
     def finished(self) -> bool:
-        """Its script ended well. Until that counts for the job, nobody takes its place."""
+        """Return whether its script ended well; no successor takes its slot until the job counts that."""
         return self.end is not None and self.end.finished is not None and not self.deleting
 
     @property
     def terminal(self) -> bool:
-        """Nothing of it runs, and nothing will."""
+        """Return whether nothing of the pod runs, and nothing will."""
         return self.stopped or self.phase in ("Succeeded", "Failed")
 
 
@@ -124,7 +124,7 @@ class CoordinatorPod:
 
 @dataclass(frozen=True)
 class ServerPod:
-    """Of a parameter server."""
+    """A parameter server's pod."""
 
     name: str
     uid: str
@@ -155,7 +155,7 @@ class ServerPod:
 
     @property
     def live(self) -> bool:
-        """To stay: nobody has asked it to go, and its node lives."""
+        """Return whether the pod is to stay: nobody has asked it to go, and its node lives."""
         return not self.deleting and not self.lost and self.phase not in ("Succeeded", "Failed")
 
 
@@ -176,7 +176,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Testimony:
-    """What came of asking a pod itself, at its metrics port.
+    """Result of asking a pod itself, at its metrics port.
 
     heard: something answered there, or refused. silent: for so many seconds nothing has. missing: so long its
     process has had no stream to the coordinator (0: it has one); idle: so long it has committed no step; both
@@ -203,7 +203,7 @@ class LeaseSeen:
 
 @dataclass(frozen=True)
 class Sight:
-    """What the operator saw itself, since a coordinator does not answer or waits for somebody.
+    """Observations of the operator itself, since a coordinator does not answer or waits for somebody.
 
     silence: seconds since the last answer of the pod with uid `coordinator`, or since it was first asked.
     answered: it ever did. leases: by node.
@@ -289,7 +289,7 @@ class PoisonReport:
 
 @dataclass(frozen=True)
 class RateReport:
-    """What a number of workers brought: samples/s, measured over so many seconds and steps."""
+    """Throughput of a number of workers: samples/s, measured over so many seconds and steps."""
 
     workers: int
     samples_per_second: float

@@ -52,7 +52,7 @@ def role_of(pod: Object) -> str | None:
 
 
 def worker_pod(pod: Object) -> WorkerPod | None:
-    """None for a pod whose name carries no slot and attempt."""
+    """Read a worker's pod; None for a pod whose name carries no slot and attempt."""
     meta = pod["metadata"]
     place = names.parse_worker_name(meta["name"])
     if place is None:
@@ -118,7 +118,7 @@ def _node_lost(status: Object, disrupted: tuple[str, str] | None) -> bool:
 
 
 def coordinator_pod(pod: Object) -> CoordinatorPod | None:
-    """None for a pod without an incarnation label."""
+    """Read a coordinator's pod; None for a pod without an incarnation label."""
     meta = pod["metadata"]
     number = (meta.get("labels") or {}).get(names.LABEL_INCARNATION, "")
     if not _INCARNATION.fullmatch(number):
@@ -154,7 +154,7 @@ def _ready_since(status: Object) -> float | None:
 
 
 def server_pod(pod: Object) -> ServerPod | None:
-    """None for a pod whose name carries no slot and attempt of a parameter server."""
+    """Read a parameter server's pod; None for a pod whose name carries no slot and attempt of one."""
     meta = pod["metadata"]
     place = names.parse_server_name(meta["name"])
     if place is None:
@@ -195,7 +195,7 @@ def server_pod(pod: Object) -> ServerPod | None:
 
 
 def node(obj: Object) -> Node:
-    """What policies need of a Node object."""
+    """Read a Node object: the facts that policies need."""
     spec = obj.get("spec") or {}
     conditions = (obj.get("status") or {}).get("conditions") or []
     ready: Object = next((c for c in conditions if c.get("type") == "Ready"), {})
@@ -220,7 +220,12 @@ def unplaced(pod: Object) -> Object | None:
 
 
 def pod_problem(pod: Object, who: str) -> Problem | None:
-    """What keeps a pod from running that a person has to act on."""
+    """Return the problem that keeps a pod from running and that a person has to act on; None without one.
+
+    Args:
+        pod: as the API server has it.
+        who: its role, for the message.
+    """
     status = pod.get("status") or {}
     if "deletionTimestamp" in pod["metadata"] or status.get("phase") in ("Succeeded", "Failed"):
         return None
@@ -259,7 +264,7 @@ def pod_problem(pod: Object, who: str) -> Problem | None:
 
 
 def _starting_since(pod: Object) -> float | None:
-    """When a node took the pod, while none of its containers has begun; None for all others."""
+    """Return when a node took the pod, while none of its containers has begun; None for all others."""
     status = pod.get("status") or {}
     if not (pod.get("spec") or {}).get("nodeName") or status.get("phase", "Pending") != "Pending":
         return None
@@ -287,8 +292,8 @@ def _container(pod: Object, usual: str) -> Object | None:
 
 
 def _pull_error(reason: str, detail: str) -> str:
-    """What the registry or the runtime said, where the kubelet passes it on: newer ones do it while they wait
-    for the next try, too.
+    """Return the message of the registry or the runtime, where the kubelet passes it on: newer ones do it
+    while they wait for the next try, too.
     """
     if reason == "ImagePullBackOff":
         detail = detail.partition("ErrImagePull: ")[2]

@@ -39,7 +39,12 @@ _RAISED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::|$)")
 
 
 def read_end(pod: Object, container: Object | None) -> End | None:
-    """None while a process may run. `container` is the status of the container that runs the script."""
+    """Read how a pod ended; None while a process may run.
+
+    Args:
+        pod: as the API server has it.
+        container: the status of the container that runs the script.
+    """
     status = pod.get("status") or {}
     phase = status.get("phase", "Pending")
     terminated = ((container or {}).get("state") or {}).get("terminated")
@@ -194,7 +199,7 @@ def _last_lines(text: str) -> str:
 
 
 def _error_line(log: str) -> str:
-    """What Python says below the last frame of a log's last traceback."""
+    """Return Python's message below the last frame of a log's last traceback."""
     # The source and the marks below it are indented.
     lines = [line for line in log.strip().splitlines() if line.strip()]
     frames = [number for number, line in enumerate(lines) if line.strip().startswith('File "')]

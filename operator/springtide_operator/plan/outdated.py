@@ -1,8 +1,8 @@
 """Pods that wait to begin and were made before the template was edited: made anew, since the edit is mostly
 what shall let them begin (another image, a smaller request, the right node selector).
 
-What has begun stays as it is: an edit restarts nobody. Of each kind one pod goes at a time, and the next one
-when its successor was accepted, so that a template that cannot be used takes no other pod with it.
+Pods that have begun stay as they are: an edit restarts none. Of each kind one pod goes at a time, and the
+next one when its successor was accepted, so that a template that cannot be used takes no other pod with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ Pod = TypeVar("Pod", WorkerPod, ServerPod, CoordinatorPod)
 def decide(
     job: Job, observation: Observation, ledger: Ledger, now: float
 ) -> tuple[list[Action], list[Event]]:
-    """At most one deletion of each kind, written down in the ledger as an end that counts as nothing."""
+    """Return at most one deletion of each kind, written down in the ledger as an end that counts as nothing.
+
+    Args:
+        job: with its template.
+        observation: of its pods.
+        ledger: is changed in place.
+        now: unix seconds.
+    """
     if observation.service is None or observation.service.address is None or not observation.secret_made:
         return [], []
     gone: list[WorkerPod | ServerPod | CoordinatorPod] = []

@@ -72,7 +72,13 @@ def _checkpoints(observation: Observation) -> list[Problem]:
 
 
 def of_halted(job: Job, observation: Observation, now: float) -> list[Problem]:
-    """What keeps a job from being admitted by its queue, or from being resumed."""
+    """Return the problems that keep a job from being admitted by its queue, or from being resumed.
+
+    Args:
+        job: that is halted.
+        observation: with its Workload and refusals.
+        now: unix seconds.
+    """
     return [*template.problems(job, observation), *_refused(job, observation, now), *_queue(job, observation)]
 
 

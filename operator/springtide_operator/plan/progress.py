@@ -117,7 +117,12 @@ def counters_seen(report: Report, old: dict[str, Any]) -> tuple[int, int]:
 
 
 def recovered(report: Report | None, old: dict[str, Any]) -> list[Event]:
-    """What training has gone on after, each once."""
+    """Return events about the troubles after which training has gone on, each once.
+
+    Args:
+        report: the coordinator's; None: it has not answered.
+        old: status before the plan.
+    """
     if report is None:
         return []
     told, _ = counters_seen(report, old)

@@ -263,7 +263,13 @@ def waits(ledger: Ledger, slot: int, now: float) -> bool:
 
 
 def exceeded(job: Job, ledger: Ledger) -> Problem | None:
-    """With what the job fails once more restarts were needed than it endures."""
+    """Return the problem with which the job fails once more restarts were needed than it endures; None
+    before.
+
+    Args:
+        job: with its limits.
+        ledger: with its counts.
+    """
     policy, counts = job.spec.failure_policy, ledger.counts
     if counts.failures > policy.backoff_limit:
         last = ledger.last_failure or {}

@@ -1,4 +1,4 @@
-"""When something is tried again: pods that ended badly, and creations that the API server refused.
+"""Retries: of pods that ended badly, and of creations that the API server refused.
 
 The backoff of a role's pods grows exponentially, and decays with healthy time and with healthy lives. Refused
 creations (quota, PodSecurity, webhooks, throttling) are shown and retried ever more slowly; they never fail
@@ -41,12 +41,12 @@ class Backoff:
     until: float = 0.0
 
     def raised(self, now: float) -> Backoff:
-        """After one more bad end."""
+        """Return the backoff after one more bad end, at unix time `now`."""
         count = decayed(self.count, self.last, now) + 1
         return Backoff(count, now, now + delay(count))
 
     def eased(self, now: float) -> Backoff:
-        """After the end of a pod that had been healthy: one bad end less."""
+        """Return the backoff after the end of a pod that had been healthy: one bad end less."""
         return replace(self, count=max(0, decayed(self.count, self.last, now) - 1))
 
     def healthy(self, lived: float, worked: bool, now: float) -> bool:
@@ -94,7 +94,12 @@ def refuse(
 
 
 def room_was_made(refusals: Mapping[str, Refusal], now: float) -> dict[str, Refusal]:
-    """After a pod was deleted: a quota may have room soon, so pods are asked for again before long."""
+    """Return refusals of pods with an earlier retry, since a pod was deleted and a quota may have room soon.
+
+    Args:
+        refusals: by role.
+        now: unix seconds.
+    """
     return {
         role: replace(refusal, retry_at=min(refusal.retry_at, now + 1.0))
         if role in PODS and not refusal.terminating
@@ -104,8 +109,12 @@ def room_was_made(refusals: Mapping[str, Refusal], now: float) -> dict[str, Refu
 
 
 def answers_to(refusals: Mapping[str, Refusal], generation: int) -> dict[str, Refusal]:
-    """Those that hold for the job as it is: what was invalid before an edit may be right now, and is asked
-    for at once.
+    """Return the refusals that hold for the job as it is: a spec that was invalid before an edit may be right
+    now, and is asked for at once.
+
+    Args:
+        refusals: by role.
+        generation: of the object now.
     """
     return {
         role: refusal

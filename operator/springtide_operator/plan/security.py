@@ -1,4 +1,4 @@
-"""What protects a job from its neighbours: its NetworkPolicy, and TLS.
+"""Protection of a job from its neighbours: its NetworkPolicy, and TLS.
 
 The NetworkPolicy is there before the pods that it protects. For jobs that do not say whether they want TLS,
 the operator's default when it first planned the job is noted in status before the job's first pod, and holds

@@ -211,8 +211,14 @@ def put_away(observation: Observation, because: str, why: str) -> list[Action]:
 
 
 def problems(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
-    """What keeps servers from running; for a job that has trained, which one is missing; and why the workers
-    do not follow the manifest's consistency.
+    """Return the problems that keep servers from running; for a job that has trained, which server is
+    missing; and why the workers do not follow the manifest's consistency.
+
+    Args:
+        job: with its servers.
+        observation: of their pods.
+        ledger: of their attempts.
+        now: unix seconds.
     """
     return [*_missing(job, observation, ledger, now), *_refused(job, observation, ledger)]
 
@@ -295,7 +301,13 @@ def status(job: Job, observation: Observation, ledger: Ledger, over: bool = Fals
 
 
 def in_force(old: Mapping[str, Any], observation: Observation, ledger: Ledger) -> dict[str, object]:
-    """In which consistency the workers train, as far as it was heard."""
+    """Return the consistency in which the workers train, as far as the coordinator has reported it.
+
+    Args:
+        old: status before the plan.
+        observation: with the report.
+        ledger: with the incarnation that is believed.
+    """
     report = observation.report_of(ledger.incarnation)
     if report is None or not report.consistency:
         before = old.get("parameterServers") or {}

@@ -1,7 +1,7 @@
-"""What the operator sees itself while a coordinator does not answer, and what follows from it.
+"""Observations of the operator itself while a coordinator does not answer, and what follows from them.
 
 A successor may be made at any time: its incarnation fences the coordinator before it. So Kubernetes' word
-that a node is lost, which takes forty seconds, is not needed. What is needed is evidence that it is not the
+that a node is lost, which takes forty seconds, is not needed. The evidence needed is that it is not the
 operator that is cut off: workers that miss the coordinator, too, or a node whose kubelet renews no lease.
 
 All durations are differences of one monotonic clock: the operator's, or a worker's own.

@@ -1,6 +1,6 @@
-"""From a size to pods: all workers of the target are made at once, the highest slots are given back.
+"""Pods for a size: all workers of the target are made at once, the highest slots are given back.
 
-What the size is, `elasticity` decides.
+The size itself is decided in `elasticity`.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _next_attempt(job: Job, slot: int, before: Slot | None, observation: Observa
 
 
 def _give_back(job: Job, live: list[WorkerPod], observation: Observation, ledger: Ledger) -> list[Action]:
-    """First those that do not run, then those that leave or do not train yet, then the highest slots. Whoever
-    trains runs, also where its node has not said so yet.
+    """Give back workers: first those that do not run, then those that leave or do not train yet, then the
+    highest slots. A worker that trains runs, also where its node has not said so yet.
 
     The ledger says so before they are deleted: a pod that goes at once leaves nobody to ask why.
     """

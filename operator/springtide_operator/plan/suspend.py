@@ -100,7 +100,12 @@ def over(job: Job, old: dict[str, Any]) -> dict[str, Truth]:
 
 
 def events(old: dict[str, Any], new: dict[str, Any]) -> list[Event]:
-    """What is told when a job is halted, for another reason, or goes on."""
+    """Return the events about a job that is halted, for another reason, or goes on.
+
+    Args:
+        old: status before the plan.
+        new: status after it.
+    """
     was, now = (conditions.is_true(status, reasons.SUSPENDED) for status in (old, new))
     before, why = (conditions.reason_of(status, reasons.SUSPENDED) for status in (old, new))
     if why is None or (was, before if was else None) == (now, why if now else None):
@@ -152,7 +157,12 @@ def waits(job: Job, observation: Observation, ledger: Ledger, now: float) -> boo
 
 
 def wakes(job: Job, observation: Observation) -> list[float]:
-    """When to look again."""
+    """Return when to look again, in unix seconds.
+
+    Args:
+        job: that is halted.
+        observation: of its pods.
+    """
     until, since = leave_by(job), _halted_since(job)
     if not until or since is None:
         return []
@@ -160,7 +170,7 @@ def wakes(job: Job, observation: Observation) -> list[float]:
 
 
 def _left_at(observation: Observation, since: float) -> float:
-    """When the last worker ended that is known of, and not before the job was halted; in unix seconds."""
+    """Return when the last known worker ended, and not before the job was halted; in unix seconds."""
     ends = [pod.end.at for pod in observation.workers if pod.end is not None and pod.end.at is not None]
     return max([since, *ends])
 

@@ -22,7 +22,12 @@ _PODS = {"worker": "worker pod", "coordinator": "coordinator pod", "server": "pa
 
 
 def with_template_problems(job: Job, observation: Observation) -> Observation:
-    """With a refusal for each role of which no pod can be made from this template."""
+    """Return the observation with a refusal for each role of which no pod can be made from this template.
+
+    Args:
+        job: with its template.
+        observation: is copied.
+    """
     found = {}
     try:
         worker_pod(job, 0, 0, "")
@@ -40,7 +45,13 @@ def with_template_problems(job: Job, observation: Observation) -> Observation:
 
 
 def fatal(job: Job, observation: Observation) -> str | None:
-    """With what the job fails; None while every template can be used, or the job goes on without."""
+    """Return the reason with which the job fails; None while every template can be used, or the job goes on
+    without.
+
+    Args:
+        job: with its templates.
+        observation: with the refusals.
+    """
     for role, text in _wrong(observation):
         if not _goes_on(job, observation, role):
             return text
@@ -48,7 +59,12 @@ def fatal(job: Job, observation: Observation) -> str | None:
 
 
 def problems(job: Job, observation: Observation) -> list[Problem]:
-    """Of a job that goes on with the pods it has, or that is put away."""
+    """Return the problems of a job that goes on with the pods it has, or that is suspended.
+
+    Args:
+        job: with its templates.
+        observation: with the refusals.
+    """
     lead = "the job goes on with the pods that it has, and none of them can be replaced"
     if job.halted:
         lead = "the job cannot go on like this when it is resumed"

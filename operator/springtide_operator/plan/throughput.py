@@ -3,8 +3,8 @@
 A search over sizes, of which each is measured once by having it: from minReplicas the size is doubled while
 each added worker brings at least minGainPercent of what a worker brought on average before; after a step that
 does not, the sizes in between are tried by halves, and so are those within a step that brought enough only on
-the whole. What the job settles on is thus a function of the table of
-measured sizes, which stands in status. From time to time the larger sizes are measured anew.
+the whole. The size that the job settles on is thus a function of the table of measured sizes, which stands in
+status. From time to time the larger sizes are measured anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEPT_SIZES = 32
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known of a job. Sizes are workers, times seconds; `gain` is a fraction.
+    """Facts about a job. Sizes are workers, times seconds; `gain` is a fraction.
 
     `placed`: workers that a node has taken. `active`: those that train. `rates`: the coordinator's figures;
     that of a size that trains is of its present visit.
@@ -114,7 +114,12 @@ class Search:
         return result
 
     def wakes(self, scene: Scene, now: float) -> list[float]:
-        """When to look again, where nothing else would tell."""
+        """Return when to look again, where no event would wake the job.
+
+        Args:
+            scene: the facts.
+            now: seconds on their clock.
+        """
         if self.reason == reasons.SIZE_MEASURING:
             return [now + LOOK_SECONDS]
         return [self.retry_at] if self.retry_at > now else []
@@ -134,8 +139,14 @@ class Verdict:
 
 
 def search(table: Mapping[int, float], minimum: int, replicas: int, gain: float, kept: int = 0) -> Verdict:
-    """What the table of samples per second says. `kept`: the size settled on before, which noise must not
-    make smaller.
+    """Return the size that the table of samples per second leads to.
+
+    Args:
+        table: samples per second by number of workers.
+        minimum: of workers.
+        replicas: the most workers.
+        gain: the least that a further worker has to bring, as a share of the average one.
+        kept: the size settled on before, which noise must not make smaller.
     """
     base, limit = minimum, replicas + 1  # everything from `limit` on is not worth it
     before = minimum  # the size that `base` was compared with
@@ -169,7 +180,14 @@ def search(table: Mapping[int, float], minimum: int, replicas: int, gain: float,
 
 
 def brings(table: Mapping[int, float], base: int, size: int) -> float:
-    """What each worker from `base` to `size` adds, as a share of what one of `base` brings on average."""
+    """Return how much each worker from `base` to `size` adds, as a share of what one of `base` brings on
+    average.
+
+    Args:
+        table: samples per second by number of workers.
+        base: the smaller size.
+        size: the larger one.
+    """
     each = table[base] / base
     if each <= 0:
         return 1.0 if table[size] > 0 else 0.0
@@ -197,8 +215,10 @@ def step(state: Search, scene: Scene, now: float) -> Search:
 
 
 def _begun_anew(state: Search, live: float, now: float) -> dict[int, Measured]:
-    """The table without the larger sizes. What the size settled on brings now also tells what smaller ones
-    would: the job as a whole became faster or slower.
+    """Return the table without the larger sizes, and the smaller ones scaled.
+
+    The rate of the size settled on also tells what smaller ones would bring now: the job as a whole became
+    faster or slower.
     """
     before = state.measured.get(state.workers)
     factor = live / before.rate if before is not None and before.rate > 0 else 1.0

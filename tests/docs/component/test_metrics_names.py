@@ -1,4 +1,4 @@
-"""What is scraped from each process passes Prometheus' own check of names, units and help texts."""
+"""Names, units and help texts of the metrics of each process, by Prometheus' own check."""
 
 from __future__ import annotations
 

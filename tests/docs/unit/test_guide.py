@@ -28,7 +28,7 @@ def block(*words: str) -> str:
 
 
 def names() -> dict[str, Any]:
-    """What the guide takes for granted."""
+    """Return the names that the guide takes for granted."""
     torch.manual_seed(0)
     x = torch.randn(SAMPLES, 4)
     dataset = TensorDataset(x, x[:, :3].argmax(1))

@@ -1,11 +1,11 @@
-"""What `make lint` finds in the structure of the source, tried on small trees that break one rule each."""
+"""Findings of `make lint` about the structure of the source, on small trees that break one rule each."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from structure import findings, findings_in_tests, read_modules, strongly_connected
+from structure import findings, findings_in_tests, fragments, read_modules, strongly_connected
 
 DEEP = """
 class A: ...
@@ -136,3 +136,38 @@ def test_private_names_of_the_file_itself_are_no_finding(tmp_path: Path) -> None
 def test_a_long_chain_is_no_circle() -> None:
     chain = {str(number): [str(number + 1)] for number in range(5000)}
     assert {len(part) for part in strongly_connected(chain)} == {1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Of a chunk.",
+        "What a member says.",
+        "A part of `Store`, which makes what is named here.",
+        "(Nothing) is done.",
+        "Return the value. Who asks waits.",
+        "Return the value.\n\n    What is not there is made.",
+    ],
+)
+def test_docstrings_that_do_not_stand_alone_are_found(text: str, tmp_path: Path) -> None:
+    assert len(fragments_in(tmp_path, text)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Return the value of a chunk.",
+        "`None` is refused; say what is wrong.",
+        "(key, value) of each chunk.",
+        "",
+    ],
+)
+def test_docstrings_that_stand_alone_are_no_finding(text: str, tmp_path: Path) -> None:
+    assert fragments_in(tmp_path, text) == []
+
+
+def fragments_in(root: Path, text: str) -> list[str]:
+    path = root / "protocol" / "package" / "one.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'def act():\n    """{text}"""\n')
+    return fragments(read_modules(root, ("protocol",)))

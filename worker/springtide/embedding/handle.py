@@ -1,7 +1,7 @@
-"""What stands between a module and the rows of its table, wherever these are.
+"""Handles: they stand between a module and the rows of its table, wherever these are.
 
-The module has a parameter without elements. It is what optimizers, parameter groups, hooks and the map of
-used parameters see of the table; the gradients of rows are collected beside it.
+The module has a parameter without elements. Optimizers, parameter groups, hooks and the map of used
+parameters see that parameter in place of the table; the gradients of rows are collected beside it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Handle:
         self.stand_for(weight)
 
     def stand_for(self, weight: torch.nn.Parameter) -> None:
-        """From now on this parameter stands for the rows."""
+        """Make this parameter stand for the rows from now on."""
         self.weight = weight
         setattr(weight, _ATTRIBUTE, self)
 
@@ -94,7 +94,7 @@ class Handle:
         self.local.hold(ids, rows)
 
     def take(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What has arrived since it was last taken."""
+        """Take the (ids, gradients) that have arrived since the last call."""
         arrived, self.arrived = self.arrived, []
         return arrived
 

@@ -16,7 +16,12 @@ from springtide_ps.params.frequencies import ids_of, summed
 
 
 def by_slice(ids: torch.Tensor, slices: int) -> list[torch.Tensor]:
-    """For each slice: which of the ids (or heads, see `params.frequencies`) are its own, int64."""
+    """Return for each slice which of the ids belong to it, as int64 positions.
+
+    Args:
+        ids: int64 [n], or heads [n, 2] (`params.frequencies`).
+        slices: how many there are.
+    """
     ids = ids_of(ids).contiguous()
     if slices == 1:
         return [torch.arange(len(ids))]

@@ -1,5 +1,6 @@
-"""What one step puts into tables: the gradients of rows, weighted as those of dense parameters, sent when the
-last micro-batch has brought its own."""
+"""Gradients of rows in one step: weighted as those of dense parameters, sent when the last micro-batch has
+brought its own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from springtide_ps.params.frequencies import carried, divided, renumbered
 
 
 class StepTables:
-    """Between backward hooks and the home of the rows. One step at a time: `begin`, `put`..., `flush`."""
+    """The tables of one step, between backward hooks and the home of the rows. Call order: `begin`, `put`...,
+    `flush`.
+    """
 
     def __init__(self, handles: Mapping[int, Handle], home: ParameterBackend) -> None:
         self._handles, self._home = handles, home
@@ -155,11 +158,17 @@ class LocalHome:
             self._handles[index].local.apply(ids, sums, scale, options)
 
     def settle(self, parameters: Collection[int] | None = None) -> None:
-        """There is nothing to wait for."""
+        """Return at once, since there is nothing to wait for."""
 
 
 def home_here(
     handles: Mapping[int, Handle], names: Sequence[str], optimizers: Sequence[torch.optim.Optimizer]
 ) -> ParameterBackend | None:
-    """Of tables that no servers hold; None without tables."""
+    """Return a home in this process for tables that no servers hold; None without tables.
+
+    Args:
+        handles: by parameter number.
+        names: of all parameters.
+        optimizers: the script's.
+    """
     return LocalHome(handles, names, optimizers) if handles else None

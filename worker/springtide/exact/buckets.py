@@ -174,7 +174,9 @@ class ExactBuckets(Buckets):
 
     @property
     def _account(self) -> int:
-        """For `_writers`: what does not fit, which runs of all buckets write beside each other."""
+        """Return the number, for `_writers`, of the memory of values that do not fit, which runs of all
+        buckets write.
+        """
         return len(self._flats)
 
     @property
@@ -182,7 +184,18 @@ class ExactBuckets(Buckets):
         return sum(total.numel() * total.element_size() for total in self._totals)
 
     def put(self, index: int, gradient: torch.Tensor, weight: float, micro: int, last: bool) -> torch.Tensor:
-        """As `Buckets.put`; the view that is returned holds the gradient only after `wait`."""
+        """Round a gradient into its bucket.
+
+        Args:
+            index: of the parameter.
+            gradient: of any shape and floating type.
+            weight: it is multiplied by.
+            micro: number of the micro-batch.
+            last: whether it is the last micro-batch.
+
+        Returns:
+            A view that holds the gradient only after `wait`.
+        """
         self._check_new(index, gradient, micro, last)
         bucket = self.layout.slots[index].bucket
         self._check(bucket)

@@ -63,7 +63,7 @@ def _places(rule: Rule, logical: int) -> int:
 
 
 def _numbers(buffer: torch.Tensor) -> int:
-    """In the sum, for one part."""
+    """Return how many numbers of the sum one part of a buffer takes."""
     return flat_view(buffer).numel() * (1 if is_floating(buffer) else 2)
 
 

@@ -42,15 +42,26 @@ def part_bits(parts: int) -> int:
 
 
 def factors(exponents: torch.Tensor, parts: int) -> torch.Tensor:
-    """By block: what values are multiplied by before they are rounded; float32, powers of two (0 for a block
-    that is not finite)."""
+    """Return by which factor each block's values are multiplied before they are rounded: float32, powers of
+    two (0 for a block that is not finite).
+
+    Args:
+        exponents: int32, one a block.
+        parts: how many the sum has.
+    """
     finite = exponents < NOT_FINITE
     powers = torch.where(finite, part_bits(parts) - MARGIN - exponents, 0)
     return torch.where(finite, _power_of_two(powers), 0.0)
 
 
 def units(exponents: torch.Tensor, parts: int) -> torch.Tensor:
-    """By block: what one unit of the integer sum is worth; float32 (NaN for a block that is not finite)."""
+    """Return the worth of one unit of the integer sum, by block: float32 (NaN for a block that is not
+    finite).
+
+    Args:
+        exponents: int32, one a block.
+        parts: how many the sum has.
+    """
     finite = exponents < NOT_FINITE
     powers = torch.where(finite, exponents + MARGIN - part_bits(parts), 0)
     return torch.where(finite, _power_of_two(powers), float("nan"))

@@ -1,7 +1,7 @@
 """Exact sums of a model on a GPU: rounding and restoring are queued there, and no value passes the host.
 
-What needs an answer on the CPU (did a value not fit?) is kept on the device, and asked once in a step. The
-integers are the ones that NCCL adds: int32 sums, and their maximum for exponents.
+A question that needs an answer on the CPU (did a value not fit?) is kept on the device, and read once in a
+step. The integers are the ones that NCCL adds: int32 sums, and their maximum for exponents.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class LogicalPart:
 
 @dataclass(slots=True)
 class PartContribution:
-    """What a finished part has put in. moved: by buffer. buffers: by index, values of those."""
+    """Contribution of a finished part to its step. moved: by buffer. buffers: by index, values of those."""
 
     number: int
     weight: float
@@ -37,9 +37,11 @@ class PartContribution:
 
 
 def assignment(used: int, world_size: int) -> list[range]:
-    """By rank: the numbers of the logical parts that it computes, contiguous and as even as possible.
+    """Return by rank the numbers of the logical parts that it computes, contiguous and as even as possible.
 
-    used: parts that have samples (the first ones). Ranks beyond them get none.
+    Args:
+        used: parts that have samples (the first ones).
+        world_size: ranks; those beyond the parts get none.
     """
     starts = [rank * used // world_size for rank in range(world_size + 1)]
     if used < world_size:
@@ -99,7 +101,12 @@ def _seeded(
 
 
 def weights_by_part(kept: Sequence[PartContribution], logical_workers: int) -> list[float]:
-    """By logical part: its weight, 0 where another worker has it."""
+    """Return the weight of each logical part, 0 where another worker has it.
+
+    Args:
+        kept: the parts of this worker.
+        logical_workers: how many parts a step has.
+    """
     weights = [0.0] * logical_workers
     for part in kept:
         if part.number < logical_workers:

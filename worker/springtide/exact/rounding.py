@@ -29,7 +29,7 @@ class Rounding(Protocol):
         """Add weight * gradient into `total`, or replace it if fresh.
 
         gradient: any shape and floating type, n values. blocks: where they lie, ceil(n / BLOCK) long. total:
-        int32 of shape (n,), contiguous. What a block adds that does not fit has no meaning.
+        int32 of shape (n,), contiguous. The sum of a block that does not fit has no meaning.
         """
 
     @property
@@ -39,7 +39,7 @@ class Rounding(Protocol):
 
 
 class Rounder:
-    """On the CPU: scratch memory, and the limit of one part: rounded values stay below 2^bits."""
+    """Rounder on the CPU: scratch memory, and the limit of one part: rounded values stay below 2^bits."""
 
     def __init__(self, bits: int) -> None:
         self._limit = float(1 << bits) - 2.0 ** (bits - 24)

@@ -1,5 +1,6 @@
-"""What exact mode fixes in a process beside the sums: threads, code paths of libraries, deterministic
-algorithms."""
+"""Settings of a process in exact mode beside the sums: threads, code paths of libraries, deterministic
+algorithms.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def prepare(settings: Settings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OnGpu:
-    """What a GPU's bits depend on in this process."""
+    """Settings on which a GPU's bits depend in this process."""
 
     workspace: str
     deterministic: bool
@@ -50,7 +51,7 @@ class OnGpu:
 
 
 def on_gpu(workspace: str) -> OnGpu:
-    """As it is now. workspace: CUBLAS_WORKSPACE_CONFIG of the environment."""
+    """Return the present settings of a GPU. workspace: CUBLAS_WORKSPACE_CONFIG of the environment."""
     return OnGpu(
         workspace,
         torch.are_deterministic_algorithms_enabled(),
@@ -80,7 +81,14 @@ def check_gpu(found: OnGpu) -> None:
 
 
 def describe(logical_workers: int, device: torch.device) -> str:
-    """What all members must have in common, besides the model, for equal bits; "" without exact sums.
+    """Describe the facts that all members must have in common, besides the model, for equal bits.
+
+    Args:
+        logical_workers: 0 without exact sums.
+        device: of the model.
+
+    Returns:
+        "" without exact sums.
 
     device: of the model.
     """

@@ -41,7 +41,9 @@ class ExactStep:
         return self.kept
 
     def extra(self) -> list[float]:
-        """For the side reduction: whether a value did not fit, then the weight of each logical part."""
+        """Return this worker's numbers for the commit vote: whether a value did not fit, then the weight of
+        each logical part.
+        """
         return [float(self._buckets.exceeded), *weights_by_part(self.kept, self._logical_workers)]
 
     def misfit(self, extra: Sequence[float]) -> bool:
@@ -51,7 +53,13 @@ class ExactStep:
     def pack(
         self, indices: Sequence[int], committed: Sequence[torch.Tensor], rules: Sequence[Rule]
     ) -> torch.Tensor:
-        """What this worker's parts put into the sum of the buffers `indices`; float64 [n]."""
+        """Return float64 [n]: the contributions of this worker's parts to the sum of buffers.
+
+        Args:
+            indices: of the buffers.
+            committed: their values before the step.
+            rules: how each is combined.
+        """
         return pack_parts(self.kept, indices, committed, rules, self._logical_workers)
 
     def unpack(

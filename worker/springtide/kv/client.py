@@ -178,7 +178,7 @@ class KVStore:
         return Table(name, spec, self._clients)
 
     def status(self, timeout: float = 10.0) -> list[dict[str, Any]]:
-        """What each server says of itself: keys, bytes, updates, clients."""
+        """Return each server's figures: keys, bytes, updates, clients."""
         parts = [(client.status(), client.address) for client in self._clients]
         Handle("status", parts).wait(timeout)
         return [{"server": server, **future.result().meta} for future, server in parts]

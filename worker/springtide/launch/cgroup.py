@@ -1,4 +1,4 @@
-"""What the container's control group says: processes killed for want of memory, and the limit of CPUs.
+"""Facts from the container's control group: processes killed for want of memory, and the limit of CPUs.
 
 Version 2 and version 1 of the hierarchy; `root` stands for the file system's root.
 """

@@ -55,7 +55,12 @@ def _crew(options: Options, settings: Settings, count: int, environ: Mapping[str
 
 
 def agreed(count: int, environ: Mapping[str, str]) -> int:
-    """In a job: raise UsageError when its manifest has another number of processes in the pod."""
+    """Raise UsageError in a job whose manifest has another number of processes in the pod; return the number.
+
+    Args:
+        count: of the command line.
+        environ: the pod's variables.
+    """
     expected = environ.get(PROCESSES_VARIABLE) or "1"
     if environ.get("SPRINGTIDE_COORDINATOR") and expected != str(count):
         raise UsageError(

@@ -30,7 +30,7 @@ class Lines:
         return lines
 
     def end(self) -> list[bytes]:
-        """What was not ended by a line feed."""
+        """Return the rest that was not ended by a line feed."""
         rest, self._rest = self._rest, b""
         return [rest + b"\n"] if rest else []
 

@@ -1,4 +1,4 @@
-"""What each process of a pod finds in its environment, and the files by which it talks to its launcher."""
+"""Environment of each process of a pod, and the files by which it talks to its launcher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProcessFiles:
         return self.folder / "metrics-port"
 
     def clear(self) -> None:
-        """Before the next process of this rank: what the last one wrote is not its word."""
+        """Remove the files of the last process of this rank before the next one starts."""
         for path in (self.end, self.port):
             path.unlink(missing_ok=True)
 

@@ -44,7 +44,7 @@ class Child:
                 os.kill(self.pid, number)
 
     def bury(self, code: int) -> str:
-        """After its end: end what it left behind, and return the last lines of its error stream."""
+        """End the processes that this one left behind, and return the last lines of its error stream."""
         self.popen.returncode = code
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)

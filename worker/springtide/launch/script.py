@@ -30,7 +30,7 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What all ranks of one generation agree on. restarts: rounds before this one."""
+    """Facts that all ranks of one generation agree on. restarts: rounds before this one."""
 
     run_id: str
     master: str
@@ -71,7 +71,9 @@ def variables(environ: Mapping[str, str], members: Sequence[Member], me: str, ro
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """When a member's script failed by itself (unix seconds; infinite: it did not), and in whose company."""
+    """Failure of a member's script by itself (unix seconds; infinite: none), and the members of its
+    generation.
+    """
 
     at: float = math.inf
     company: tuple[str, ...] = ()

@@ -81,7 +81,12 @@ class ScriptLauncher:
             return self._attempts.failed(time.monotonic())
 
     def describe(self, rank: int, end: End) -> Failed:
-        """What to say of the end of a script."""
+        """Describe the end of a script.
+
+        Args:
+            rank: of its process.
+            end: its code and last lines.
+        """
         with self._lock:
             restarts = sum(self._starts) - self._count
         said = failure(rank, end, max(2, self._count), restarts)

@@ -180,7 +180,9 @@ class ScriptMember:
             reason, detail = self._why_park()
 
     def _why_park(self) -> tuple[int, str]:
-        """After a generation in which the script ran: (reason, text) for the coordinator."""
+        """Return the reason (number, text) of parking for the coordinator, after a generation in which the
+        script ran.
+        """
         if over := self.membership.over:
             return int(pb.DROPPED), over
         if math.isfinite(self._failure.at):
@@ -224,7 +226,7 @@ class ScriptMember:
                 reserved.close()
 
     def _watch(self, child: Child, start: Start, ids: tuple[str, ...]) -> Outcome | None:
-        """Until the script has ended, and with it this member's part in the generation."""
+        """Wait until the script has ended, and with it this member's part in the generation."""
         try:
             with self._changed:
                 while self._end is None and not self._why_stop():

@@ -1,4 +1,4 @@
-"""What the launcher itself shows on /metrics."""
+"""The launcher's own series on /metrics."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class End:
 
     @property
     def exit_code(self) -> int:
-        """As a shell and the kubelet say it: 128 + n for signal n."""
+        """Return the exit code of a shell and the kubelet: 128 + n for signal n."""
         return 128 - self.code if self.code < 0 else self.code
 
 
@@ -125,7 +125,7 @@ class Supervisor:
         return self._tell_all(number, name, now)
 
     def tick(self, now: float) -> list[Action]:
-        """What is due by now."""
+        """Return the actions that are due by now."""
         actions: list[Action] = []
         for rank, process in enumerate(self.processes):
             if process.due > now:
@@ -143,7 +143,7 @@ class Supervisor:
 
     @property
     def next_at(self) -> float:
-        """When `tick` has something to do; infinite when nothing is due."""
+        """Return when `tick` has something to do; infinite when nothing is due."""
         return min((process.due for process in self.processes), default=math.inf)
 
     @property
@@ -151,7 +151,7 @@ class Supervisor:
         return all(process.phase is Phase.ENDED for process in self.processes)
 
     def _orphans(self, now: float) -> list[Action]:
-        """Who waits to be started again has nobody left to join."""
+        """Return the ends of ranks that wait to be started again, and have nobody left to join."""
         if any(process.phase is Phase.RUNNING for process in self.processes):
             return []
         waiting = [rank for rank, process in enumerate(self.processes) if process.phase is Phase.WAITING]

@@ -52,7 +52,14 @@ def _failed(end: End, supervisor: Supervisor) -> bool:
 
 
 def failure(rank: int, end: End, count: int, restarts: int) -> Failed | None:
-    """What is said of a process that failed; None for a single one whose own log says it better."""
+    """Describe a process that failed; None for a single one whose own log says it better.
+
+    Args:
+        rank: of the process.
+        end: its code and last lines.
+        count: of processes in the pod.
+        restarts: of processes in this pod so far.
+    """
     who = f"process {rank}" if count > 1 else "the process"
     after = f" (after {restarts} restarts of processes in this pod)" if restarts else ""
     if end.out_of_memory:
@@ -82,7 +89,7 @@ def failure(rank: int, end: End, count: int, restarts: int) -> Failed | None:
 
 
 def error_line(lines: Sequence[str]) -> str:
-    """What Python says below the last frame of a traceback, which is not indented; "" without one."""
+    """Return Python's message below the last frame of a traceback, which is not indented; "" without one."""
     frames = [number for number, line in enumerate(lines) if line.strip().startswith('File "')]
     after = (line for line in lines[frames[-1] + 1 :] if not line[0].isspace()) if frames else iter(())
     return next(after, "").strip()

@@ -1,11 +1,11 @@
 """Reading ahead in processes of torch's DataLoader, by a plan that may change at any step.
 
-What a worker of the job will need is known: the dealing is a pure function of cursor, rank and size. So
+The samples that a worker will need are known: the dealing is a pure function of cursor, rank and size. So
 requests for the next steps are given out ahead. When members come or go, the parts of those steps are cut
-anew; what has been read, or is being read, for them is used, and only the rest is asked for.
+anew; samples that have been read, or are being read, are used, and only the rest is asked for.
 
 Where the script has a function of its own that collates, its processes call it, micro-batch by micro-batch:
-to pad and stack in the script's thread would be part of every step. What it makes cannot be cut anew, so the
+to pad and stack in the script's thread would be part of every step. Its batches cannot be cut anew, so the
 few steps that a change of the members cuts are read and collated again.
 """
 
@@ -64,7 +64,7 @@ class Request(NamedTuple):
 
 
 class Wanted:
-    """What to ask for next. Pure but for its state.
+    """Chooses the next samples to ask for. PURE but for its state.
 
     `held` and the requests under way are not asked for again. collates: each micro-batch comes back collated
     by the script's own function, so it is good for nothing but itself.
@@ -99,7 +99,9 @@ class Wanted:
         self._stood = cursor.step
 
     def _split_of(self, read: Sequence[int]) -> int:
-        """What `batch.split(m)` was called with in a step that was read so; the known m where none fits."""
+        """Return the `m` with which `batch.split(m)` was called in a step that was read so; the known m where
+        none fits.
+        """
         sizes, samples = tuple(read), sum(read)
         known = (self._split, *range(1, len(sizes) + 1)) if samples else ()
         return next((m for m in known if self._sizes(samples, m) == sizes), self._split)
@@ -154,7 +156,7 @@ class Wanted:
 
 
 class _Requests(Sampler[list[int]]):
-    """What DataLoader takes for a batch sampler: it asks for one more whenever a process is free."""
+    """Batch sampler for DataLoader, which asks for one more batch whenever a process is free."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -327,7 +329,18 @@ class Loader:
 def make_loader(
     plan: LoopPlan, processes: Any, *, exact: bool, device: torch.device | None = None
 ) -> Loader | None:
-    """None for 0 processes. device: of the model. Raise ValueError, SpringtideError."""
+    """Make a loader; None for 0 processes.
+
+    Args:
+        plan: which samples belong to which step.
+        processes: how many read, an integer of the script.
+        exact: whether sums are exact.
+        device: of the model.
+
+    Raises:
+        ValueError: it is no number of processes.
+        SpringtideError: the data set cannot be read ahead.
+    """
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
         raise ValueError(f"batches(): loader_workers must be an integer >= 0, got {processes!r}")
     if processes and exact:
@@ -341,7 +354,7 @@ def make_loader(
 
 
 def settle_in(number: int) -> None:
-    """In a new process: let go of the sockets that came along, and end with the parent.
+    """Let go of the sockets that came along to a new process, and end with the parent.
 
     A peer sees that this job's worker died by its sockets, which must not live on here.
     """

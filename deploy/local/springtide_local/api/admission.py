@@ -76,7 +76,12 @@ def _quota(store: ObjectStore, resource: ResourceType, obj: Object, item: Object
 
 
 def quota_usage(store: ObjectStore, item: Object) -> dict[str, Decimal]:
-    """What the namespace of a quota uses, by the quota's names."""
+    """Return the usage of a quota's namespace, by the quota's names.
+
+    Args:
+        store: that holds the namespace's objects.
+        item: the ResourceQuota.
+    """
     names = list(lookup(item, "spec", "hard") or ())
     namespace = item["metadata"]["namespace"]
     served = set(store.registry.storages())

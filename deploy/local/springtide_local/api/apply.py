@@ -183,7 +183,7 @@ def _shown(entry: Entry) -> str:
 
 
 def _prune(merged: Object, before: Trie, mine: Trie, others: list[Entry], resource: ResourceType) -> Object:
-    """Without the fields that were applied once, are not any more, and belong to nobody else."""
+    """Remove the fields that were applied once, are not any more, and belong to no other manager."""
     dropped = fieldsets.difference(before, mine)
     for entry in others:
         dropped = _unowned(dropped, entry.fields)
@@ -209,7 +209,7 @@ def _unowned(dropped: Trie, owned: Trie) -> Trie:
 
 
 def _metadata(live: Object, merged: Object, config: Object) -> Object:
-    """Only what can be applied changes; a resourceVersion or uid in the configuration stays as a
+    """Merge the metadata that can be applied; a resourceVersion or uid in the configuration stays as a
     precondition.
     """
     meta = {

@@ -1,7 +1,7 @@
-"""Who asks: the common name of a client certificate, or a bearer token that this server has issued.
+"""Authentication: the common name of a client certificate, or a bearer token that this server has issued.
 
-Tokens are signed JWTs (HS256 with a key of this process), so none has to be stored. What a user may do is
-decided in `rights`.
+Tokens are signed JWTs (HS256 with a key of this process), so none has to be stored. Permissions are decided
+in `rights`.
 """
 
 from __future__ import annotations

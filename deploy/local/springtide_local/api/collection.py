@@ -1,4 +1,4 @@
-"""What is stored of one resource: the objects, a bounded history of changes, and who listens."""
+"""Storage of one resource: the objects, a bounded history of changes, and the listeners."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Subscription:
         """Prepare a queue; `Collection.subscribe` does.
 
         Args:
-            collection: What is listened to.
+            collection: The collection whose changes are events.
             namespace: Changes elsewhere are no events; None is everywhere.
             sees: The type under which the listener sees a change, or None; without it, every change's own.
             limit: How many bytes of JSON may wait, besides the one object that is first.

@@ -1,4 +1,4 @@
-"""What an API server demands of the schema in a CRD before it serves the resource.
+"""Checks of the schema in a CRD, as an API server makes them before it serves the resource.
 
 Four things in this order: the schema is structural, its defaults fit it, what it uses of OpenAPI is allowed,
 and its rules compile and are not too dear. The texts are those of the API server's validation.
@@ -281,7 +281,7 @@ def _has_broken_rule(raw: Object) -> bool:
 
 @dataclass(frozen=True)
 class _Inside:
-    """Where in a schema a part stands."""
+    """Position of a part in a schema."""
 
     path: str
     root: bool = True

@@ -40,7 +40,12 @@ def human_duration(seconds: float) -> str:
 
 
 def age(text: str | None, now: float) -> str:
-    """Since an RFC 3339 time; `<unknown>` without one."""
+    """Return the time since an RFC 3339 time, as kubectl shows it; `<unknown>` without one.
+
+    Args:
+        text: the earlier time.
+        now: unix seconds.
+    """
     if not text:
         return "<unknown>"
     try:

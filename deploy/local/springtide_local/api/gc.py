@@ -1,4 +1,4 @@
-"""What follows a deletion: dependents of a gone owner, the contents of a terminating namespace.
+"""Garbage collection: dependents of a gone owner, and the contents of a terminating namespace.
 
 `Collector` listens to the store and works off a queue in a task of its own, so that a cascade of any depth
 never runs inside a request. A dependent goes when none of its owners exists any more, by uid: also one whose
@@ -91,7 +91,7 @@ class Collector:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Collect garbage until cancelled."""
         while True:
             due = min((self._not_before[name] for name in self._namespaces), default=None)
             with contextlib.suppress(TimeoutError):

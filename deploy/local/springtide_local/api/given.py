@@ -1,5 +1,5 @@
-"""What every namespace is given: the service account `default`, and the authority by which pods trust the API
-server.
+"""Objects that every namespace is given: the service account `default`, and the authority by which pods trust
+the API server.
 """
 
 from __future__ import annotations

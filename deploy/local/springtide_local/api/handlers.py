@@ -1,4 +1,4 @@
-"""From an HTTP request to the store and back."""
+"""HTTP handlers: a request becomes a call of the store, and its result the response."""
 
 from __future__ import annotations
 
@@ -312,12 +312,12 @@ async def stream_parts(
     subscription: Subscription | None = None,
     seconds: float | None = None,
 ) -> web.StreamResponse:
-    """Send parts as they come, until the client has enough. What the first one raises is still an ordinary
-    refusal.
+    """Send parts as they come, until the client has enough. An error before the first part is still an
+    ordinary refusal.
 
     Args:
         request: Whose answer it is.
-        parts: What is sent.
+        parts: The chunks to send.
         kind: The content type.
         subscription: Where the parts come from. Once it is overrun, the rest must be read at once.
         seconds: When the parts end by themselves; what is not read soon after that is dropped.

@@ -1,4 +1,4 @@
-"""What follows other objects from afar: the statuses of disruption budgets and quotas, aggregated roles, each
+"""Objects that follow others from afar: the statuses of disruption budgets and quotas, aggregated roles, each
 namespace's service account and authority; old events go.
 """
 
@@ -59,7 +59,7 @@ class Housekeeper:
             self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Refresh after changes until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -23,7 +23,7 @@ def impersonated(headers: CIMultiDictProxy[str], user: User, rights: Rights) -> 
 
     Args:
         headers: The request's.
-        user: Whoever has authenticated himself.
+        user: The user who has authenticated himself.
         rights: Which say whether he may.
 
     Raises:

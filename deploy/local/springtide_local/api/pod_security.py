@@ -43,7 +43,12 @@ _RESTRICTED_VOLUMES = (
 
 
 def violations(spec: Object, level: str) -> list[str]:
-    """What `level` has against a pod's spec; empty when it is allowed."""
+    """Return the violations of a level by a pod's spec; empty when it is allowed.
+
+    Args:
+        spec: of the pod.
+        level: `privileged`, `baseline` or `restricted`.
+    """
     found: list[str] = []
     if level in ("baseline", "restricted"):
         found += _baseline(spec, hosts_paths=level == "baseline")

@@ -32,7 +32,12 @@ class Refusal(NamedTuple):
 
 
 def usage(storage: str, obj: Object) -> dict[str, Decimal]:
-    """What one object uses, by the names that quotas have for it."""
+    """Return the usage of one object, by the names that quotas have for it.
+
+    Args:
+        storage: the resource, with its group where it has one.
+        obj: the object.
+    """
     used = {f"count/{storage}": Decimal(1)}
     if storage in _COUNTED:
         used[storage] = Decimal(1)
@@ -131,7 +136,12 @@ def apply_limit_range(limit_range: Object, spec: Object) -> None:
 
 
 def limit_range_problems(limit_range: Object, spec: Object) -> list[str]:
-    """What a limit range has against a pod's containers."""
+    """Return the objections of a limit range to a pod's containers.
+
+    Args:
+        limit_range: the LimitRange.
+        spec: of the pod.
+    """
     found = []
     for item in lookup(limit_range, "spec", "limits") or ():
         if item.get("type") != "Container":

@@ -65,7 +65,7 @@ class Rule(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """What one binding gives to somebody: its rules, or why there are none.
+    """A binding as it concerns one user: its rules, or why there are none.
 
     `namespace` is empty where the rules hold everywhere; `source` describes the binding as Kubernetes does.
     """

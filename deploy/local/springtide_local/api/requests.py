@@ -1,4 +1,4 @@
-"""What a request asks for: its path, verb and options, apart from any HTTP library."""
+"""Parsing of requests: path, verb and options, apart from any HTTP library."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def attributes_of(method: str, path: str, query: Mapping[str, str], target: Targ
         method: The HTTP method.
         path: The decoded path.
         query: The decoded query.
-        target: What is served there, or None: rights are asked for also where nothing is served.
+        target: The resource that is served there, or None: rights are asked for also where nothing is served.
     """
     parts = path.strip("/").split("/")
     first = {"api": 2, "apis": 3}.get(parts[0], len(parts))

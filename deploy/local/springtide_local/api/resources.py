@@ -21,7 +21,7 @@ ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "up
 
 @dataclass(frozen=True, slots=True)
 class ScalePaths:
-    """Where the scale subresource finds its numbers: paths of field names."""
+    """Paths of field names at which the scale subresource finds its numbers."""
 
     spec_replicas: tuple[str, ...]
     status_replicas: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Who may do what now: the stored roles and bindings, and the questions that the API server asks of them."""
+"""Rights by the stored roles and bindings, and the questions that the API server asks of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALL = (
 class Rights:
     """Answers by a policy that is read again when a role or binding has changed.
 
-    What a user is granted is remembered until then, so a request costs a look at his own rules only.
+    A user's grants are remembered until then, so a request costs a look at his own rules only.
     """
 
     def __init__(self, store: ObjectStore) -> None:

@@ -184,7 +184,12 @@ def _bound_pod(store: Store, target: Target, bound: Object) -> Object:
 
 
 def answer_status(target: Target, stored: Stored) -> Object:
-    """What DELETE answers for an object that is gone."""
+    """Return the Status with which DELETE answers for an object that is gone.
+
+    Args:
+        target: of the request.
+        stored: the object as it was last.
+    """
     resource = target.resource
     details: Object = {"name": target.name, "kind": resource.plural, "uid": stored.object["metadata"]["uid"]}
     if resource.group:

@@ -1,8 +1,8 @@
 """Watches over HTTP: a stream of JSON lines, with selectors, bookmarks and a clear end.
 
-What a watcher has not read yet costs next to nothing of its own: events wait as references to what the store,
-its history or other watchers hold anyway, and the transport gets little at a time. A watcher that falls too
-far behind is ended without a word, as on a cluster: it goes on from the last version it has read.
+Events that a watcher has not read yet cost next to nothing of their own: events wait as references to what
+the store, its history or other watchers hold anyway, and the transport gets little at a time. A watcher that
+falls too far behind is ended without a word, as on a cluster: it goes on from the last version it has read.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def controller_of(obj: Object) -> Object | None:
 
 
 def is_active(pod: Object) -> bool:
-    """Neither ended nor being deleted."""
+    """Return whether a pod has neither ended nor is being deleted."""
     return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") and not pod["metadata"].get(
         "deletionTimestamp"
     )

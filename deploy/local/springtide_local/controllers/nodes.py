@@ -77,8 +77,13 @@ def wanted_taints(node: Object, now: float) -> list[Object]:
 
 
 def eviction_due(pod: Object, taints: list[Object], toleration: float) -> tuple[float, str] | None:
-    """When (seconds since 1970) the pod has to leave a node with these taints and which one drives it out;
-    None: it may stay.
+    """Return when (seconds since 1970) the pod has to leave a node with these taints, and which one drives it
+    out; None: it may stay.
+
+    Args:
+        pod: on the node.
+        taints: of the node.
+        toleration: seconds for taints that the pod does not name.
     """
     due: tuple[float, str] | None = None
     for taint in taints:

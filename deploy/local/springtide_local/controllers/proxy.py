@@ -24,8 +24,12 @@ _DIAL_TIMEOUT = 5.0
 
 
 def backends_of(service: Object, slices: list[Object]) -> dict[int, list[Backend]]:
-    """By TCP port of the Service: the addresses that new connections go to. Empty for headless and external
-    Services.
+    """Return, by TCP port of the Service, the addresses that new connections go to; empty for headless and
+    external Services.
+
+    Args:
+        service: the Service.
+        slices: its EndpointSlices.
     """
     spec = service["spec"]
     if not spec.get("clusterIP") or spec["clusterIP"] == "None":
@@ -48,8 +52,8 @@ def backends_of(service: Object, slices: list[Object]) -> dict[int, list[Backend
 
 
 class _Half(asyncio.Protocol):
-    """One of the two connections of a spliced pair. What it receives is written to the other, as fast as
-    that takes it.
+    """One of the two connections of a spliced pair. Received bytes are written to the other one, as fast as
+    that takes them.
     """
 
     def __init__(self, client: bool, peer: _Half | None = None) -> None:
@@ -66,12 +70,12 @@ class _Half(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._keep_unread)
 
     def _keep_unread(self) -> None:
-        """Until there is somebody to give it to."""
+        """Pause reading until there is a peer to write to."""
         if self.peer is None and self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def join(self, peer: _Half) -> None:
-        """What was kept from being read until now goes to `peer`."""
+        """Resume reading, since there is a peer now that takes the bytes."""
         self.peer = peer
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()

@@ -1,8 +1,8 @@
 """The kubelet: runs the pods that are bound to a node as local processes and tells the API server how they
 are.
 
-What a container lacks here, because a process of this machine has no namespaces of its own and no root is
-asked for:
+A container lacks some things here, because a process of this machine has no namespaces of its own and no root
+is asked for:
 
 * *Mounts.* Paths are rewritten where they are handed over as text (`paths`); a path that a program builds
 by itself is the machine's. * *Limits.* `resources.limits` are said and scheduled by, not enforced; a

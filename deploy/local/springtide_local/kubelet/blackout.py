@@ -51,7 +51,8 @@ class SilentSockets:
         """Silence and hold all network sockets of these processes, which must stand still (SIGSTOP).
 
         Returns:
-            What could not be taken over, in words. A process that is gone already is no failure.
+            Descriptions of the sockets that could not be taken over. A process that is gone already is no
+                failure.
         """
         failures = []
         for pid in pids:

@@ -145,7 +145,7 @@ def _value_from(
     secret_data: Callable[[str, str], Mapping[str, bytes] | None],
     allocatable: Mapping[str, str],
 ) -> str | None:
-    """None when the source is optional and not there."""
+    """Return the value of one `valueFrom`; None when the source is optional and not there."""
     namespace = pod["metadata"]["namespace"]
     if reference := source.get("fieldRef"):
         return field_value(pod, reference["fieldPath"])

@@ -1,6 +1,4 @@
-"""From a container of a pod to what the runtime runs: environment, arguments and folders, all with real
-paths.
-"""
+"""Launch of a container: its environment, arguments and folders, all with real paths."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ class ContainerFolder:
 
 @dataclass(frozen=True)
 class ProcessEnv:
-    """What a process is told beside what its pod declares.
+    """Facts for a process's environment beside its pod's declarations.
 
     `service_account` is the real folder of what is mounted at SERVICE_ACCOUNT, or None. `names_resolve`:
     whether the cluster's DNS is up.

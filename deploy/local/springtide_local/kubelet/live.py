@@ -90,7 +90,7 @@ class LiveContainer:
         self.running.kill()
 
     def end(self) -> None:
-        """After the container has ended: no probe or hook goes on."""
+        """Cancel probes and hooks after the container has ended."""
         self._cancel()
 
     def _begin_checks(self) -> None:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeShape:
-    """What a node is said to have, as Kubernetes quantities by resource name."""
+    """Size of a node, as Kubernetes quantities by resource name."""
 
     name: str
     address: str
@@ -70,7 +70,7 @@ class Kubelet:
         return self._state
 
     async def run(self) -> None:
-        """Until cancelled; then all its processes are killed before this returns."""
+        """Run the node's pods until cancelled; then all its processes are killed before this returns."""
         self._register()
         self._node.running.set()
         self._informers.of("nodes").on_change(self._on_node)

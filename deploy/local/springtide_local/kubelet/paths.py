@@ -19,7 +19,7 @@ _AFTER = r"(?=/|[\s=,:;'\"`()\[\]{}<>|&*]|$)"
 
 
 class PathMap:
-    """From mount paths (absolute, as in the pod) to real paths. The longest one that fits wins."""
+    """Map of mount paths (absolute, as in the pod) to real paths. The longest one that fits wins."""
 
     def __init__(self, mounts: Mapping[str, Path]) -> None:
         self._mounts = {_normal(path): str(real) for path, real in mounts.items()}

@@ -1,4 +1,4 @@
-"""What a kubelet does next for a pod that lives: which containers to start now, which wait and until when,
+"""Next actions of a kubelet for a pod that lives: which containers to start now, which wait and until when,
 whether the pod is done.
 
 `decide` is pure; the rules are those of the kubelet: init containers in order, sidecars before and beside,

@@ -28,7 +28,7 @@ class OneAddress:
         return self._address
 
     def give_back(self, address: str) -> None:
-        """Nothing: it is never used up."""
+        """Do nothing: the one address is never used up."""
 
 
 class PretendedPod(PodWorker):

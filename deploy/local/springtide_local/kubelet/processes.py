@@ -1,10 +1,10 @@
-"""Containers as local processes: each in a session of its own, watched through a pidfd, so that its death
-is seen at once.
+"""Containers as local processes: each in a session of its own, watched through a pidfd, so that its death is
+seen at once.
 
-What a container is to Kubernetes, a process group (and what escaped from it, found by its environment) is
-here: when the main process ends, the rest is killed. A container's first process is process 1 of a PID
-namespace, to which the kernel delivers only what it catches or blocks: `terminate` follows that rule, since
-here it is an ordinary process (see decision 43).
+A container is here a process group (with the processes that escaped from it, found by their environment):
+when the main process ends, the rest is killed. A container's first process is process 1 of a PID namespace,
+to which the kernel delivers only what it catches or blocks: `terminate` follows that rule, since here it is
+an ordinary process (see decision 43).
 """
 
 from __future__ import annotations

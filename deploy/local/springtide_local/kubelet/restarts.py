@@ -26,7 +26,12 @@ class Backoff:
         return event + self.delay
 
     def next(self, event: float, now: float) -> Backoff:
-        """To be kept when a try is made at `now` after one that ended at `event`."""
+        """Return the backoff after a try at `now` that follows one which ended at `event`.
+
+        Args:
+            event: when the last try ended, in seconds.
+            now: seconds on the same clock.
+        """
         if self.delay == 0.0 or self._expired(event):
             return Backoff(FIRST_DELAY, now)
         return Backoff(min(2 * self.delay, LONGEST_DELAY), now)
@@ -36,11 +41,16 @@ class Backoff:
 
 
 def describe(seconds: float) -> str:
-    """As Go prints it in the kubelet's messages: `10s`, `1m20s`, `5m0s`."""
+    """Write a duration as Go prints it in the kubelet's messages: `10s`, `1m20s`, `5m0s`."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 def should_restart(policy: str, exit_code: int) -> bool:
-    """By the pod's restartPolicy: Always, OnFailure or Never."""
+    """Return whether the pod's restartPolicy (Always, OnFailure or Never) restarts a container.
+
+    Args:
+        policy: the pod's.
+        exit_code: of the container's process.
+    """
     return policy == "Always" or (policy == "OnFailure" and exit_code != 0)

@@ -15,7 +15,7 @@ from springtide_local.kubelet.logs import ContainerLog
 
 @dataclass(frozen=True)
 class Launch:
-    """What to run. All paths are real ones. `key` is unique over all starts of all containers of this
+    """A process to run. All paths are real ones. `key` is unique over all starts of all containers of this
     cluster.
     """
 

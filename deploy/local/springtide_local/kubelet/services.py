@@ -1,4 +1,4 @@
-"""What the pod workers of one node share."""
+"""Services that the pod workers of one node share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Addresses(Protocol):
 
 @dataclass(frozen=True)
 class ApiAccess:
-    """Where pods reach the API server."""
+    """Address at which pods reach the API server."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class ApiAccess:
 
 
 class WatchedReferences:
-    """What pods refer to, as the API last told."""
+    """Objects that pods refer to, in the state that the API server last reported."""
 
     def __init__(self, informers: Informers) -> None:
         self.config_maps = informers.of("configmaps")

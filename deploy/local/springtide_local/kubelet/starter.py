@@ -1,5 +1,5 @@
-"""Making a container: image, volumes, environment, process. What goes wrong becomes the container's waiting
-state and an event.
+"""Making a container: image, volumes, environment, process. A failure becomes the container's waiting state
+and an event.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ContainerStarter:
 
     @property
     def refresh_at(self) -> float | None:
-        """When a token is due to be replaced (seconds since 1970), or None."""
+        """Return when a token is due to be replaced (seconds since 1970), or None."""
         return self._tokens.renew_at
 
     def start(

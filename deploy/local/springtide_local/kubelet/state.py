@@ -1,4 +1,4 @@
-"""What the kubelet remembers of one container. Times are seconds since 1970."""
+"""The kubelet's memory of one container. Times are seconds since 1970."""
 
 from __future__ import annotations
 

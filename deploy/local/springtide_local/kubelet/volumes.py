@@ -196,8 +196,13 @@ def _host_path(name: str, source: Object) -> Path:
 def mount_paths(
     container: Object, volumes: Mapping[str, Path], expand: Callable[[str], str]
 ) -> dict[str, Path]:
-    """From the container's mount paths to real ones. Folders for `subPath` are made. Raise MountError for a
-    volume or path that cannot be.
+    """Return the real path of each of the container's mount paths. Folders for `subPath` are made. Raise
+    MountError for a volume or path that cannot be.
+
+    Args:
+        container: of the pod.
+        volumes: the folder of each volume.
+        expand: replaces `$(NAME)` by the container's variables.
     """
     mounts = {}
     for mount in container.get("volumeMounts") or []:

@@ -75,7 +75,7 @@ def inspect_rules(raw: Object, path: str) -> Findings:
         path: Its path, for errors.
 
     Returns:
-        What is wrong, with what the rules cost.
+        The errors, and the cost of the rules.
     """
     findings = Findings()
     _inspect(raw, _Place(path, root=True), findings)

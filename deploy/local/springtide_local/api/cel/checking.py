@@ -75,7 +75,7 @@ def check(text: str, variables: Mapping[str, Declared]) -> Checked:
 
     Args:
         text: The expression.
-        variables: What is declared: `self` and `oldSelf` in a rule.
+        variables: The declared names: `self` and `oldSelf` in a rule.
 
     Returns:
         The expression with its types.

@@ -122,7 +122,7 @@ def estimate(checked: Checked, root: Declared) -> Range:
 
     Args:
         checked: The expression with its types.
-        root: What the schema declares for `self` (and `oldSelf`).
+        root: The schema's declaration of `self` (and `oldSelf`).
 
     Returns:
         Least and most.

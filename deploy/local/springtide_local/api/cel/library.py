@@ -1,8 +1,8 @@
 """The functions of Kubernetes' CEL, with the types that they take and give.
 
-The names of overloads are those of the published cost table. Capital letters stand for any type. What
-cel-python cannot evaluate is declared all the same, so that an error about it says that, and not that it does
-not exist.
+The names of overloads are those of the published cost table. Capital letters stand for any type. Functions
+that cel-python cannot evaluate are declared all the same, so that an error about it says that, and not that
+it does not exist.
 """
 
 from __future__ import annotations

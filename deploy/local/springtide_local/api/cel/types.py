@@ -73,7 +73,7 @@ def map_of(key: Type, value: Type) -> Type:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a schema declares at one place.
+    """Declaration of a value in a schema.
 
     Attributes:
         type: The CEL type.

@@ -1,3 +1,3 @@
-"""What is special about each built-in kind: defaults, checks, allocations. One file per family, `registry`
-lists them.
+"""Peculiarities of each built-in kind: defaults, checks, allocations. One file per family, `registry` lists
+them.
 """

@@ -9,8 +9,8 @@ from springtide_local.ports import Object
 
 
 class Reader(Protocol):
-    """What a kind may ask of the store while it prepares or admits an object. Objects are shared: never
-    change them.
+    """Read access to the store while an object is prepared or admitted. Objects are shared: never change
+    them.
     """
 
     def peek(self, resource: str, name: str, namespace: str | None = None) -> Object | None: ...

@@ -1,6 +1,4 @@
-"""What is wrong with a pod's spec, beyond its types: names, references between its parts, either-or
-fields.
-"""
+"""Checks of a pod's spec beyond its types: names, references between its parts, either-or fields."""
 
 from __future__ import annotations
 
