@@ -1,4 +1,8 @@
-"""Follow one job until it ends: the shell around `story`."""
+"""Follow one job until it ends: the shell around `story`.
+
+Tasks: one event loop. The tasks of the job, its events, its pods and the clock change the story between two
+awaits, so no lock is needed; the first of them to end the command sets `_ended`.
+"""
 
 from __future__ import annotations
 

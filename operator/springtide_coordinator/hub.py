@@ -1,4 +1,8 @@
-"""Carries out what the state machine decides: the thin shell between membership, history and the streams."""
+"""Carries out what the state machine decides: the thin shell between membership, history and the streams.
+
+Threads: everything here runs in one event loop and needs no lock; the streams of `service`, its ticker and
+the pages of `web` (by `in_loop`) call it. No method awaits, so each event is handled as a whole.
+"""
 
 from __future__ import annotations
 

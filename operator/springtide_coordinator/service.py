@@ -1,4 +1,8 @@
-"""The coordinator's server: gRPC for workers and operator, HTTP for metrics and views, one event loop."""
+"""The coordinator's server: gRPC for workers and operator, HTTP for metrics and views, one event loop.
+
+Threads: one event loop, without locks. Each stream has a reading and a writing task, which end together; a
+ticker calls the hub, and a signal sets `stop`. HTTP is served in threads of its own (`web`).
+"""
 
 from __future__ import annotations
 

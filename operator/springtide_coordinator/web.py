@@ -1,4 +1,8 @@
-"""HTTP beside gRPC: /metrics for Prometheus, /healthz for the kubelet, /timeline for holders of the token."""
+"""HTTP beside gRPC: /metrics for Prometheus, /healthz for the kubelet, /timeline for holders of the token.
+
+Threads and locks: the threads of `BoundedServer` call `answer`; they read the hub by `in_loop`, in its event
+loop. `_one_at_a_time` is held while a page of /timeline is made, so that one reader at a time costs memory.
+"""
 
 from __future__ import annotations
 

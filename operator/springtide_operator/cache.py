@@ -1,5 +1,8 @@
-"""Jobs and their pods as last heard of: from watches, from lists, from the answers to own writes; the
-newest wins.
+"""Jobs and their pods as last heard of: from watches, from lists, from the answers to own writes; the newest
+wins.
+
+Tasks: used in the operator's event loop alone, without locks; no method awaits, so readers see each object
+whole.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """kopf's wiring and nothing else: watches feed the operator, which decides by itself.
 
-Run with `python -m springtide_operator`, or `kopf run --all-namespaces -m springtide_operator.handlers`.
-Only `kopf.on.event` is used: other handlers would put finalizers on jobs, and an uninstalled operator would
-leave
+Run with `python -m springtide_operator`, or `kopf run --all-namespaces -m springtide_operator.handlers`. Only
+`kopf.on.event` is used: other handlers would put finalizers on jobs, and an uninstalled operator would leave
 jobs and namespaces that can never be deleted.
+
+Threads: kopf calls the handlers in the operator's event loop, since they are coroutines; `die` may be called
+from any thread, and its timer ends the process by force.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""The loop of one job: look, plan, write status, act, tell; woken by events, and by time anyhow (`pace`)."""
+"""The loop of one job: look, plan, write status, act, tell; woken by events, and by time anyhow (`pace`).
+
+Tasks: three in one event loop, without locks. `_plan_for_ever` alone plans and writes (in its turn of the
+semaphore, so that a few jobs plan at a time), `_sync_for_ever` alone calls the coordinator,
+`_look_out_for_ever` watches pods and nodes while there is doubt. Others wake them by events (`wake` from the
+cache, `_sync_wanted` after a plan); between two awaits nothing else changes the job's state.
+"""
 
 from __future__ import annotations
 

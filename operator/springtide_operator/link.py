@@ -1,5 +1,7 @@
-"""The line to one job's coordinator: Sync calls to the pod of the incarnation in status, and the last
-answer.
+"""The line to one job's coordinator: Sync calls to the pod of the incarnation in status, and the last answer.
+
+Tasks: used by one task of the job's loop at a time, in the operator's event loop; `report`, `why` and
+`unreachable_since` are read by its other tasks, between two awaits.
 """
 
 from __future__ import annotations

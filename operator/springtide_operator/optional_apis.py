@@ -1,5 +1,7 @@
 """Which APIs that a cluster may have or not are served: found out by discovery, and looked at again now and
 then, since they may be installed or removed at any time.
+
+Tasks: one event loop; `run` is the only task that looks, and others ask by setting `_wanted`.
 """
 
 from __future__ import annotations

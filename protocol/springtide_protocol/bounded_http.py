@@ -4,6 +4,11 @@ Anybody on the pod network may reach such a port, in some pods that of the train
 request has a deadline as a whole and one connection carries one request; whoever sends slowly, reads slowly
 or comes in hundreds loses connections of its own, and computing an answer takes a bounded share of the
 processor.
+
+Threads and locks: one thread accepts; each connection has a thread of its own, at most as many as `_room` has
+places, which computes the answer. The lock of a throttled value is held while it computes, so that one thread
+computes and the others wait for its result. `in_loop` is called from those threads, for values that live in
+an event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Connections that have not said who they are yet: few at a time, each for a short time."""
+"""Connections that have not said who they are yet: few at a time, each for a short time.
+
+Threads and locks: `_lock` guards the list of guests and is held while a connection is shut down and closed,
+which does not wait. The accepting thread enters guests and lets them expire; the thread of each connection
+serves and leaves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A parameter server's stream to the coordinator."""
+"""A parameter server's stream to the coordinator.
+
+Threads and locks: `_lock` guards the call, the queue of the stream and the reason for leaving; it is held for
+assignments only. The stream's thread (`_run`) connects, receives and calls the callbacks; a timer cancels a
+call without a Welcome; `leave` and `close` may be called from any thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""A worker process's stream to the coordinator, on a thread of its own."""
+"""A worker process's stream to the coordinator, on a thread of its own.
+
+Threads and locks: `_lock` guards the outbox, the call, the kept store entries, the newest incarnation and
+`_over`; it is never held across a callback, a connect or a wait. The session's thread (`_run`) connects,
+receives, and calls `hello`, `on_message` and `on_disconnected`; gRPC's sending thread takes messages out of
+the outbox, which is a queue of its own; a timer cancels a call without a Welcome; `send`, `connected` and
+`close` may be called from any thread.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ what tests keep to.
 * modules that import each other in a circle, also for types only (`if TYPE_CHECKING:`);
 * a docstring that begins with the middle of a sentence ("Of ...", "As ..."), or has a sentence
   that begins with Who, Whoever or What: it has to be understood without the name above it;
+* a file that makes threads, locks or events, or tasks in an event loop, and does not begin with a word on
+  who holds which lock and which thread or task calls what;
 * in tests, a name of a test that is longer than 60 characters;
 * in tests, a private name of something that the file does not define itself: a test goes the public way.
 """
@@ -50,6 +52,11 @@ PENDING = (
     *(f"worker/springtide/{name}/" for name in ("checkpoint", "comm", "data", "elastic", "ps", "train_step")),
 )
 _QUESTIONS = re.compile(r"(?:[.:;!?]\s+|\n\n\s*)(?:Who|Whoever|What)\b")
+
+_CONCURRENT = {
+    *(f"threading.{name}" for name in ("BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Thread")),
+    *(f"asyncio.{name}" for name in ("Condition", "Event", "Lock", "Semaphore")),
+}
 
 # Their fields are declared and made by what the class is made with.
 _MAKES_FIELDS = {
@@ -150,6 +157,17 @@ def fragments(modules: Iterable[Module]) -> list[str]:
     ]
 
 
+def unexplained(modules: Iterable[Module]) -> list[str]:
+    """Return one line for each file whose beginning does not explain its threads, tasks and locks."""
+    return [
+        f"{module.path}:{line}: {made} is made, and the file's docstring has no word on threads or tasks"
+        for module in modules
+        if not str(module.path).startswith(PENDING)
+        for line, made in list(_concurrency(module))[:1]
+        if not re.search(r"\b[Tt]hreads?\b|\bTasks?:", ast.get_docstring(module.tree) or "")
+    ]
+
+
 def findings_in_tests(tests: Iterable[Module], modules: Iterable[Module]) -> list[str]:
     """Return one line for each thing that tests should not do. modules: the source that they are of."""
     ours = {name for module in modules for name in _names_made(module)}
@@ -167,6 +185,15 @@ def _fragments(module: Module) -> Iterator[str]:
             yield f"{module.path}:{line}: the docstring {text.split(chr(10))[0]!r} does not stand alone"
         elif question := _QUESTIONS.search(text):
             yield f"{module.path}:{line}: a sentence of the docstring begins with {question[0].split()[-1]!r}"
+
+
+def _concurrency(module: Module) -> Iterator[tuple[int, str]]:
+    """Yield (line, what) for each thread, task, lock, condition or event that a file makes."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            made = f"{node.value.id}.{node.attr}"
+            if made in _CONCURRENT:
+                yield node.lineno, made
 
 
 def _last_name(node: ast.expr) -> str:
@@ -371,7 +398,13 @@ def strongly_connected(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
 def main() -> int:
     root = Path(__file__).resolve().parents[2]
     modules, tests = read_modules(root), read_modules(root, ("tests",))
-    found = [*findings(modules), *fragments(modules), *findings_in_tests(tests, modules), *fragments(tests)]
+    found = [
+        *findings(modules),
+        *fragments(modules),
+        *unexplained(modules),
+        *findings_in_tests(tests, modules),
+        *fragments(tests),
+    ]
     found += fragments(read_modules(root, ("benchmarks", "charts", "deploy", "docs", "examples")))
     print("\n".join(found) or f"structure: {len(modules) + len(tests)} files keep it")
     return 1 if found else 0

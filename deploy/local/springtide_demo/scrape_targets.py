@@ -1,4 +1,7 @@
-"""Tell Prometheus whom to scrape, in a file that it watches (Debian's has no discovery by Kubernetes)."""
+"""Tell Prometheus whom to scrape, in a file that it watches (Debian's has no discovery by Kubernetes).
+
+Threads: one thread of its own writes the file; `close` sets `_over` and joins it.
+"""
 
 from __future__ import annotations
 

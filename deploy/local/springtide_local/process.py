@@ -1,4 +1,7 @@
-"""The cluster's process: API server, scheduler, controllers and one kubelet per node on one event loop."""
+"""The cluster's process: API server, scheduler, controllers and one kubelet per node on one event loop.
+
+Tasks: one event loop runs all parts, each a task; the first one to fail, or a signal, ends them all.
+"""
 
 from __future__ import annotations
 

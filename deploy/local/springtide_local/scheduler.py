@@ -1,5 +1,7 @@
 """The scheduler: which node gets a pod. `decide` is pure; `Scheduler` binds pods and says why one stays
 Pending.
+
+Tasks: one task in the event loop binds pods; informers' callbacks set `_wake`.
 """
 
 from __future__ import annotations

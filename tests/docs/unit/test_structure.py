@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from structure import findings, findings_in_tests, fragments, read_modules, strongly_connected
+from structure import (
+    findings,
+    findings_in_tests,
+    fragments,
+    read_modules,
+    strongly_connected,
+    unexplained,
+)
 
 DEEP = """
 class A: ...
@@ -167,7 +174,19 @@ def test_docstrings_that_stand_alone_are_no_finding(text: str, tmp_path: Path) -
 
 
 def fragments_in(root: Path, text: str) -> list[str]:
-    path = root / "protocol" / "package" / "one.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(f'def act():\n    """{text}"""\n')
+    write(root, f'def act():\n    """{text}"""\n')
     return fragments(read_modules(root, ("protocol",)))
+
+
+@pytest.mark.parametrize("made", ["threading.Lock()", "threading.Thread(target=act)", "asyncio.Event()"])
+def test_a_lock_in_a_file_without_a_word_on_it_is_found(made: str, tmp_path: Path) -> None:
+    write(tmp_path, f'"""Serve."""\nguard = {made}\n')
+    assert len(unexplained(read_modules(tmp_path, ("protocol",)))) == 1
+    write(tmp_path, f'"""Serve.\n\nThreads: one of its own.\n"""\nguard = {made}\n')
+    assert unexplained(read_modules(tmp_path, ("protocol",))) == []
+
+
+def write(root: Path, text: str) -> None:
+    path = root / "protocol" / "package" / "one.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

@@ -1,4 +1,9 @@
-"""Keep commits on their way out: the log that a new coordinator is told from, and the step log."""
+"""Keep commits on their way out: the log that a new coordinator is told from, and the step log.
+
+Threads and locks: the commit log's lock guards its entries and where the next report begins. The script's
+thread adds commits; the stream's thread rewinds after a Welcome; the reporting thread takes. The step log is
+written by the script's thread alone.
+"""
 
 from __future__ import annotations
 

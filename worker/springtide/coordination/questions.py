@@ -1,4 +1,8 @@
-"""Ask the coordinator something, again on each new stream until it has answered."""
+"""Ask the coordinator something, again on each new stream until it has answered.
+
+Threads and locks: one condition guards the open question and its answer. The script's thread asks and waits
+on it; the stream's thread writes answers, and repeats the open question on a new stream.
+"""
 
 from __future__ import annotations
 

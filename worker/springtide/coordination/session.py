@@ -1,4 +1,11 @@
-"""Talk with the coordinator: own the stream, and the thread that reports commits on it."""
+"""Talk with the coordinator: own the stream, and the thread that reports commits on it.
+
+Threads and locks: the stream's thread (`SessionClient`) hands messages to the membership and calls the
+listener's `on_over` and `on_boundary`; the reporting thread sends times, activity and commits, and asks
+`current_activity`; the script's thread asks, checks for SIGTERM and closes. State lies in the membership
+under its condition; `_end` is the only lock here: it makes the first of two threads that find the coordinator
+unheard end the process, while the other one waits.
+"""
 
 from __future__ import annotations
 

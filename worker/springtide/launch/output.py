@@ -1,4 +1,9 @@
-"""The output of several processes in one log: each line with its process's number, whole lines only."""
+"""The output of several processes in one log: each line with its process's number, whole lines only.
+
+Threads: each `Relay` copies in a thread of its own, which alone writes `lines` and the tail; `close` joins
+it, and the tail is read after that or as it is. A single write of whole lines keeps those of several threads
+apart.
+"""
 
 from __future__ import annotations
 

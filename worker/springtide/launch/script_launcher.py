@@ -1,4 +1,10 @@
-"""The launcher of scripts that know nothing of the library, in a job: one seat for each process."""
+"""The launcher of scripts that know nothing of the library, in a job: one seat for each process.
+
+Threads and locks: the launcher's (main) thread waits for signals and buries ended children; each member runs
+in a thread of its own and calls `spawn`, `one_too_many` and `describe`. `_lock` guards the children, the
+starts and the attempts; it is held across the start of a process, so that a child is registered before it can
+be buried.
+"""
 
 from __future__ import annotations
 

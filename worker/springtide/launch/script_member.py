@@ -2,6 +2,10 @@
 
 A seat waits for a generation, runs the script in it with torchrun's environment, and ends it when the
 generation is over. Its launcher stays, and so does its place in the job.
+
+Threads and locks: `_changed`, one condition, guards why to stop, the boundary and the script's end. `run`
+waits on it in the member's own thread; the stream's thread (`_receive`, `_disconnected`) and the launcher's
+(`ended`, `stop`, `leave`) write and notify, and never wait.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ anew; samples that have been read, or are being read, are used, and only the res
 Where the script has a function of its own that collates, its processes call it, micro-batch by micro-batch:
 to pad and stack in the script's thread would be part of every step. Its batches cannot be cut anew, so the
 few steps that a change of the members cuts are read and collated again.
+
+Threads: the loader is used from the script's thread alone and has no lock; other processes read, and
+DataLoader's own threads carry their results.
 """
 
 from __future__ import annotations

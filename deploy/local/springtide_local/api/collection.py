@@ -1,4 +1,8 @@
-"""Storage of one resource: the objects, a bounded history of changes, and the listeners."""
+"""Storage of one resource: the objects, a bounded history of changes, and the listeners.
+
+Tasks: used in the API server's event loop alone, without locks: a change is stored and handed to all
+subscriptions without an await between. A subscription's reader waits for its `_wake`.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 `Collector` listens to the store and works off a queue in a task of its own, so that a cascade of any depth
 never runs inside a request. A dependent goes when none of its owners exists any more, by uid: also one whose
 owner was never there.
+
+Tasks: one task in the API server's event loop; the store's listeners add to its queue and set `_wake`, and
+never wait.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Objects that follow others from afar: the statuses of disruption budgets and quotas, aggregated roles, each
 namespace's service account and authority; old events go.
+
+Tasks: one task in the API server's event loop; changes of the store set `_wake`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The loop of every controller: keys that may need work, one `reconcile` per key, again later when it
-fails.
+"""The loop of every controller: keys that may need work, one `reconcile` per key, again later when it fails.
+
+Tasks: one event loop. Informers' callbacks add keys and set `_wake`; one task reconciles key after key, so a
+controller never works on two at a time.
 """
 
 from __future__ import annotations

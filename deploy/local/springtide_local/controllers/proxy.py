@@ -1,7 +1,10 @@
 """Services' addresses: a TCP listener per port, spliced to a ready endpoint, as kube-proxy would route it.
 
-A port listens only while it has an endpoint, so that a connection without one is refused at once. When
-either side's connection ends, the other one is ended too.
+A port listens only while it has an endpoint, so that a connection without one is refused at once. When either
+side's connection ends, the other one is ended too.
+
+Tasks: one event loop, without locks. Informers' callbacks note changes and set `_wake`; one task opens and
+closes listeners, and asyncio's protocols splice the connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A running container with what belongs to it: its probes, its hooks, and how it is being stopped."""
+"""A running container with what belongs to it: its probes, its hooks, and how it is being stopped.
+
+Tasks: in the event loop of the kubelet; the pod's worker starts and ends a container, whose probes and hooks
+are tasks that end with it.
+"""
 
 from __future__ import annotations
 

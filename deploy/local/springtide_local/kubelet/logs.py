@@ -1,7 +1,9 @@
 """Container logs: one file per start of a container, each line with its time, read by `kubectl logs`.
 
-A line in the file is `2026-01-31T12:00:00.000000000Z F text` (F: full line, P: part of one), after the
-CRI's log format.
+A line in the file is `2026-01-31T12:00:00.000000000Z F text` (F: full line, P: part of one), after the CRI's
+log format.
+
+Tasks: one event loop; the container's reader appends and sets `_grown`, for which followers wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""A pod's worker: starts, stops and restarts its containers as `plan` decides, and writes its status."""
+"""A pod's worker: starts, stops and restarts its containers as `plan` decides, and writes its status.
+
+Tasks: one task a pod (`run`) decides and acts, in the kubelet's event loop; informers, ended containers and
+due times wake it by `_wake`. Files are removed in a thread of the default executor, which touches nothing
+else.
+"""
 
 from __future__ import annotations
 

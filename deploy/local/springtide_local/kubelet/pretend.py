@@ -2,6 +2,8 @@
 
 Scheduling, deletion with its grace and the API's rules are the real ones; no process is started, so nothing
 is mounted, probed or logged. All pods have one address, where somebody may answer for them.
+
+Tasks: one event loop; informers' callbacks note pods and set `_changed`, and one task writes their statuses.
 """
 
 from __future__ import annotations

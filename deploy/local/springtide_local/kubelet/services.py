@@ -1,4 +1,8 @@
-"""Services that the pod workers of one node share."""
+"""Services that the pod workers of one node share.
+
+Tasks: all workers of a node's pods share these in one event loop; `running` is set while the node works, and
+they wait for it.
+"""
 
 from __future__ import annotations
 
