@@ -74,7 +74,7 @@ class Follower:
         path = f"{JOBS}/namespaces/{namespace}/trainingjobs"
         try:
             async for news in watch.follow(self._kube, path, {"fieldSelector": f"metadata.name={name}"}):
-                self._tell(*stories.job_news(self._story, news))
+                self._announce(*stories.job_news(self._story, news))
         except ApiRefusal as error:
             raise CliError(f"TrainingJob {name} cannot be watched: {error.message}") from error
 
@@ -83,7 +83,7 @@ class Follower:
         try:
             async for news in watch.follow(self._kube, f"/api/v1/namespaces/{namespace}/events", selector):
                 if isinstance(news, watch.Seen) and news.change != "DELETED":
-                    self._tell(*stories.event_news(self._story, news.object, time.time()))
+                    self._announce(*stories.event_news(self._story, news.object, time.time()))
         except ApiRefusal as error:
             self._screen.say(Line(f"events cannot be read: {error.message}", Tone.BAD))
 
@@ -98,9 +98,9 @@ class Follower:
     async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self._tell(*stories.tick(self._story, self._clock()))
+            self._announce(*stories.tick(self._story, self._clock()))
 
-    def _tell(self, story: Story, lines: list[Line]) -> None:
+    def _announce(self, story: Story, lines: list[Line]) -> None:
         self._story = story
         for line in lines:
             self._screen.say(line)

@@ -43,14 +43,14 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """since: when following began, in s of the caller's clock. told: events by uid, with their counts.
+    """since: when following began, in s of the caller's clock. announced: events by uid, with their counts.
 
     messages: of events that came before the status with the same words.
     """
 
     since: float
     job: JobView | None = None
-    told: dict[str, int] = field(default_factory=dict)
+    announced: dict[str, int] = field(default_factory=dict)
     messages: frozenset[str] = frozenset()
     reachable: bool = True
     complained: bool = False
@@ -65,7 +65,7 @@ def job_news(story: Story, news: watch.News) -> tuple[Story, list[Line]]:
         news: an object that was seen, or that the API server is lost or back.
     """
     match news:
-        case watch.Lost(message):
+        case watch.Disconnected(message):
             return dataclasses.replace(story, reachable=False), [
                 Line(f"{message}; the job goes on without it, still trying", Tone.BAD)
             ]
@@ -98,13 +98,13 @@ def event_news(story: Story, event: Object, unix_now: float) -> tuple[Story, lis
         unix_now: unix time in seconds, for events without a time of their own.
     """
     uid, count = event["metadata"]["uid"], event.get("count") or 1
-    if story.told.get(uid, 0) >= count:
+    if story.announced.get(uid, 0) >= count:
         return story, []
     message = str(event.get("message") or "").strip()
-    told = {**story.told, uid: count}
+    announced = {**story.announced, uid: count}
     conditions = story.job.conditions.values() if story.job else ()
     if message and any(message == condition.message for condition in conditions):
-        return dataclasses.replace(story, told=told), []  # told as a change of the condition
+        return dataclasses.replace(story, announced=announced), []  # told as a change of the condition
     text = f"{event.get('reason') or 'Event'}: {message}"
     if count > 1:
         text += f" (x{count})"
@@ -112,7 +112,9 @@ def event_news(story: Story, event: Object, unix_now: float) -> tuple[Story, lis
     age = _age(event, unix_now)
     if age > OLD_SECONDS:
         text, tone = f"{_ago(age)}: {text}", Tone.QUIET
-    return dataclasses.replace(story, told=told, messages=story.messages | {message}), [Line(text, tone)]
+    return dataclasses.replace(story, announced=announced, messages=story.messages | {message}), [
+        Line(text, tone)
+    ]
 
 
 def _age(event: Object, unix_now: float) -> float:
@@ -145,12 +147,12 @@ def tick(story: Story, now: float) -> tuple[Story, list[Line]]:
 _BAD = {"Degraded", "Failed"}
 
 
-def _changes(before: JobView | None, now: JobView, told: frozenset[str]) -> list[Line]:
+def _changes(before: JobView | None, now: JobView, announced: frozenset[str]) -> list[Line]:
     lines = []
     old_conditions = before.conditions if before else {}
     for name, condition in now.conditions.items():
         line = _condition(name, old_conditions.get(name), condition)
-        if line is not None and condition.message not in told:
+        if line is not None and condition.message not in announced:
             lines.append(line)
     if now.deleting and not (before and before.deleting):
         lines.append(Line(f"{now.name} is being deleted", Tone.BAD))

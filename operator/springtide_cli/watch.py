@@ -26,7 +26,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Disconnected:
     """The API server does not answer (any more)."""
 
     message: str
@@ -37,7 +37,7 @@ class Back:
     """The API server answers again, and everything was listed."""
 
 
-News = Seen | Lost | Back
+News = Seen | Disconnected | Back
 
 
 class _ListAgain(Exception):
@@ -74,7 +74,7 @@ async def follow(kube: KubePort, path: str, query: Mapping[str, str]) -> AsyncIt
             if isinstance(error, ApiRefusal) and error.code in (401, 403, 404, 405):
                 raise
             if not silent:
-                yield Lost(str(error))
+                yield Disconnected(str(error))
                 silent = True
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_PAUSE)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from springtide_protocol.names import StateName
 
-KEPT = 16
+KEPT_EVALUATIONS = 16
 MOST_NAMES = 64
 
 
@@ -25,7 +25,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SampleRange:
     """Samples start..stop-1."""
 
     start: int
@@ -36,7 +36,7 @@ class Range:
 class Finished:
     """Results of a worker for its range. sums, weights: by name; the mean is their quotient."""
 
-    range: Range
+    samples: SampleRange
     sums: Mapping[str, float]
     weights: Mapping[str, float]
 
@@ -56,7 +56,7 @@ class Mismatch:
     problem: str
 
 
-Answer = Range | Total | Mismatch
+Answer = SampleRange | Total | Mismatch
 
 
 @dataclass(slots=True)
@@ -66,9 +66,9 @@ class Evaluation:
     samples: int
     unit: int
     _next: int = 0
-    _returned: list[Range] = field(default_factory=list)
-    _leases: dict[str, Range] = field(default_factory=dict)
-    _done: set[Range] = field(default_factory=set)
+    _returned: list[SampleRange] = field(default_factory=list)
+    _leases: dict[str, SampleRange] = field(default_factory=dict)
+    _done: set[SampleRange] = field(default_factory=set)
     _counted: int = 0
     _sums: dict[str, float] = field(default_factory=dict)
     _weights: dict[str, float] = field(default_factory=dict)
@@ -76,21 +76,21 @@ class Evaluation:
     def finish(self, member: str, finished: Finished) -> None:
         """Count a range that was given out and has not been counted."""
         lease = self._leases.get(member)
-        if lease == finished.range:
+        if lease == finished.samples:
             del self._leases[member]
-        elif finished.range in self._returned:
-            self._returned.remove(finished.range)  # given back because its worker seemed to be gone
-        elif finished.range in self._leases.values():
-            self._leases = {who: own for who, own in self._leases.items() if own != finished.range}
+        elif finished.samples in self._returned:
+            self._returned.remove(finished.samples)  # given back because its worker seemed to be gone
+        elif finished.samples in self._leases.values():
+            self._leases = {who: own for who, own in self._leases.items() if own != finished.samples}
         else:
             return
-        self._done.add(finished.range)
-        self._counted += finished.range.stop - finished.range.start
+        self._done.add(finished.samples)
+        self._counted += finished.samples.stop - finished.samples.start
         for name, value in finished.sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
             self._weights[name] = self._weights.get(name, 0.0) + finished.weights.get(name, 0.0)
 
-    def ask(self, member: str, members: int) -> Range | Total | None:
+    def ask(self, member: str, members: int) -> SampleRange | Total | None:
         """The member's next range; None: wait, others still compute the last ones.
 
         members: how many may take part.
@@ -102,7 +102,7 @@ class Evaluation:
         elif self._next < self.samples:
             units = -(-(self.samples - self._next) // self.unit)
             size = self.unit * max(1, units // (2 * max(1, members)))
-            taken = Range(self._next, min(self.samples, self._next + size))
+            taken = SampleRange(self._next, min(self.samples, self._next + size))
             self._next = taken.stop
         elif self._leases:
             return None
@@ -147,7 +147,7 @@ class Evaluations:
         evaluation = self._known.get(key)
         if evaluation is None:
             evaluation = self._known[key] = Evaluation(samples, unit)
-            for old in sorted(self._known)[:-KEPT]:
+            for old in sorted(self._known)[:-KEPT_EVALUATIONS]:
                 del self._known[old]
         if (samples, unit) != (evaluation.samples, evaluation.unit):
             problem = (

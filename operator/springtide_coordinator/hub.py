@@ -92,7 +92,7 @@ class Hub:
         self.poison = Poison()
         self.streams: dict[int, WorkerStream] = {}
         self.server_streams: dict[int, ServerStream] = {}
-        self._last_told = ("", "")
+        self._last_announced = ("", "")
         self._last_session = 0
         self._next_tick = math.inf
 
@@ -141,11 +141,11 @@ class Hub:
                     self._times(stream, message.times)
                 case "activity":
                     if stream.member in self.membership.members:
-                        self.motion.heard(stream.member, message.activity, self.clock())
+                        self.motion.note_report(stream.member, message.activity, self.clock())
                 case "checkpoint":
-                    self.storage.heard(stream.member, message.checkpoint)
+                    self.storage.note_report(stream.member, message.checkpoint)
                 case "transferring":
-                    self.transfers.heard(stream.member, message.transferring, self.membership)
+                    self.transfers.note_report(stream.member, message.transferring, self.membership)
                 case "formed":
                     self.storage.formed(message.formed, self.clock())
                 case "bye":
@@ -171,7 +171,7 @@ class Hub:
         if any(streams.pop(stream.session, None) is not None for streams in known):
             self._take(Disconnected(stream.session))
             if all(other.member != stream.member for other in self.streams.values()):
-                self._tell_ranges(self.evaluations.gone(stream.member, self._size()))
+                self._send_ranges(self.evaluations.gone(stream.member, self._size()))
 
     def server_hello(self, stream: ServerStream, hello: pb.ServerHello) -> None:
         """Let a parameter server in (or refuse it, which ends the stream)."""
@@ -238,8 +238,8 @@ class Hub:
         phase, status = describe(self.membership, now)
         self.motion.look(phase, now)
         told = (status.reason, status.message)
-        if told != self._last_told:
-            self._last_told = told
+        if told != self._last_announced:
+            self._last_announced = told
             waiting = ", ".join(status.waiting_for)
             self._log(status.message + (f"; waits for {waiting}" if waiting else ""), reason=status.reason)
 
@@ -329,7 +329,7 @@ class Hub:
     def _evaluate(self, stream: WorkerStream, message: pb.Evaluate) -> None:
         asked = wire.to_evaluate(message)
         self.motion.moved(self.clock())
-        self._tell_ranges(
+        self._send_ranges(
             self.evaluations.ask(
                 stream.member,
                 message.ask,
@@ -341,7 +341,7 @@ class Hub:
             )
         )
 
-    def _tell_ranges(self, answers: Mapping[str, tuple[int, Answer]]) -> None:
+    def _send_ranges(self, answers: Mapping[str, tuple[int, Answer]]) -> None:
         for stream in self.streams.values():
             if stream.member in answers:
                 number, answer = answers[stream.member]
@@ -352,7 +352,7 @@ class Hub:
     def _times(self, stream: WorkerStream, times: pb.Times) -> None:
         if stream.member not in self.membership.members:
             return
-        self.slowness.heard(
+        self.slowness.note_report(
             stream.member,
             times.steps,
             _seconds(times.step_seconds),

@@ -7,7 +7,7 @@ from springtide_coordinator.history import Recovery
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.membership import Phase, describe
 from springtide_coordinator.membership import servers as serving
-from springtide_coordinator.membership.consistency import why_cut, why_refused
+from springtide_coordinator.membership.consistency import why_epoch_end, why_refused
 from springtide_coordinator.membership.failure import silent_pods, vanished_pods
 from springtide_coordinator.membership.saving import put_away
 from springtide_coordinator.reported import bounded
@@ -62,7 +62,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         all_saved=away.all_saved,
         consistency=wire.from_consistency(current.consistency) if current is not None else None,
         consistency_refused=why_refused(m),
-        consistency_pending=why_cut(m),
+        consistency_pending=why_epoch_end(m),
     )
     for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):

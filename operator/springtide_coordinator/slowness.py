@@ -25,7 +25,7 @@ class WorkerTimes:
     data: float
     compute: float
     wait: float
-    heard_at: float
+    reported_at: float
 
     @property
     def busy(self) -> float:
@@ -44,12 +44,12 @@ class Slow:
 
 @dataclass(slots=True)
 class Slowness:
-    """Times by member id. Feed it with `heard`, ask with `slowest`; times are unix seconds."""
+    """Times by member id. Feed it with `note_report`, ask with `slowest`; times are unix seconds."""
 
     times: dict[str, WorkerTimes] = field(default_factory=dict)
     _suspect: tuple[str, float] | None = None  # member, since
 
-    def heard(
+    def note_report(
         self, member: str, steps: int, step: float, data: float, compute: float, wait: float, now: float
     ) -> None:
         """Means over `steps` steps of one member."""
@@ -78,7 +78,7 @@ class Slowness:
         None, too, unless all members told of their steps lately: after a change of members some have not.
         """
         found = {member: self.times[member] for member in members if member in self.times}
-        stale = any(now - times.heard_at > FRESH_SECONDS for times in found.values())
+        stale = any(now - times.reported_at > FRESH_SECONDS for times in found.values())
         if len(found) < 2 or len(found) < len(members) or stale:
             self._suspect = None
             return None

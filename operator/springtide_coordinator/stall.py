@@ -21,13 +21,15 @@ WHERE_LIMIT = 300  # characters
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """A member's activity since unix time `since`, in step number `step`; it was reported at `told`."""
+    """A member's activity since unix time `since`, in step number `step`; it was reported at
+    `reported_at`.
+    """
 
     step: int
     doing: pb.Doing
     since: float
     where: str = ""
-    told: float = 0.0
+    reported_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Motion:
         if self.moved_at is not None:
             self.moved_at = now
 
-    def heard(self, member: str, activity: pb.Activity, now: float) -> None:
+    def note_report(self, member: str, activity: pb.Activity, now: float) -> None:
         seconds = activity.seconds if 0 <= activity.seconds < 1e9 else 0.0
         self.activities[member] = Activity(
             activity.step, activity.doing, now - seconds, activity.where[:WHERE_LIMIT], now
@@ -120,7 +122,7 @@ class Motion:
         if activity is None or self.moved_at is None:
             return False
         behind = activity.step == step - 1 and activity.doing not in (pb.DOING_REDUCING, pb.DOING_ASKING)
-        return activity.step >= step or (behind and activity.told >= self.moved_at)
+        return activity.step >= step or (behind and activity.reported_at >= self.moved_at)
 
     def _waits(self, record: Record, step: int) -> bool:
         if record.standing is not Standing.ACTIVE:

@@ -29,35 +29,35 @@ class Storage:
     completed: int = 0
     failures: int = 0
 
-    def heard(self, member: str, told: pb.Checkpoint) -> None:
+    def note_report(self, member: str, reported: pb.Checkpoint) -> None:
         """A member completed a checkpoint, or failed; one that is told again counts once."""
-        state = codec.state_from_proto(told.state)
+        state = codec.state_from_proto(reported.state)
         if state is None:
             return
-        if told.error:
+        if reported.error:
             # Without the checkpoint's own name, so that the text stays the same as long as the cause does.
-            error = told.error.replace(f"/{told.name}", "")
+            error = reported.error.replace(f"/{reported.name}", "")
             if self.errors.get(member) != error:
-                log.warning("checkpoint %s: %s", told.name, told.error)
+                log.warning("checkpoint %s: %s", reported.name, reported.error)
             self.errors[member] = error
             self.failures += 1
             return
         known = codec.state_from_proto(self.newest.state) if self.newest is not None else None
         if known is not None and state <= known:
             return
-        self.newest = told
+        self.newest = reported
         self.errors.clear()
         self.completed += 1
 
-    def formed(self, told: pb.Formed, now: float) -> None:
+    def formed(self, reported: pb.Formed, now: float) -> None:
         """A member began a generation, perhaps with what it restored."""
         self.began = self.began or now
-        if not told.HasField("restored"):
+        if not reported.HasField("restored"):
             return
-        self.restored = told.restored
-        if told.restored.name:
-            log.info("went on from checkpoint %s/%s", told.restored.uri, told.restored.name)
-        for text in told.restored.skipped:
+        self.restored = reported.restored
+        if reported.restored.name:
+            log.info("went on from checkpoint %s/%s", reported.restored.uri, reported.restored.name)
+        for text in reported.restored.skipped:
             log.warning("checkpoint %s", text)
 
     @property

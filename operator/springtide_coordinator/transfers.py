@@ -17,9 +17,9 @@ class Transfers:
 
     def __init__(self) -> None:
         self._generation: GenerationName | None = None
-        self._heard: dict[str, pb.Transferring] = {}  # by member id
+        self._reports: dict[str, pb.Transferring] = {}  # by member id
 
-    def heard(self, member: str, message: pb.Transferring, m: Membership) -> None:
+    def note_report(self, member: str, message: pb.Transferring, m: Membership) -> None:
         """Raise MalformedError when it names no generation."""
         generation = codec.generation_from_proto(message.generation)
         if generation is None:
@@ -28,8 +28,8 @@ class Transfers:
         if current is None or generation != current.name or member not in current.ids:
             return
         if generation != self._generation:
-            self._generation, self._heard = generation, {}
-        self._heard[member] = message
+            self._generation, self._reports = generation, {}
+        self._reports[member] = message
 
     def text(self, m: Membership) -> str:
         """Describe how far the members' transfers are that have not formed yet, in rank order; "" without
@@ -39,9 +39,9 @@ class Transfers:
         if current is None or current.name != self._generation:
             return ""
         said = [
-            _line(info.label, self._heard[info.id])
+            _line(info.label, self._reports[info.id])
             for info in current.members
-            if info.id in self._heard and info.id not in current.formed
+            if info.id in self._reports and info.id not in current.formed
         ]
         more = f", and {len(said) - _SHOWN} more receive it" if len(said) > _SHOWN else ""
         return ", ".join(said[:_SHOWN]) + more

@@ -24,9 +24,9 @@ from springtide_coordinator.settings import Options
 from springtide_protocol.bounded_http import (
     REQUEST_SECONDS,
     BoundedServer,
-    Kept,
     Reply,
     Request,
+    ThrottledValue,
     in_loop,
     in_words,
     serve,
@@ -85,9 +85,11 @@ class Pages:
         self._expected = f"Bearer {token}".encode()
         registry = CollectorRegistry()
         registry.register(JobCollector(hub))
-        self._metrics = Kept(lambda: in_loop(loop, lambda: generate_latest(registry), _LOOP_SECONDS))
+        self._metrics = ThrottledValue(
+            lambda: in_loop(loop, lambda: generate_latest(registry), _LOOP_SECONDS)
+        )
         self._one_at_a_time = threading.Lock()
-        self._timelines: OrderedDict[TimelinePosition, Kept[bytes]] = OrderedDict()
+        self._timelines: OrderedDict[TimelinePosition, ThrottledValue[bytes]] = OrderedDict()
 
     def answer(self, request: Request) -> Reply:
         """Answer a request for one of the three pages."""
@@ -114,7 +116,7 @@ class Pages:
         with self._one_at_a_time:
             page = self._timelines.get(place)
             if page is None:
-                page = self._timelines[place] = Kept(lambda: self._page(place))
+                page = self._timelines[place] = ThrottledValue(lambda: self._page(place))
                 while len(self._timelines) > KEPT_PAGES:
                     self._timelines.popitem(last=False)
             return Reply(200, page(), "application/json")

@@ -85,14 +85,14 @@ def to_server(server: pb.Server) -> say.ServerInfo:
     )
 
 
-def to_consistency(told: pb.Consistency) -> say.Consistency | None:
+def to_consistency(reported: pb.Consistency) -> say.Consistency | None:
     """Convert a consistency; None when it is not set. Raise MalformedError for an unknown mode."""
-    if not told.mode:
+    if not reported.mode:
         return None
-    if told.mode not in MODES:
-        raise MalformedError(f"{told.mode!r} is no consistency: {', '.join(MODES)} are")
-    staleness = check_count(told.staleness, MAX_STALENESS, "the staleness")
-    return say.Consistency(told.mode, max(1, staleness) if told.mode == BOUNDED else 0)
+    if reported.mode not in MODES:
+        raise MalformedError(f"{reported.mode!r} is no consistency: {', '.join(MODES)} are")
+    staleness = check_count(reported.staleness, MAX_STALENESS, "the staleness")
+    return say.Consistency(reported.mode, max(1, staleness) if reported.mode == BOUNDED else 0)
 
 
 def from_consistency(known: say.Consistency | None) -> pb.Consistency | None:
@@ -119,11 +119,11 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         servers=tuple(to_server(server) for server in hello.servers),
         opaque=hello.opaque,
         checkpoints=hello.checkpoints,
-        books=hello.books,
+        keeps_applied_batches=hello.keeps_applied_batches,
         consistency=to_consistency(hello.consistency),
         storage=hello.storage or hello.checkpoints,
         bound_to_steps=hello.bound_to_steps[:MAX_TEXT_CHARACTERS],
-        cut=hello.cut,
+        at_epoch_end=hello.at_epoch_end,
     )
 
 
@@ -140,7 +140,7 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 parked.detail,
                 tuple(parked.suspects),
                 parked.cannot_go_back,
-                parked.cut,
+                parked.at_epoch_end,
             )
         case "formed":
             formed = message.formed
@@ -152,11 +152,11 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 formed.restored.name,
             )
         case "checkpoint":
-            told = message.checkpoint
-            saved = state_from_proto(told.state)
+            reported = message.checkpoint
+            saved = state_from_proto(reported.state)
             if saved is None:
                 raise MalformedError("Checkpoint.state is not set")
-            return say.Checkpointed(saved, told.error, max(0.0, told.seconds), told.reason)
+            return say.Checkpointed(saved, reported.error, max(0.0, reported.seconds), reported.reason)
         case "progress":
             states = [
                 state for c in message.progress.commits if (state := state_from_proto(c.state)) is not None
@@ -200,7 +200,7 @@ def to_evaluate(message: pb.Evaluate) -> Asked:
         raise MalformedError(f"Evaluate has more than {evaluation.MOST_NAMES} names")
     finished = None
     if message.stop:
-        taken = evaluation.Range(message.start, message.stop)
+        taken = evaluation.SampleRange(message.start, message.stop)
         finished = evaluation.Finished(taken, dict(message.sums), dict(message.weights))
     return Asked(evaluation.Key(state, message.index), finished)
 
@@ -250,7 +250,7 @@ def from_order(message: say.Outgoing) -> pb.ServerOrder:
 def from_evaluation(number: int, answer: evaluation.Answer) -> pb.CoordinatorMessage:
     message = pb.Evaluation(ask=number)
     match answer:
-        case evaluation.Range():
+        case evaluation.SampleRange():
             message.start, message.stop = answer.start, answer.stop
         case evaluation.Total():
             message.values.update(answer.values)

@@ -110,7 +110,7 @@ class JobTest:
             await self._until_over()
         except (TestError, ApiError) as error:
             failure = error
-            await self._tell_events()
+            await self._print_events()
         finally:
             try:
                 await self._remove("the job")
@@ -183,7 +183,7 @@ class JobTest:
         answer = await self._request("GET", f"/api/v1/namespaces/{self._namespace}/pods", query=query)
         return [f"pod/{item['metadata']['name']}" for item in answer.get("items") or []]
 
-    async def _tell_events(self) -> None:
+    async def _print_events(self) -> None:
         """Print the events of the job and its pods; where even those cannot be read, why."""
         try:
             answer = await self._request("GET", f"/api/v1/namespaces/{self._namespace}/events")

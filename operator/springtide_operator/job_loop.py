@@ -23,15 +23,15 @@ from springtide_operator.api import names, reasons
 from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, is_gone, merge_patch
+from springtide_operator.coordinator_connection import CoordinatorConnection, news
 from springtide_operator.kube import ApiError
-from springtide_operator.link import Link, news
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import LOOK_SECONDS, Lookout
 from springtide_operator.perform import Performer
 from springtide_operator.plan import conditions, gang, kueue, nodes, progress
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
-from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, word
+from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, make_sync
 from springtide_operator.plan.decide import invalid, plan
 from springtide_operator.plan.elasticity import has_size_of_its_own
 from springtide_operator.plan.ledger import Ledger
@@ -113,13 +113,13 @@ class JobLoop:
         cluster: Cluster,
         cache: Cache,
         performer: Performer,
-        link: Link,
+        connection: CoordinatorConnection,
         may_act: Callable[[], bool],
         meter: Meter,
         tick: float = 2.0,
         calm_tick: Callable[[], float] | None = None,
         busy_tick: Callable[[], float] | None = None,
-        turns: PrioritySemaphore | None = None,
+        semaphore: PrioritySemaphore | None = None,
         calls: PrioritySemaphore | None = None,
         patience: float = 0.0,
         crowd: Callable[[Key], tuple[str, ...]] = lambda key: (),
@@ -131,7 +131,7 @@ class JobLoop:
     ) -> None:
         self.key = key
         self.uid = uid
-        self.link = link
+        self.connection = connection
         self._cluster = cluster
         self._cache = cache
         self._performer = performer
@@ -140,7 +140,7 @@ class JobLoop:
         self._tick = tick
         self._calm_tick = calm_tick or (lambda: tick)
         self._busy_tick = busy_tick or (lambda: tick)
-        self._turns = turns or PrioritySemaphore()
+        self._semaphore = semaphore or PrioritySemaphore()
         self._calls = calls or PrioritySemaphore()
         self._calm = False  # trains or has ended, and the last round changed nothing
         self._apis = apis
@@ -160,7 +160,7 @@ class JobLoop:
         self._said: tuple[str, CoordinatorUpdate] | None = None
         self._retired: set[str] = set()
         self._surprises = 0  # rounds in a row that ended with an error that nobody foresaw
-        self._told = ""  # what the log was told of the last one
+        self._announced = ""  # what the log was told of the last one
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, on_end: Callable[[asyncio.Task[None]], None] = lambda task: None) -> None:
@@ -180,7 +180,7 @@ class JobLoop:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.link.close()
+        await self.connection.close()
 
     def wake(self) -> None:
         """Plan soon; tell the coordinator at once if what it should hear has changed."""
@@ -202,7 +202,7 @@ class JobLoop:
         observation = self.observe(job)
         ledger = Ledger.from_status(job.status)
         pod = coordinator_policy.current(observation, ledger)
-        if pod is not None and self._said != (pod.uid, word(job, observation, ledger.incarnation, 0.0)):
+        if pod is not None and self._said != (pod.uid, make_sync(job, observation, ledger.incarnation, 0.0)):
             self._sync_wanted.set()
 
     def observe(self, job: Job) -> Observation:
@@ -220,9 +220,9 @@ class JobLoop:
             secret_made=memory.secret_made,
             secret_made_at=memory.secret_made_at,
             policy_missing=self._performer.policy_missing,
-            report=self.link.report,
-            unreachable_since=self.link.unreachable_since,
-            unreachable_why=self.link.why,
+            report=self.connection.report,
+            unreachable_since=self.connection.unreachable_since,
+            unreachable_why=self.connection.why,
             refusals=answers_to(memory.refusals, job.generation),
             apis=self._apis([*kueue.api(job), *gang.api(job)]),
             workload=self._queues.seen(self.uid) if self._queues is not None else None,
@@ -261,11 +261,11 @@ class JobLoop:
                 await asyncio.sleep(SETTLE)
             began = time.monotonic()
             try:
-                async with self._turns.turn(self._trains(), self.key[0]):
+                async with self._semaphore.turn(self._trains(), self.key[0]):
                     self._plan_wanted.clear()
                     began = time.monotonic()
-                    pause = await self.round()
-                self._surprises, self._told = 0, ""
+                    pause = await self.reconcile()
+                self._surprises, self._announced = 0, ""
                 self._meter.reconciled("success", time.monotonic() - began)
             except ApiError as error:
                 pause = self._tick
@@ -300,8 +300,8 @@ class JobLoop:
         pause = min(SURPRISE_SECONDS, self._tick * 2.0 ** min(self._surprises - 1, 10))
         said = in_words(error)
         self._meter.surprised("round")
-        if said != self._told:
-            self._told = said
+        if said != self._announced:
+            self._announced = said
             log.error("the job cannot be worked with, it is tried again: %s", said, extra=self._fields())
             log.debug("where that came from", exc_info=error, extra=self._fields())
         raw = self.raw()
@@ -323,7 +323,7 @@ class JobLoop:
             log.debug("nor can that be written: %s", in_words(second), extra=self._fields())
         return pause
 
-    async def round(self) -> float:
+    async def reconcile(self) -> float:
         """One look, one plan, one status write, its actions, its events. Returns seconds to wait. Raises
         ApiError.
         """
@@ -473,23 +473,23 @@ class JobLoop:
         ledger = Ledger.from_status(job.status)
         pod = coordinator_policy.current(observation, ledger)
         if pod is None:
-            self.link.nobody()
+            self.connection.nobody()
             return False
-        before, was_reachable = self.link.report, self.link.unreachable_since is None
+        before, was_reachable = self.connection.report, self.connection.unreachable_since is None
         self._promised = self.pause
-        said = word(job, observation, ledger.incarnation, self._clock(), self._promised)
-        self._said = (pod.uid, word(job, observation, ledger.incarnation, 0.0))
+        said = make_sync(job, observation, ledger.incarnation, self._clock(), self._promised)
+        self._said = (pod.uid, make_sync(job, observation, ledger.incarnation, 0.0))
         owes = self._lookout.asks(pod)
         # It answers within milliseconds, or not at all.
         doubt = asyncio.get_running_loop().call_later(DOUBT_SECONDS, self._in_doubt.set) if owes else None
         try:
-            ok = await self.link.call(pod, said, job.tls)
+            ok = await self.connection.call(pod, said, job.tls)
         finally:
             if doubt is not None:
                 doubt.cancel()
         if ok:
             self._lookout.answered()
-        if (owes and not ok) or waits_for_somebody(self.link.report):
+        if (owes and not ok) or waits_for_somebody(self.connection.report):
             self._in_doubt.set()
         for old in observation.coordinators:
             if (
@@ -498,10 +498,10 @@ class JobLoop:
                 and old.uid not in self._retired
             ):
                 self._retired.add(old.uid)
-                await self.link.retire(old, said, job.tls)
+                await self.connection.retire(old, said, job.tls)
         if not ok:
             self._said = None
-        if news(before, self.link.report) or was_reachable != ok:
+        if news(before, self.connection.report) or was_reachable != ok:
             self._plan_wanted.set()
         return ok
 
@@ -524,7 +524,7 @@ class JobLoop:
 
     def _doubtful(self) -> bool:
         silent = self._lookout.silence >= DOUBT_SECONDS
-        return self._job() is not None and (silent or waits_for_somebody(self.link.report))
+        return self._job() is not None and (silent or waits_for_somebody(self.connection.report))
 
     @property
     def pause(self) -> float:

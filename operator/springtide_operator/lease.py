@@ -53,7 +53,7 @@ class Lease:
         self._renewed_at = float("-inf")
         self._was_held = False
         self._seen: Renewal | None = None
-        self._told: Renewal | None = None  # the silence after which was told
+        self._announced: Renewal | None = None  # the silence after which was told
         self._seen_at = 0.0
         self._free_at = float("-inf")  # when the holder is believed no more
         self.trouble: str | None = "has not asked for the lease yet"
@@ -137,8 +137,8 @@ class Lease:
                 self._seen, self._seen_at = seen, self._clock()
             self._free_at = self._seen_at + float(spec.get("leaseDurationSeconds") or DURATION)
             if self._clock() < self._free_at:
-                if self.silent and self._told != seen:
-                    self._told = seen
+                if self.silent and self._announced != seen:
+                    self._announced = seen
                     self._on_silence()
                 self.trouble = f"stands by: {holder} holds the lease"
                 return False

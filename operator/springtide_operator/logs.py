@@ -30,7 +30,7 @@ def _quoted(value: object) -> str:
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
-def is_told_once(record: logging.LogRecord) -> bool:
+def is_announced_once(record: logging.LogRecord) -> bool:
     """False for kopf's line about each failed attempt: the operator says once that the server is away."""
     return not (record.name.startswith("kopf") and record.getMessage().startswith("Request attempt"))
 
@@ -38,7 +38,7 @@ def is_told_once(record: logging.LogRecord) -> bool:
 def set_up() -> None:
     """Log to stderr; of kopf only what goes wrong."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(is_told_once)
+    handler.addFilter(is_announced_once)
     handler.setFormatter(KeyValueFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in ("kopf", "aiohttp.access", "asyncio"):

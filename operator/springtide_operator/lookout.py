@@ -151,10 +151,10 @@ class Lookout:
     ) -> None:
         self._names, self._leases, self._ask, self._clock = (namespace, job), leases, how, clock
         self._coordinator: tuple[str, float | None] = "", None
-        self._heard_at = self._clock()
+        self._answered_at = self._clock()
         self._asked_at: float | None = None  # for the first time since the last answer
         self._answered = False
-        self._told: dict[str, Testimony] = {}
+        self._reported: dict[str, Testimony] = {}
         self._silent_since: dict[str, float] = {}
         self._nodes: set[str] = set()
         self._looking = False
@@ -164,7 +164,7 @@ class Lookout:
         """Seconds since the last answer; two of them at most are from before the first call that got none."""
         if self._asked_at is None:
             return 0.0
-        return self._clock() - max(self._heard_at, self._asked_at - UNASKED_SECONDS)
+        return self._clock() - max(self._answered_at, self._asked_at - UNASKED_SECONDS)
 
     def asks(self, pod: CoordinatorPod) -> bool:
         """Note that the coordinator in this pod is about to be asked. Another one, or another start of its
@@ -175,7 +175,7 @@ class Lookout:
         """
         if self._coordinator != (pod.uid, pod.running_since):
             self._answered = self._answered and self._coordinator[0] == pod.uid
-            self._coordinator, self._heard_at = (pod.uid, pod.running_since), self._clock()
+            self._coordinator, self._answered_at = (pod.uid, pod.running_since), self._clock()
             self._asked_at = None
         if self._asked_at is None:
             self._asked_at = self._clock()
@@ -183,20 +183,20 @@ class Lookout:
 
     def answered(self) -> None:
         """Note that it has answered."""
-        self._heard_at, self._asked_at, self._answered = self._clock(), None, True
+        self._answered_at, self._asked_at, self._answered = self._clock(), None, True
 
     def seen(self) -> Sight | None:
         """Return the observations up to now; None while nobody looks."""
         if not self._looking:
             return None
         leases = self._leases.seen(self._nodes) if self._leases is not None else {}
-        testimonies = tuple(self._told[uid] for uid in sorted(self._told))
+        testimonies = tuple(self._reported[uid] for uid in sorted(self._reported))
         return Sight(self._coordinator[0], self.silence, self._answered, testimonies, leases)
 
     def rest(self) -> None:
         """Stop looking, since there is no doubt any more."""
         self._looking, self._nodes = False, set()
-        self._told, self._silent_since = {}, {}
+        self._reported, self._silent_since = {}, {}
 
     async def look(self, observation: Observation) -> None:
         """Ask the pods that tell most, and look at the leases of the nodes in doubt; takes a second or so."""
@@ -209,18 +209,18 @@ class Lookout:
             doubtful = {pod.node for pod in pods if pod.uid in self._silent_since} | {suspect}
             await self._leases.look(sorted(node for node in doubtful if node is not None))
         told = await asked
-        self._told = {one.uid: one for one in told}
-        self._silent_since = {uid: at for uid, at in self._silent_since.items() if uid in self._told}
+        self._reported = {one.uid: one for one in told}
+        self._silent_since = {uid: at for uid, at in self._silent_since.items() if uid in self._reported}
 
     async def _ask_one(self, pod: Pod) -> Testimony:
         began = self._clock()
         page = await self._ask(pod.address) if pod.address is not None else b""
         if page is None:
             since = self._silent_since.setdefault(pod.uid, began)
-            return Testimony(pod.uid, pod.name, heard=False, silent=self._clock() - since)
+            return Testimony(pod.uid, pod.name, reached=False, silent=self._clock() - since)
         self._silent_since.pop(pod.uid, None)
         missing, idle = read(page, *self._names) if isinstance(pod, WorkerPod) else (None, None)
-        return Testimony(pod.uid, pod.name, heard=bool(page), missing=missing, idle=idle)
+        return Testimony(pod.uid, pod.name, reached=bool(page), missing=missing, idle=idle)
 
 
 def chosen(observation: Observation, suspect: str | None) -> list[Pod]:

@@ -84,7 +84,7 @@ class Queues:
         self._unreadable.pop(job_uid, None)
         self._seen.pop(job_uid, None)
         if gone is not None:
-            self._tell(gone)
+            self._announce(gone)
 
     def forget(self) -> None:
         """Another process has acted meanwhile, or will."""
@@ -109,7 +109,7 @@ class Queues:
                 return
             log.warning("cannot list Workloads, so no queued job starts: %s", error)
             self.trouble = str(error)
-            self._tell_all()
+            self._announce_all()
             return
         news, self.trouble, self.listed = bool(self.trouble) or not self.listed, "", True
         for workload in found.items:
@@ -121,7 +121,7 @@ class Queues:
         for name in sorted({name for raw in self._raw.values() for name in _flavors(raw)}):
             await self._read_flavor(name)
         if news:
-            self._tell_all()
+            self._announce_all()
 
     async def _read_flavor(self, name: str) -> None:
         if self._clock() < self._flavors_due.get(name, float("-inf")):
@@ -151,17 +151,17 @@ class Queues:
             name = self._raw[uid]["metadata"]["name"]
             self._unreadable[uid] = f"the Workload {name} cannot be read ({in_words(error)})"
             if before is None:
-                self._tell(self._raw[uid])
+                self._announce(self._raw[uid])
             return
         if self._seen.get(uid) != seen:
             self._seen[uid] = seen
-            self._tell(self._raw[uid])
+            self._announce(self._raw[uid])
 
-    def _tell(self, workload: Object) -> None:
+    def _announce(self, workload: Object) -> None:
         meta = workload["metadata"]
         self._changed((meta["namespace"], (meta.get("labels") or {}).get(names.LABEL_JOB, "")))
 
-    def _tell_all(self) -> None:
+    def _announce_all(self) -> None:
         for key in self._queued():
             self._changed(key)
 

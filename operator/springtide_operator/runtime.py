@@ -22,12 +22,12 @@ from springtide_operator.api import names
 from springtide_operator.cache import Cache, Key
 from springtide_operator.certificate import job_certificate
 from springtide_operator.cluster import Cluster, KubeCluster
+from springtide_operator.coordinator_connection import Caller, CoordinatorConnection
 from springtide_operator.executor import ClusterExecutor
 from springtide_operator.intervals import busy_seconds, calm_seconds, resync_seconds
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import Lease, Renewal
-from springtide_operator.link import Caller, Link
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import Leases, Lookout
 from springtide_operator.manifests.coordinator import job_token, operator_token
@@ -82,9 +82,9 @@ class Operator:
         self.metrics = Metrics(self._statuses, lambda: self.acting)
         self._kube = kube or Kube(timeout=settings.request_timeout, on_error=self.metrics.api_error)
         self._cluster = cluster or KubeCluster(self._kube, settings.watched)
-        self._crowding = UnschedulablePods(self.cache, self._cluster)
+        self._unschedulable = UnschedulablePods(self.cache, self._cluster)
         self._stuck_version = 0
-        self._crowd_told: asyncio.TimerHandle | None = None
+        self._crowd_timer: asyncio.TimerHandle | None = None
         self._lease = Lease(
             self._cluster, settings.namespace, settings.identity, self._lease_changed, self._silent
         )
@@ -92,7 +92,7 @@ class Operator:
         self._leases = Leases(self._cluster)
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
         self._loops: dict[Key, JobLoop] = {}
-        self._turns = PrioritySemaphore()
+        self._semaphore = PrioritySemaphore()
         self._calls = PrioritySemaphore(CALLS_AT_A_TIME)
         self._busy, self._busy_counted_at = 0, float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
@@ -147,8 +147,8 @@ class Operator:
     async def stop(self) -> None:
         """End all tasks, give the lease back, close connections."""
         self._ending = True
-        if self._crowd_told is not None:
-            self._crowd_told.cancel()
+        if self._crowd_timer is not None:
+            self._crowd_timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -200,15 +200,15 @@ class Operator:
             kind: ADDED, MODIFIED, DELETED, or None for an object that existed before.
             job: the object.
         """
-        self._hear(kind, job, self.cache.put_job, self.cache.drop_job)
+        self._take_in(kind, job, self.cache.put_job, self.cache.drop_job)
 
     def pod_event(self, kind: str | None, pod: Object) -> None:
-        self._hear(kind, pod, self.cache.put_pod, self.cache.drop_pod)
+        self._take_in(kind, pod, self.cache.put_pod, self.cache.drop_pod)
 
     def node_event(self, kind: str | None, node: Object) -> None:
-        self._hear(kind, node, self.cache.put_node, self.cache.drop_node)
+        self._take_in(kind, node, self.cache.put_node, self.cache.drop_node)
 
-    def _hear(
+    def _take_in(
         self,
         kind: str | None,
         obj: Object,
@@ -336,18 +336,18 @@ class Operator:
         """See which pods of others wait for a node, for jobs that have extra workers."""
         while True:
             await asyncio.sleep(LIST_SECONDS)
-            if self.acting and await self._crowding.look():
+            if self.acting and await self._unschedulable.look():
                 self._wake_for_crowd()
 
     def _wake_for_crowd(self) -> None:
-        self._crowd_told, self._stuck_version = None, self.cache.stuck_version
+        self._crowd_timer, self._stuck_version = None, self.cache.stuck_version
         for key, loop in self._loops.items():
             if may_have_extras(self.cache.job(key)):
                 loop.wake()
 
     def _changed(self, key: Key) -> None:
-        if self.cache.stuck_version != self._stuck_version and self._crowd_told is None:
-            self._crowd_told = asyncio.get_running_loop().call_later(FRESH_SECONDS, self._wake_for_crowd)
+        if self.cache.stuck_version != self._stuck_version and self._crowd_timer is None:
+            self._crowd_timer = asyncio.get_running_loop().call_later(FRESH_SECONDS, self._wake_for_crowd)
         self._changed_at[key] = time.monotonic()
         loop = self._loops.get(key)
         if loop is not None and loop.raw() is not None:
@@ -405,7 +405,7 @@ class Operator:
         performer = Performer(executor, may_act, self.metrics.acted)
         connect = functools.partial(self._connect, operator_token=own)
         secret = names.secret_name(key[1], uid)
-        link = Link(
+        connection = CoordinatorConnection(
             token, self.settings.sync_timeout, connect, authority=lambda: certificate()[0], secret=secret
         )
         return JobLoop(
@@ -414,16 +414,16 @@ class Operator:
             self._cluster,
             self.cache,
             performer,
-            link,
+            connection,
             may_act,
             self.metrics,
             self.settings.tick,
             lambda: calm_seconds(len(self._loops), self.settings.tick),
             self._busy_seconds,
-            self._turns,
+            self._semaphore,
             self._calls,
             patience(uid, len(self.cache.job_keys())),
-            self._crowding.waiting,
+            self._unschedulable.waiting,
             self._apis.known,
             self._queues,
             lookout=Lookout(*key, self._leases),
@@ -448,7 +448,7 @@ class Operator:
                 continue
             status = dict(job.get("status") or {})
             loop = self._loops.get((namespace, name))
-            report = loop.link.report if loop is not None else None
+            report = loop.connection.report if loop is not None else None
             if report is not None and "completionTime" not in status:
                 if report.step is not None:
                     status["step"] = report.step

@@ -15,9 +15,9 @@ from springtide_protocol.bounded_http import (
     REQUEST_SECONDS,
     Answer,
     BoundedServer,
-    Kept,
     Reply,
     Request,
+    ThrottledValue,
     in_loop,
     in_words,
     serve,
@@ -53,7 +53,7 @@ def pages(
         dead: says what is wrong, or None; as `unhealthy` and `unready`.
     """
     checks: dict[str, Trouble] = {"/livez": dead, "/healthz": unhealthy, "/readyz": unready}
-    metrics = Kept(lambda: in_loop(loop, lambda: generate_latest(registry), _LOOP_SECONDS))
+    metrics = ThrottledValue(lambda: in_loop(loop, lambda: generate_latest(registry), _LOOP_SECONDS))
 
     def answer(request: Request) -> Reply:
         if request.path == "/metrics":

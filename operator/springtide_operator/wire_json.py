@@ -37,13 +37,13 @@ def loads(data: bytes | str) -> Any:
         return from_json(data)
     except ValueError:
         raw = data.encode() if isinstance(data, str) else data
-        shallow = cut(raw)
+        shallow = limit_depth(raw)
         if len(shallow) == len(raw):
             raise
         return from_json(shallow)
 
 
-def cut(data: bytes) -> bytes:
+def limit_depth(data: bytes) -> bytes:
     """Return the text with null in place of every object and list deeper than `MAX_DEPTH`."""
     splitter = Splitter(items=None)
     splitter.feed(data)

@@ -71,7 +71,7 @@ def in_words(status: int, words: str) -> Reply:
 Answer = Callable[[Request], Reply]
 
 
-class Kept(Generic[Value]):
+class ThrottledValue(Generic[Value]):
     """Computes a value one at a time, and says the last one again to whoever asks more than their share.
 
     So asking without a pause costs a tenth of a processor, and a scrape sees numbers of now.

@@ -172,7 +172,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ..., bound_to_steps: _Optional[_Union[BoundToSteps, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "books", "bound_to_steps", "cut", "storage")
+    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "keeps_applied_batches", "bound_to_steps", "at_epoch_end", "storage")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -187,9 +187,9 @@ class Hello(_message.Message):
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
-    BOOKS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_APPLIED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     BOUND_TO_STEPS_FIELD_NUMBER: _ClassVar[int]
-    CUT_FIELD_NUMBER: _ClassVar[int]
+    AT_EPOCH_END_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     member: Member
@@ -205,11 +205,11 @@ class Hello(_message.Message):
     servers: _containers.RepeatedCompositeFieldContainer[Server]
     checkpoints: bool
     consistency: Consistency
-    books: bool
+    keeps_applied_batches: bool
     bound_to_steps: str
-    cut: bool
+    at_epoch_end: bool
     storage: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., books: _Optional[bool] = ..., bound_to_steps: _Optional[str] = ..., cut: _Optional[bool] = ..., storage: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., keeps_applied_batches: _Optional[bool] = ..., bound_to_steps: _Optional[str] = ..., at_epoch_end: _Optional[bool] = ..., storage: _Optional[bool] = ...) -> None: ...
 
 class BoundToSteps(_message.Message):
     __slots__ = ("reason",)
@@ -218,7 +218,7 @@ class BoundToSteps(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Parked(_message.Message):
-    __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "cut", "cannot_go_back")
+    __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "at_epoch_end", "cannot_go_back")
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -226,7 +226,7 @@ class Parked(_message.Message):
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     RESTORED_STEP_FIELD_NUMBER: _ClassVar[int]
-    CUT_FIELD_NUMBER: _ClassVar[int]
+    AT_EPOCH_END_FIELD_NUMBER: _ClassVar[int]
     CANNOT_GO_BACK_FIELD_NUMBER: _ClassVar[int]
     reason: ParkReason
     generation: GenerationName
@@ -235,9 +235,9 @@ class Parked(_message.Message):
     detail: str
     suspects: _containers.RepeatedScalarFieldContainer[str]
     restored_step: int
-    cut: bool
+    at_epoch_end: bool
     cannot_go_back: bool
-    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ..., cut: _Optional[bool] = ..., cannot_go_back: _Optional[bool] = ...) -> None: ...
+    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ..., at_epoch_end: _Optional[bool] = ..., cannot_go_back: _Optional[bool] = ...) -> None: ...
 
 class StoreEntry(_message.Message):
     __slots__ = ("generation", "key", "value")

@@ -16,7 +16,7 @@ import torch
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from springtide_protocol.bounded_http import BoundedServer, Kept, Reply, Request, in_words, serve
+from springtide_protocol.bounded_http import BoundedServer, Reply, Request, ThrottledValue, in_words, serve
 from springtide_protocol.lobby import raise_descriptor_limit
 from springtide_protocol.tls import read_authority
 from springtide_ps.params.optim import Update
@@ -75,7 +75,7 @@ def main() -> int:
     REGISTRY.register(ServerCollector(server))
     metrics = _serve_metrics(settings)
     log.info("serves parameters on port %d, metrics on port %d", server.port, metrics.port)
-    why, well = _serve_until_told(in_job)
+    why, well = _serve_until_stopped(in_job)
     log.log(logging.INFO if well else logging.ERROR, "stops: %s; %s", why, server.status())
     metrics.close()
     server.close()
@@ -84,7 +84,7 @@ def main() -> int:
     return 0 if well else 1
 
 
-def _serve_until_told(in_job: registration.Settings | None) -> tuple[str, bool]:
+def _serve_until_stopped(in_job: registration.Settings | None) -> tuple[str, bool]:
     """Why it ends, and whether that is as it should be."""
     if in_job is None:
         return signal.Signals(signal.sigwait(STOPPING)).name, True
@@ -103,7 +103,7 @@ def _warm_up() -> None:
 
 def _serve_metrics(settings: Settings) -> BoundedServer:
     """Raise OSError when no port can be had."""
-    metrics = Kept(lambda: generate_latest(REGISTRY))
+    metrics = ThrottledValue(lambda: generate_latest(REGISTRY))
 
     def answer(request: Request) -> Reply:
         if request.path not in ("/metrics", "/"):

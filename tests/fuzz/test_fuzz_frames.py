@@ -22,13 +22,13 @@ from springtide_ps.wire.frames import HEADER_BYTES, MAGIC, META_LIMIT, VERSION, 
 from springtide_ps.wire.stream import Stream, connect
 
 GROUP = {"lr": 0.1}
-RECIPE = {"scale": 1.0, "skip": False, "groups": [GROUP], "unused": []}
+STEP_SPEC = {"scale": 1.0, "skip": False, "groups": [GROUP], "unused": []}
 CHUNK = {"dtype": "float32", "elements": 4, "pieces": 1, "optimizer": "sgd", "state": []}
 SPEC = {"dim": 4, "optimizer": "adam"}
 SLICE = {"table": SPEC, "parameter": 0, "group": 0, "groups": 1, "options": GROUP, "pushes": 0, "evicted": 0}
 T = [1, 0, 1]
-RANGE = {"r": 0, "recipe": RECIPE}
-BOOKS = {"lineage": "x", "books": True, "skipped": 0}
+RANGE = {"r": 0, "recipe": STEP_SPEC}
+APPLIED_BATCHES = {"lineage": "x", "books": True, "skipped": 0}
 
 Request = tuple[Kind, dict[str, Any], bytes]
 
@@ -46,7 +46,7 @@ RIGHTFUL: tuple[Request, ...] = (
     (Kind.STATUS, {}, b""),
     (Kind.OPTIONS, {"n": 1}, json.dumps([GROUP]).encode()),
     (Kind.OPTIONS, {"n": 2, "base": 1, "drop": [1]}, json.dumps({"0": {"lr": 0.2}}).encode()),
-    (Kind.RESOLVE, {"t": T, "recipe": {**RECIPE, "groups": 1}}, b""),
+    (Kind.RESOLVE, {"t": T, "recipe": {**STEP_SPEC, "groups": 1}}, b""),
     (Kind.UPDATE, {"name": "sgd", "lr": 0.1}, b""),
     (Kind.INIT, {"key": "w", "shape": [4], "dtype": "float32", "whole": [4]}, floats(4)),
     (Kind.PUSH, {"key": "w"}, floats(4)),
@@ -64,35 +64,35 @@ RIGHTFUL: tuple[Request, ...] = (
     (Kind.RESOLVE, {"t": T, "recipe": None}, b""),
     (Kind.ARRANGE, {"t": T, "forward": {}, "fill": {}, "drop": []}, b""),
     (Kind.STAGE, {"t": T, "s": 1, "k": "c", "me": "a"}, floats(4)),
-    (Kind.STAGE_EARLY, {"t": T, "s": 1, "k": "c", "me": "a", "d": "float32"}, floats(4)),
-    (Kind.STAGE_SELECTED, {"t": T, "s": 1, "k": "c", "me": "a", "d": "float32"}, bytes(8)),
+    (Kind.STAGE_SPECULATIVE, {"t": T, "s": 1, "k": "c", "me": "a", "d": "float32"}, floats(4)),
+    (Kind.STAGE_SPARSE, {"t": T, "s": 1, "k": "c", "me": "a", "d": "float32"}, bytes(8)),
     (Kind.STAGE_ROWS, {"t": T, "s": 1, "k": "e", "p": [0], "n": [1], "me": "a", "d": "float32"}, bytes(24)),
     (Kind.ROWS, {"t": T, "s": 0, "k": "e", "p": [0], "n": [2]}, bytes(16)),
     (Kind.PREPARE, {"t": T, "s": 1, "me": "a", "count": 1, "norm": True}, b""),
-    (Kind.EXPECT, {"t": T, "s": 1, "me": "a", "recipe": RECIPE}, b""),
-    (Kind.WITHIN, {"t": T, "s": 1, "me": "a", "recipe": RECIPE}, b""),
-    (Kind.COMMIT, {"t": T, "s": 1, "me": "a", "recipe": RECIPE}, b""),
+    (Kind.EXPECT, {"t": T, "s": 1, "me": "a", "recipe": STEP_SPEC}, b""),
+    (Kind.REPORT_SUBSTEPS, {"t": T, "s": 1, "me": "a", "recipe": STEP_SPEC}, b""),
+    (Kind.COMMIT, {"t": T, "s": 1, "me": "a", "recipe": STEP_SPEC}, b""),
     (Kind.TRY, {"t": T, "s": 1, "me": "a"}, b""),
     (Kind.FETCH, {"t": T, "s": 0, "k": "c"}, b""),
-    (Kind.FETCH_EARLY, {"t": T, "s": 1, "k": "c", "parts": 1}, b""),
+    (Kind.FETCH_INTERMEDIATE, {"t": T, "s": 1, "k": "c", "parts": 1}, b""),
     (Kind.SUM, {"t": T, "s": 1, "k": "c", "d": "float32"}, floats(4)),
     (Kind.DUMP, {"t": T, "k": "c", "at": 0, "most": 16}, b""),
     (Kind.SNAPSHOT, {"t": T, "s": 0, "name": "f", "readers": 1}, b""),
     (Kind.READ_SNAPSHOT, {"t": T, "name": "f", "me": "a"}, b""),
     (Kind.READ_SNAPSHOT, {"t": T, "name": "f", "me": "a", "k": "c"}, b""),
     (Kind.RELEASE_SNAPSHOT, {"t": T, "name": "f", "me": "a"}, b""),
-    (Kind.PUSH_RANGE, {"t": T, "k": "c", "r": 0, "d": "float32", "recipe": RECIPE}, floats(4)),
+    (Kind.PUSH_BATCH, {"t": T, "k": "c", "r": 0, "d": "float32", "recipe": STEP_SPEC}, floats(4)),
     (Kind.PULL_CHUNK, {"t": T, "k": "c"}, b""),
-    (Kind.BOOKS, {"t": T}, b""),
-    (Kind.COPY_RANGE, {"t": T, "k": "c", "r": 0, "d": "float32", "recipe": RECIPE, "me": "a"}, floats(4)),
+    (Kind.APPLIED_BATCHES, {"t": T}, b""),
+    (Kind.COPY_BATCH, {"t": T, "k": "c", "r": 0, "d": "float32", "recipe": STEP_SPEC, "me": "a"}, floats(4)),
     (Kind.OPEN, {"t": T, "ranges": [], "clocks": {"a": 0}, "bound": 2}, b""),
     (Kind.LEASE, {"t": T, "me": "a", "first": 0, "stop": 9, "sent": []}, b""),
-    (Kind.OFFER, {"t": T, "me": "a", "k": "c", "o": 1, "d": "float32"}, floats(4)),
-    (Kind.OFFER_EARLY, {"t": T, "me": "a", "k": "c", "o": 1, "d": "float32", **RANGE}, floats(4)),
-    (Kind.COPY_OFFER, {"t": T, "me": "a", "k": "c", "o": 1, "d": "float32"}, floats(4)),
+    (Kind.EARLY_PUSH, {"t": T, "me": "a", "k": "c", "o": 1, "d": "float32"}, floats(4)),
+    (Kind.SPECULATIVE_PUSH, {"t": T, "me": "a", "k": "c", "o": 1, "d": "float32", **RANGE}, floats(4)),
+    (Kind.COPY_EARLY_PUSH, {"t": T, "me": "a", "k": "c", "o": 1, "d": "float32"}, floats(4)),
     (Kind.FINISHED, {"t": T, "me": "a", "done": [0]}, b""),
 )  # fmt: skip
-BOOKED = (Kind.ENTER, {"t": [1, 0, 2], "me": "a", "members": ["a"], "s": 0, **BOOKS}, b"")
+BOOKED = (Kind.ENTER, {"t": [1, 0, 2], "me": "a", "members": ["a"], "s": 0, **APPLIED_BATCHES}, b"")
 
 # What was found by attacks: findings 16, 17 and 18, and what fell to them.
 EVIL: tuple[Request, ...] = (
@@ -109,8 +109,8 @@ EVIL: tuple[Request, ...] = (
     (Kind.TABLE, {"key": "t", "dim": 1, "init": {}}, b""),
     (Kind.UPDATE, {"name": {}}, b""),
     (Kind.UPDATE, {"name": "adam", "betas": [10**400, 1]}, b""),
-    (Kind.RESOLVE, {"t": T, "recipe": {**RECIPE, "unused": [float("inf")]}}, b""),
-    (Kind.RESOLVE, {"t": T, "recipe": {**RECIPE, "scale": 10**400}}, b""),
+    (Kind.RESOLVE, {"t": T, "recipe": {**STEP_SPEC, "unused": [float("inf")]}}, b""),
+    (Kind.RESOLVE, {"t": T, "recipe": {**STEP_SPEC, "scale": 10**400}}, b""),
     (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK, "pieces": 2**40}, LOADED),
     (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK, "elements": -4}, LOADED),
     (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK, "groups": 2**40}, LOADED),
@@ -119,8 +119,8 @@ EVIL: tuple[Request, ...] = (
     (Kind.OPTIONS, {"n": 3, "base": 9}, b"{}"),
     (Kind.OPTIONS, {"n": 3}, b"[" * 100_000),
     (Kind.OPTIONS, {"n": 3, "drop": 4}, b"[7]"),
-    (Kind.RESOLVE, {"t": T, "recipe": {**RECIPE, "unused": [0, 2**60]}}, b""),
-    (Kind.RESOLVE, {"t": T, "recipe": {**RECIPE, "factors": [[2**60, 1.0]]}}, b""),
+    (Kind.RESOLVE, {"t": T, "recipe": {**STEP_SPEC, "unused": [0, 2**60]}}, b""),
+    (Kind.RESOLVE, {"t": T, "recipe": {**STEP_SPEC, "factors": [[2**60, 1.0]]}}, b""),
     (Kind.LOAD, {"t": T, "k": "z", "s": 0, **CHUNK, "state": [["a", "float32", 1]]}, LOADED),
     (Kind.LOAD, {"t": T, "k": "z", "s": 0, **SLICE, "rows": 2**39, "at": 0, "of": 2**40}, bytes(64)),
     (Kind.OPEN, {"t": T, "ranges": [[5, 2]], "clocks": {"a": 0}}, b""),
@@ -228,7 +228,7 @@ def settled(server: Server) -> None:
 
 
 PROOF = {"nonce": "0" * 64, "proof": "0" * 64, "pulse": True}
-STRANGERS: tuple[bytes, ...] = (
+UNAUTHENTICATED: tuple[bytes, ...] = (
     b"",
     b"GET / HTTP/1.1\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
@@ -250,7 +250,7 @@ def stranger(chance: Random) -> bytes:
     if chance.random() < 0.2:
         return chance.randbytes(chance.randrange(200))
     if chance.random() < 0.5:
-        return fuzzing.damaged(chance, chance.choice(STRANGERS))
+        return fuzzing.damaged(chance, chance.choice(UNAUTHENTICATED))
     meta = json.dumps(fuzzing.mutated(chance, dict(PROOF))).encode()[:1000]
     return struct.pack("<4sBBHQIQQ", MAGIC, VERSION, Kind.PROOF, 0, 0, len(meta), 0, 0) + meta
 
@@ -274,7 +274,7 @@ def test_strangers_get_nothing_but_a_challenge(errors: Errors) -> None:
             assert not errors.found
             assert server.clients == 0
 
-        assert fuzzing.run("challenge", STRANGERS, stranger, check, 800) >= len(STRANGERS)
+        assert fuzzing.run("challenge", UNAUTHENTICATED, stranger, check, 800) >= len(UNAUTHENTICATED)
         end = time.monotonic() + 20
         while len(server.lobby) and time.monotonic() < end:
             time.sleep(0.01)

@@ -72,7 +72,7 @@ class Room:
         )
         self.sessions: dict[str, int] = {}
         self.said: dict[str, list[say.Outgoing]] = {}
-        self.cut: list[str] = []
+        self.disconnected: list[str] = []
         self.leaving: dict[str, float] = {}
         self._last = 0
 
@@ -82,7 +82,7 @@ class Room:
             if isinstance(effect, Send):
                 self.said.setdefault(effect.member, []).append(effect.message)
             elif isinstance(effect, EndStream):
-                self.cut.append(effect.member)
+                self.disconnected.append(effect.member)
         return effects
 
     # ---- what parameter servers do

@@ -323,7 +323,9 @@ class FakeCluster:
 
 
 class FakeCoordinator:
-    """What `SyncClient` is to a `Link`: remembers what it was told and when, answers `reply` or fails."""
+    """What `SyncClient` is to a `CoordinatorConnection`: remembers what it was told and when, answers
+    `reply` or fails.
+    """
 
     def __init__(self) -> None:
         self.told: list[tuple[float, str, pb.SyncRequest]] = []  # monotonic seconds, address

@@ -210,7 +210,7 @@ class LateWorld(World):
             members=members,
             data={"epoch": 1, "seen": 3, "totalSeen": 3},
             last_commit_at=self.now,
-            told_living=living,
+            asked_living=living,
         )
 
     # ---- workers

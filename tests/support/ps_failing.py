@@ -16,11 +16,11 @@ LIMIT = 0.1 * 0.995**9.5
 _apply = Chunk.apply
 
 
-def _half(self: Chunk, total: torch.Tensor, recipe: StepSpec, keep: bool = False) -> None:
-    if any(group["lr"] < LIMIT for group in recipe.groups):
+def _half(self: Chunk, total: torch.Tensor, step_spec: StepSpec, keep: bool = False) -> None:
+    if any(group["lr"] < LIMIT for group in step_spec.groups):
         self.values[: len(self.values) // 2] = 7.0
         raise RuntimeError("no memory for it")
-    _apply(self, total, recipe, keep)
+    _apply(self, total, step_spec, keep)
 
 
 if __name__ == "__main__":

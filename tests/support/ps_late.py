@@ -30,7 +30,7 @@ class Late:
             self._commit(*args, **named)
             return
         # Else an offer would wait for the lock, and the question for a range behind it.
-        until(lambda: sum(server.offered_bytes for server in self._running) == self._offers, "all gradients")
+        until(lambda: sum(server.stashed_bytes for server in self._running) == self._offers, "all gradients")
         for server in self._running:
             for held in map(server.sync_handler.store.shard, server.sync_handler.store.keys):
                 assert held.lock.acquire(timeout=30)

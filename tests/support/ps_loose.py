@@ -67,8 +67,11 @@ class Loose:
         self.member.step = lease.number
         self.member.push(0, 1)
 
-    def books(self) -> set[tuple[int, ...]]:
-        return {tuple(book.ranges.to_json()) for book in self.batches.books().values()}
+    def applied_batches(self) -> set[tuple[int, ...]]:
+        return {
+            tuple(applied_batches.intervals.to_json())
+            for applied_batches in self.batches.applied_batches().values()
+        }
 
     def values(self) -> torch.Tensor:
         return torch.cat([value.flatten() for value in self.member.values()])
@@ -99,11 +102,11 @@ def cut(loose: Loose) -> None:
             client.stream.abort()
     links = loose.exchange.connections
     until(lambda: all(links[server].broken for server in links), "the connections' end")
-    until(lambda: not any(server.offered_bytes for server in loose.running), "the offers' end")
+    until(lambda: not any(server.stashed_bytes for server in loose.running), "the offers' end")
 
 
 def arrived(loose: Loose, server: Server) -> bool:
     """Whether the server has everything that the open body has offered to it."""
     name = f"s{server.port}"
-    here = {key for client in server.connections for _, key in list(client.stash.offers)}
+    here = {key for client in server.connections for _, key in list(client.stash.stashed)}
     return here == {key for key, homes in loose.exchange.context.generation.homes.items() if homes[0] == name}

@@ -12,7 +12,7 @@ from springtide_ps.params.embedding_shard import Slice, records
 
 DIM = 3
 PART = 100
-RECIPE = StepSpec(1.0, False, ({"lr": 0.5},))
+STEP_SPEC = StepSpec(1.0, False, ({"lr": 0.5},))
 Dumped = tuple[dict[str, Any], bytes]
 
 
@@ -24,7 +24,7 @@ def make(rows: int = 0, optimizer: str = "adam", **spec: Any) -> Slice:
     """With rows that were trained."""
     piece = Slice(TableSpec(DIM, optimizer, seed=1, **spec), 2, 0, [{"lr": 0.5}])
     for first in range(0, rows, 7):
-        piece.apply(record(list(range(first, min(rows, first + 7)))), RECIPE)
+        piece.apply(record(list(range(first, min(rows, first + 7)))), STEP_SPEC)
     return piece
 
 

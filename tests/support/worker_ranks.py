@@ -88,7 +88,7 @@ class Rank:
             declared.models,
             declared.optimizers,
             tracked,
-            several=declared.several,
+            multi_step=declared.multi_step,
             clip_norm=clip_norm,
             rules=declared.rules,
             bucket_bytes=2048,
@@ -104,7 +104,7 @@ class Rank:
             wait_for_values(declared.models, self.runtime.values.settle, self.trainer.pending)
         servers = self.trainer.servers
         if servers is not None and servers.asynchronous and servers.async_backend is not None:
-            loop = AsyncLoop(self.runtime.range_loop_parts(), servers.async_backend, tracked)
+            loop = AsyncLoop(self.runtime.async_loop_parts(), servers.async_backend, tracked)
             self.runtime.consistencies.use(loop, "")
         # Bodies seed the process's generator: models have to be made before.
         self._ready.wait(120)

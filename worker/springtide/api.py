@@ -114,7 +114,7 @@ def distribute(
         declared.models,
         declared.optimizers,
         tracked,
-        several=declared.several,
+        multi_step=declared.multi_step,
         clip_norm=clip_norm,
         rules=declared.rules,
         bucket_bytes=min(
@@ -252,7 +252,7 @@ def rank() -> int:
 
     In a block of `retry()`: among the members that run the block.
     """
-    return _get("rank()").blocks.scope.rank
+    return _get("rank()").retry_blocks.scope.rank
 
 
 def world_size() -> int:
@@ -260,7 +260,7 @@ def world_size() -> int:
 
     In a block of `retry()`: of the members that run the block.
     """
-    return _get("world_size()").blocks.scope.size
+    return _get("world_size()").retry_blocks.scope.size
 
 
 def local_rank() -> int:
@@ -281,7 +281,7 @@ def process_group() -> dist.ProcessGroup:
     all workers. Alone it is a group of one. Raise GenerationChanged when the members have just changed,
     UsageError before the first training loop.
     """
-    return _get("process_group()").blocks.process_group()
+    return _get("process_group()").retry_blocks.process_group()
 
 
 class retry:
@@ -294,7 +294,7 @@ class retry:
     """
 
     def __iter__(self) -> Iterator[RetryAttempt]:
-        return _get("retry()").blocks.attempts()
+        return _get("retry()").retry_blocks.attempts()
 
     def __enter__(self) -> None:
         raise UsageError(

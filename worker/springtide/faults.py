@@ -61,11 +61,13 @@ FROZEN_POINTS = frozenset(["frozen"])
 COLLECTING_POINTS = frozenset(["collecting"])
 WAITING_POINTS = frozenset(["asked", "leasing", "meeting"])
 PUSH_POINTS = frozenset(["pushing"])
-ROUND_POINTS = frozenset(
+BACKWARD_PASS_POINTS = frozenset(
     ["round-gradients", "round-pushed", "round-prepared", "round-reduced", "round-stepped", "seen"]
 )
 _EACH_TIME = ("hold=", "mark=")
-_KNOWN = POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS | COLLECTING_POINTS | WAITING_POINTS | ROUND_POINTS
+_KNOWN = (
+    POINTS | TRANSFER_POINTS | CHECKPOINT_POINTS | COLLECTING_POINTS | WAITING_POINTS | BACKWARD_PASS_POINTS
+)
 _KNOWN |= PUSH_POINTS | FROZEN_POINTS
 
 
@@ -108,15 +110,15 @@ def reach(point: str, step: int) -> None:
             _act(fault.action, point, step)
 
 
-def reach_in(round_number: int, point: str, step: int) -> None:
+def reach_in(pass_number: int, point: str, step: int) -> None:
     """Reach a fault point in a backward pass of the body; see `reach`.
 
     Args:
-        round_number: the backward pass, from 0.
+        pass_number: the backward pass, from 0.
         point: its name.
         step: from 1.
     """
-    reach(f"round-{point}" if round_number else point, step)
+    reach(f"round-{point}" if pass_number else point, step)
 
 
 def _act(action: str, point: str, step: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from springtide_coordinator.membership.consistency import why_cut, why_other_consistency
+from springtide_coordinator.membership.consistency import why_epoch_end, why_other_consistency
 from springtide_coordinator.membership.events import Effect, LoopEnded
 from springtide_coordinator.membership.failure import proof_of_death
 from springtide_coordinator.membership.generation import Generation
@@ -32,7 +32,7 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
         why = why_leave(m, trains, now) or why_join(m, generation, trains, now)
         why = why or why_other_servers(m, generation, now) or why_other_consistency(m, generation)
         if why is None:
-            return ask_for_cut(m, generation, trains)
+            return ask_for_epoch_end(m, generation, trains)
         generation.boundary_cause, asked = why
         generation.boundary = asked
     effects: list[Effect] = []
@@ -43,10 +43,10 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
     return effects
 
 
-def ask_for_cut(m: Membership, generation: Generation, trains: list[Record]) -> list[Effect]:
+def ask_for_epoch_end(m: Membership, generation: Generation, trains: list[Record]) -> list[Effect]:
     """Ask all members to stop at the epoch's end, and let them train until then."""
     effects: list[Effect] = []
-    if reason := why_cut(m):
+    if reason := why_epoch_end(m):
         for record in trains:
             message = Boundary(generation.name, reason, at_epochs_end=True)
             effects += once(record, ("cut", generation.name), message)
@@ -148,7 +148,7 @@ def is_due(m: Membership, record: Record, now: float, relieved: bool = False) ->
         return False
     if now >= leave_deadline(m, record):
         return True
-    wanted = m.target > 0 or m.operator_heard_at is None
+    wanted = m.target > 0 or m.operator_synced_at is None
     if relieved and wanted and not m.suspended:
         return False
     return time_to_go(m, record, now) and not saves(m, record)
@@ -211,7 +211,7 @@ def reconsider_finish(m: Membership, now: float) -> None:
     It was in vain when the operator still wants workers a while later and nobody who holds state is alive.
     The job can then only start again, and says that its state is lost.
     """
-    heard = m.operator_heard_at
+    heard = m.operator_synced_at
     if not m.finished or heard is None or now - m.finished_at < m.settings.finish:
         return
     if heard < m.finished_at + m.settings.finish or m.deaf(now) or not m.target or not m.living:

@@ -22,7 +22,7 @@ CAUSE: Final = "consistency"
 MODES: Final = (SYNCHRONOUS, BOUNDED, "Asynchronous")
 
 
-def next_consistency(m: Membership, members: Iterable[Record], at_cut: bool) -> Consistency | None:
+def next_consistency(m: Membership, members: Iterable[Record], at_epoch_end: bool) -> Consistency | None:
     """Return the consistency that the next generation trains in.
 
     The wanted one counts where these members can go over to it, the present one otherwise. The operator's
@@ -32,7 +32,7 @@ def next_consistency(m: Membership, members: Iterable[Record], at_cut: bool) -> 
     Args:
         m: the state machine.
         members: of the next generation.
-        at_cut: whether the state that they begin from is one of common steps.
+        at_epoch_end: whether the state that they begin from is one of common steps.
 
     Returns:
         None: the job has no servers, or nobody has named a consistency yet.
@@ -40,11 +40,11 @@ def next_consistency(m: Membership, members: Iterable[Record], at_cut: bool) -> 
     in_force, wanted = _in_force(m), _wanted(m)
     if in_force is None or wanted is None or _same_kind(in_force, wanted):
         return wanted
-    follows = at_cut if wanted.mode == SYNCHRONOUS else not _bound(members)
+    follows = at_epoch_end if wanted.mode == SYNCHRONOUS else not _bound(members)
     return wanted if follows else in_force
 
 
-def is_cut(m: Membership, members: Iterable[Record], chosen: StateName | None) -> bool:
+def is_epoch_end(m: Membership, members: Iterable[Record], chosen: StateName | None) -> bool:
     """Whether the state is one that common steps can begin from: exactly the ranges before it are in every
     chunk, and all who hold it are at the same place.
 
@@ -56,9 +56,9 @@ def is_cut(m: Membership, members: Iterable[Record], chosen: StateName | None) -
         return True
     current = m.current
     return any(
-        record.cut
+        record.at_epoch_end
         and record.state == chosen
-        and (current is None or not keeps_books(m) or record.generation == current.name)
+        and (current is None or not keeps_applied_batches(m) or record.generation == current.name)
         for record in members
     )
 
@@ -73,7 +73,7 @@ def owners(
     """
     holders = sorted((r for r in participants if r.state == chosen), key=lambda r: r.info.rank_key)
     if following is not None and following.mode == SYNCHRONOUS:
-        holders = [record for record in holders if not record.books] or holders[:1]
+        holders = [record for record in holders if not record.keeps_applied_batches] or holders[:1]
     return [record.info.id for record in holders]
 
 
@@ -85,7 +85,7 @@ def why_refused(m: Membership) -> str:
     return "" if _same_kind(in_force, wanted) else _bound(_members(m, m.current))
 
 
-def why_cut(m: Membership) -> str:
+def why_epoch_end(m: Membership) -> str:
     """Why the members shall stop where they meet; "": they need not."""
     in_force, wanted = _in_force(m), _wanted(m)
     if in_force is None or wanted is None or in_force.mode == SYNCHRONOUS or wanted.mode != SYNCHRONOUS:
@@ -95,7 +95,7 @@ def why_cut(m: Membership) -> str:
 
 def why_other_consistency(m: Membership, generation: Generation) -> tuple[str, str] | None:
     """(cause, reason) of a boundary that is asked for because the consistency is to change."""
-    following = next_consistency(m, _members(m, generation), at_cut=False)
+    following = next_consistency(m, _members(m, generation), at_epoch_end=False)
     if generation.consistency is None or following == generation.consistency:
         return None
     return CAUSE, describe_change(generation.consistency, following)
@@ -106,7 +106,7 @@ def describe_change(old: Consistency | None, new: Consistency | None) -> str:
     return f"consistency {old} becomes {new}"
 
 
-def keeps_books(m: Membership) -> bool:
+def keeps_applied_batches(m: Membership) -> bool:
     """Whether the servers know what the members of the last generation have trained, whoever is lost."""
     in_force = _in_force(m)
     return in_force is not None and in_force.mode != SYNCHRONOUS

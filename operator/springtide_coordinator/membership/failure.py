@@ -23,11 +23,11 @@ def proof_of_death(m: Membership, info: MemberInfo) -> str:
             return "another process took its place"
         if record.connected:
             return ""
-    if m.operator_word and info.pod_uid and info.pod_uid not in m.living:
+    if m.operator_synced and info.pod_uid and info.pod_uid not in m.living:
         left = record.disconnected_at if record is not None else None
-        if left is None or (m.operator_heard_at or 0.0) >= left:
+        if left is None or (m.operator_synced_at or 0.0) >= left:
             return "its pod is gone"
-    for other in m.heard.values():
+    for other in m.known_members.values():
         if record is None and other.id != info.id and same_place(other, info):
             return "another process took its place"
     return ""
@@ -84,7 +84,7 @@ def gone_with_machine(m: Membership, info: MemberInfo, now: float) -> bool:
     It is no proof of death, and starts nothing anew: the process may be on the far side of a broken network.
     Its steps there have older names than all that come here, and it is fenced when it returns.
     """
-    return info.id not in m.heard and silent_machine(m, m.living.get(info.pod_uid), now)
+    return info.id not in m.known_members and silent_machine(m, m.living.get(info.pod_uid), now)
 
 
 def silent_machine(m: Membership, pod: PodSeen | None, now: float) -> bool:
@@ -120,7 +120,7 @@ def paused_without_operator(m: Membership, generation: Generation, now: float) -
 def silent_pods(m: Membership) -> list[tuple[str, str]]:
     """(uid, name) of the pods that run and of which not every process has said Hello."""
     greeted: dict[str, set[int]] = {}
-    for info in m.heard.values():
+    for info in m.known_members.values():
         greeted.setdefault(info.pod_uid, set()).add(info.local_rank)
     return [
         (pod.uid, pod.name or pod.uid)
@@ -196,7 +196,7 @@ def finished(m: Membership, member: str) -> bool:
     return record is not None and record.goodbye == "Finished"
 
 
-def tell_to_park(m: Membership, now: float) -> list[Effect]:
+def ask_to_park(m: Membership, now: float) -> list[Effect]:
     """Prepare: to the members of a generation that is over, and to whoever trains in an older one."""
     effects: list[Effect] = []
     current = m.current
@@ -208,34 +208,36 @@ def tell_to_park(m: Membership, now: float) -> list[Effect]:
             if current is None or not current.closing:
                 continue
             effects += once(record, ("prepare", name), Prepare(name, current.closing))
-            effects += cut_if_stuck(m, current, record, now)
+            effects += disconnect_if_stuck(m, current, record, now)
         elif record.standing in _TRAINS:
             reason = f"generation {current.name} goes on without this process"
             effects += once(record, ("prepare", name), Prepare(name, reason))
     return effects
 
 
-def cut_if_stuck(m: Membership, generation: Generation, record: Record, now: float) -> list[Effect]:
+def disconnect_if_stuck(m: Membership, generation: Generation, record: Record, now: float) -> list[Effect]:
     """A member that was told to park and does not answer must not hold the others for ever."""
     since = max(generation.closing_at, record.connected_at)
     if record.standing not in _TRAINS or now - since < m.settings.parking or record.session is None:
         return []
-    return cut_off(
+    return disconnect(
         m, generation, record, f"{record.info.label} did not park within {m.settings.parking:g} s", now
     )
 
 
-def cut_off_hung(m: Membership, now: float) -> list[Effect]:
+def disconnect_hung(m: Membership, now: float) -> list[Effect]:
     """The operator replaces the pods of members that hang: the others go on without them at once."""
     effects: list[Effect] = []
     current = m.current
     for record in list(m.connected()):
         if current is not None and record.info.pod_uid in m.hung and record.info.id in current.ids:
-            effects += cut_off(m, current, record, f"{record.info.label} hangs", now)
+            effects += disconnect(m, current, record, f"{record.info.label} hangs", now)
     return effects
 
 
-def cut_off(m: Membership, generation: Generation, record: Record, reason: str, now: float) -> list[Effect]:
+def disconnect(
+    m: Membership, generation: Generation, record: Record, reason: str, now: float
+) -> list[Effect]:
     """End the stream of a member that does not answer; it stays lost to the generation until it parks."""
     session = record.session
     if session is None:

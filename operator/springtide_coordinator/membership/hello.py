@@ -146,11 +146,11 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
     record.standing = hello.standing
     record.generation = hello.generation
     record.checkpoints, record.storage = hello.checkpoints, hello.storage
-    record.bound_to_steps, record.cut = hello.bound_to_steps, hello.cut
+    record.bound_to_steps, record.at_epoch_end = hello.bound_to_steps, hello.at_epoch_end
     hold(m, record, hello.state)
     record.layout_hash = hello.layout_hash or record.layout_hash
     record.ended_stages = hello.ended_stage
-    record.opaque, record.books = hello.opaque, hello.books
+    record.opaque, record.keeps_applied_batches = hello.opaque, hello.keeps_applied_batches
     record.at_stage = hello.ended_stage if hello.standing is Standing.ENDED else None
     record.dismissed = record.goodbye = ""
     record.replaced = False
@@ -189,7 +189,7 @@ def resume(m: Membership, record: Record) -> list[Effect]:
 def adopt(m: Membership, hello: Hello, now: float) -> None:
     """Take a report into account: the process's generation, its members and its state."""
     name = hello.generation
-    m.heard[hello.member.id] = hello.member
+    m.known_members[hello.member.id] = hello.member
     if name is None:
         return
     m.generations = max(m.generations, name.number)
@@ -216,13 +216,13 @@ def settle(m: Membership, now: float) -> list[str]:
         m.settled = True
         return []
     current = m.current
-    if current is not None and all(info.id in m.heard for info in current.members):
+    if current is not None and all(info.id in m.known_members for info in current.members):
         m.settled = True
         return []
     missing = [info.label for info in unreported(m) if not gone_with_machine(m, info, now)]
     awaited = ((uid, name) for uid, name in silent_pods(m) if not silent_machine(m, m.living[uid], now))
     missing += [name for _, name in awaited if name not in missing]
-    if not m.operator_word:
+    if not m.operator_synced:
         missing.append("the operator")
     m.settled = not missing
     return missing
@@ -233,4 +233,4 @@ def unreported(m: Membership) -> list[MemberInfo]:
     named = dict(m.named)
     if m.current is not None:
         named.update((info.id, info) for info in m.current.members)
-    return [info for info in named.values() if info.id not in m.heard and not proof_of_death(m, info)]
+    return [info for info in named.values() if info.id not in m.known_members and not proof_of_death(m, info)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from springtide_coordinator.membership.consistency import keeps_books
+from springtide_coordinator.membership.consistency import keeps_applied_batches
 from springtide_coordinator.membership.events import Effect, EndStream, Send
 from springtide_coordinator.membership.hello import layout_mismatch
 from springtide_coordinator.membership.members import Record
@@ -19,7 +19,7 @@ from springtide_coordinator.membership.messages import (
     Progressed,
     Standing,
 )
-from springtide_coordinator.membership.saving import hear
+from springtide_coordinator.membership.saving import record_checkpoint
 from springtide_coordinator.membership.servers import hold, void
 from springtide_coordinator.membership.state import Membership
 from springtide_protocol.names import StateName
@@ -33,7 +33,7 @@ def receive(m: Membership, record: Record, message: Incoming, now: float) -> lis
         case Formed():
             on_formed(m, record, message)
         case Checkpointed():
-            hear(m, message)
+            record_checkpoint(m, message)
         case Progressed():
             on_progress(m, record, message)
         case Leaving():
@@ -74,7 +74,7 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
     record.standing = Standing.PARKED
     record.generation = message.generation
     record.stuck = record.stuck or message.cannot_go_back
-    record.cut = message.cut
+    record.at_epoch_end = message.at_epoch_end
     lacking = message.reason is ParkReason.SERVERS_LACK_STATE
     if lacking and current is not None and message.generation == current.name:
         void(m, current, message)
@@ -93,10 +93,10 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
         return
     again = record.info.id in current.formed
     current.formed.add(record.info.id)
-    record.cut = False
+    record.at_epoch_end = False
     if current.consistency is not None:
-        record.books = keeps_books(m)
-        record.checkpoints = record.storage and not record.books
+        record.keeps_applied_batches = keeps_applied_batches(m)
+        record.checkpoints = record.storage and not record.keeps_applied_batches
     current.needed_servers |= set(message.needed_servers)
     current.unsettled = current.unsettled or message.servers_unsettled
     current.copies = message.server_copies

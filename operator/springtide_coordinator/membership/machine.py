@@ -22,14 +22,14 @@ from springtide_coordinator.membership.events import (
     Tick,
 )
 from springtide_coordinator.membership.failure import (
+    ask_to_park,
     close_if_over,
-    cut_off_hung,
+    disconnect_hung,
     is_outranked,
     note_losses,
     paused_without_operator,
     proof_of_death,
     step_down,
-    tell_to_park,
 )
 from springtide_coordinator.membership.hello import SUSPENDED, greet, settle
 from springtide_coordinator.membership.inbox import receive
@@ -80,7 +80,7 @@ def handle(m: Membership, event: Event, now: float) -> list[Effect]:
                 for effect in effects:
                     drop_session(m, effect, now)
         case Synced():
-            effects += hear_operator(m, event, now)
+            effects += take_in_sync(m, event, now)
         case StoodStill(seconds):
             m.asleep_since, m.awake_since = now - seconds, now
         case Tick():
@@ -96,7 +96,7 @@ def drop_session(m: Membership, effect: Effect, now: float) -> None:
         record.session, record.disconnected_at = None, now
 
 
-def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
+def take_in_sync(m: Membership, event: Synced, now: float) -> list[Effect]:
     """Take in sizes, the living pods, and which of them are going away."""
     if is_outranked(m, Incarnation(event.number)):
         return step_down(m, f"the operator has made incarnation {event.number}")
@@ -107,8 +107,8 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
     m.servers_wanted, m.consistency_wanted = event.servers, event.consistency
     mark_leaving(m)
     m.processes_per_pod = max(1, event.processes_per_pod)
-    m.operator_heard_at, m.operator_pause = now, event.pause
-    m.operator_word = m.operator_word or event.observed
+    m.operator_synced_at, m.operator_pause = now, event.pause
+    m.operator_synced = m.operator_synced or event.observed
     # Of the first coordinator's own generations the operator knows no more than it does.
     m.state_existed = m.state_existed or (event.trained and not m.incarnation.is_first)
     m.suspended, m.suspend_by, m.put_away_with = event.suspend, event.suspend_by, event.saved
@@ -118,18 +118,18 @@ def hear_operator(m: Membership, event: Synced, now: float) -> list[Effect]:
         pod = m.living.get(record.info.pod_uid)
         if pod is not None and pod.leave_by:
             record.asked_to_leave(now, "its pod is going away", pod.leave_by)
-    m.heard = {
+    m.known_members = {
         key: info
-        for key, info in m.heard.items()
+        for key, info in m.known_members.items()
         if not info.pod_uid or info.pod_uid in m.living or (key in m.members and m.members[key].connected)
     }
-    m.heard_servers = {
+    m.known_servers = {
         key: server
-        for key, server in m.heard_servers.items()
+        for key, server in m.known_servers.items()
         if server.pod_uid in m.living_servers or (key in m.servers and m.servers[key].connected)
     }
     m.hung = event.hung
-    return cut_off_hung(m, now)
+    return disconnect_hung(m, now)
 
 
 def decide(m: Membership, now: float) -> list[Effect]:
@@ -147,7 +147,7 @@ def decide(m: Membership, now: float) -> list[Effect]:
             effects += note_lost_servers(m, current, now)
             effects += end_loop(m, current)
             close_if_over(m, current, now)
-        effects += tell_to_park(m, now)
+        effects += ask_to_park(m, now)
         effects += dismiss(m, now)
         outcome = plan_next(m, now)
         if not isinstance(outcome, Plan):

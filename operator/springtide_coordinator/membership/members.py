@@ -38,8 +38,10 @@ class Record:
     opaque: bool = False  # it has no state of ours that could be lost
     replaced: bool = False  # another process has its place
     voided: bool = False  # it held a state that the servers have lost, and cannot begin anew
-    cut: bool = False  # it has stopped where all met, and its state is one of common steps too
-    books: bool = False  # an older state than the newest loses nothing: the servers know what was trained
+    at_epoch_end: bool = False  # it has stopped where all met, and its state is one of common steps too
+    keeps_applied_batches: bool = (
+        False  # an older state than the newest loses nothing: the servers know what was trained
+    )
     storage: bool = False  # it knows where to write checkpoints
     checkpoints: bool = False  # the same, and its state is one that can be saved
     bound_to_steps: str = ""  # why its script cannot train without common steps, as far as is known

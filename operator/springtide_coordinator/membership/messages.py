@@ -113,11 +113,15 @@ class Hello:
     servers: tuple[ServerInfo, ...] = ()
     opaque: bool = False  # commits no steps and holds no state: its script keeps its own
     checkpoints: bool = False
-    books: bool = False  # what was trained is written down beside the parameters, on the servers
+    keeps_applied_batches: bool = (
+        False  # what was trained is written down beside the parameters, on the servers
+    )
     consistency: Consistency | None = None  # of `generation`
     storage: bool = False  # it knows where to write checkpoints; `checkpoints`: and its state is one to save
     bound_to_steps: str = ""  # why its script cannot train without common steps, as far as is known
-    cut: bool = False  # its state is an epoch's end, where all have stopped and no range was given out since
+    at_epoch_end: bool = (
+        False  # its state is an epoch's end, where all have stopped and no range was given out since
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class Parked:
     detail: str = ""
     suspects: tuple[str, ...] = ()
     cannot_go_back: bool = False  # there is no checkpoint that it could take in the place of its state
-    cut: bool = False  # as in Hello
+    at_epoch_end: bool = False  # as in Hello
 
 
 @dataclass(frozen=True, slots=True)

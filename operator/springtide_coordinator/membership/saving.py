@@ -38,7 +38,7 @@ def time_to_go(m: Membership, record: Record, now: float) -> bool:
     """Whether a leaver that nobody relieves begins to go: nobody wants it any more, or it needs the rest of
     its time for saving.
     """
-    wanted = m.target > 0 or m.operator_heard_at is None
+    wanted = m.target > 0 or m.operator_synced_at is None
     if not wanted or m.suspended:
         return True
     margin = m.settings.save_margin + 3.0 * m.save_seconds
@@ -93,7 +93,7 @@ def ask_to_save(m: Membership) -> list[Effect]:
     return effects
 
 
-def hear(m: Membership, said: Checkpointed) -> None:
+def record_checkpoint(m: Membership, said: Checkpointed) -> None:
     """Write down what became of a checkpoint."""
     if said.error:
         if m.saving is not None and m.saving.state == said.state and said.reason == "leaving":
@@ -122,7 +122,7 @@ def put_away(m: Membership) -> SavedOnSuspend:
     """
     left = any(r.state is not None or r.standing is not Standing.STARTING for r in m.connected())
     return SavedOnSuspend(
-        done=m.suspended and m.settled and (m.operator_word or m.incarnation.is_first) and not left,
+        done=m.suspended and m.settled and (m.operator_synced or m.incarnation.is_first) and not left,
         all_saved=m.saved is not None
         and (m.known is None or m.known <= m.saved)
         and all(r.state is None or r.state <= m.saved for r in m.connected()),

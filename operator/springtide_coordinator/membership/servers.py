@@ -52,7 +52,7 @@ def greet_server(m: Membership, session: int, hello: ServerHello, now: float) ->
         if other.info.id != info.id and not other.replaced and same_pod(other.info, info):
             other.replaced = True
             reason = f"process {info.id} took the place of {other.info.id} in pod {info.label}"
-            effects += cut_off(m, other, Refused(reason, retry=False), now)
+            effects += disconnect(m, other, Refused(reason, retry=False), now)
     record = m.servers.get(info.id)
     if record is None:
         m.arrivals += 1
@@ -61,7 +61,7 @@ def greet_server(m: Membership, session: int, hello: ServerHello, now: float) ->
         effects.append(EndStream(record.session, info.id, "the process opened a new stream"))
         m.server_sessions.pop(record.session, None)
     m.server_sessions[session] = info.id
-    m.heard_servers[info.id] = info
+    m.known_servers[info.id] = info
     record.info, record.session, record.disconnected_at = info, session, None
     record.sent, record.replaced, record.dismissed = set(), False, False
     if hello.leaving:
@@ -88,7 +88,7 @@ def why_refused(m: Membership, hello: ServerHello) -> Refused | None:
     return None
 
 
-def cut_off(m: Membership, record: ServerRecord, message: Refused, now: float) -> list[Effect]:
+def disconnect(m: Membership, record: ServerRecord, message: Refused, now: float) -> list[Effect]:
     """End a server's stream with the reason."""
     session, member = record.session, record.info.id
     if session is None:
@@ -121,11 +121,11 @@ def proof_of_death(m: Membership, info: ServerInfo) -> str:
             return "another process took its place"
         if record.connected:
             return ""
-    if m.operator_word and info.pod_uid and info.pod_uid not in m.living_servers:
+    if m.operator_synced and info.pod_uid and info.pod_uid not in m.living_servers:
         left = record.disconnected_at if record is not None else None
-        if left is None or (m.operator_heard_at or 0.0) >= left:
+        if left is None or (m.operator_synced_at or 0.0) >= left:
             return "its pod is gone"
-    if record is None and any(o.id != info.id and same_pod(o, info) for o in m.heard_servers.values()):
+    if record is None and any(o.id != info.id and same_pod(o, info) for o in m.known_servers.values()):
         return "another process took its place"
     return ""
 
@@ -138,7 +138,7 @@ def why_lost(m: Membership, generation: Generation, info: ServerInfo, now: float
     if proof := proof_of_death(m, info):
         return proof
     record = m.servers.get(info.id)
-    if record is None and info.id not in m.heard_servers:
+    if record is None and info.id not in m.known_servers:
         return MACHINE_SILENT if silent_machine(m, m.living_servers.get(info.pod_uid), now) else ""
     if record is None or record.connected or record.disconnected_at is None:
         return ""
@@ -238,7 +238,7 @@ def holders(m: Membership) -> tuple[ServerInfo, ...]:
     return current.serving if current.complete else (*current.servers, *current.leaving_servers)
 
 
-def cut_off_unreached(m: Membership, unreached: Sequence[ServerInfo], now: float) -> list[Effect]:
+def disconnect_unreached(m: Membership, unreached: Sequence[ServerInfo], now: float) -> list[Effect]:
     """End the first of these servers without which the state is whole; none when each holds what no other
     one has.
     """
@@ -258,7 +258,7 @@ def cut_off_unreached(m: Membership, unreached: Sequence[ServerInfo], now: float
         m.lost_servers.append(info.label)
         return [
             MemberLost(info.id, f"parameter server {info.label}: {reason}"),
-            *cut_off(m, record, Refused(reason, retry=False), now),
+            *disconnect(m, record, Refused(reason, retry=False), now),
         ]
     return []
 
@@ -286,7 +286,7 @@ def why_other_servers(m: Membership, generation: Generation, now: float) -> tupl
 
     Nobody waits there for a server: the ones that take over are connected before it is asked for.
     """
-    if not m.servers_wanted or not m.operator_word:
+    if not m.servers_wanted or not m.operator_synced:
         return None
     if not all(m.server_connected(info.id) for info in generation.servers):
         return None  # it comes back within its grace, or it is lost

@@ -55,7 +55,7 @@ class Membership:
     consistency_at_first: Consistency | None = None  # until it is told
     servers: dict[str, ServerRecord] = field(default_factory=dict)
     server_sessions: dict[int, str] = field(default_factory=dict)
-    heard_servers: dict[str, ServerInfo] = field(default_factory=dict)  # every one that said ServerHello
+    known_servers: dict[str, ServerInfo] = field(default_factory=dict)  # every one that said ServerHello
     living_servers: dict[str, PodSeen] = field(default_factory=dict)
     lost_servers: list[str] = field(default_factory=list)  # names, since a generation was formed
 
@@ -63,12 +63,12 @@ class Membership:
     gone: set[str] = field(default_factory=set)  # uids of pods that the operator listed and lists no more
     hung: frozenset[str] = frozenset()  # uids of pods that the operator replaces since they hang
     processes_per_pod: int = 1
-    operator_heard_at: float | None = None
+    operator_synced_at: float | None = None
     operator_pause: float = 0.0  # seconds within which it means to call again; 0: it did not say
-    operator_word: bool = False  # it listed the living pods after this incarnation began
+    operator_synced: bool = False  # it listed the living pods after this incarnation began
 
     settled: bool = False  # who may hold state is known; see adoption.py
-    heard: dict[str, MemberInfo] = field(default_factory=dict)  # every process that ever said Hello
+    known_members: dict[str, MemberInfo] = field(default_factory=dict)  # every process that ever said Hello
     named: dict[str, MemberInfo] = field(default_factory=dict)  # by reports of other processes too
     known: StateName | None = None  # newest commit told of
     state_existed: bool = False  # some process has held state
@@ -107,7 +107,7 @@ class Membership:
 
     def deaf(self, now: float) -> bool:
         """Whether the operator has not been heard for too long."""
-        return now - (self.operator_heard_at or self.started_at) > self.patience
+        return now - (self.operator_synced_at or self.started_at) > self.patience
 
     @property
     def patience(self) -> float:

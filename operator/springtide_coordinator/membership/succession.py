@@ -9,8 +9,8 @@ from springtide_coordinator.membership.boundary import may_leave, send_away
 from springtide_coordinator.membership.consistency import (
     CAUSE,
     describe_change,
-    is_cut,
-    keeps_books,
+    is_epoch_end,
+    keeps_applied_batches,
     next_consistency,
     owners,
 )
@@ -30,7 +30,7 @@ from springtide_coordinator.membership.saving import before_leaving
 from springtide_coordinator.membership.servers import (
     choose_servers,
     copies_kept,
-    cut_off_unreached,
+    disconnect_unreached,
     still_holding,
 )
 from springtide_coordinator.membership.state import Membership, Status
@@ -101,12 +101,15 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     if waiting is not None:
         return waiting
     assert not isinstance(servers, Status)
-    books = chosen is not None and keeps_books(m)
-    kept = all(record.opaque or books or (record.books and chosen is not None) for record in participants)
+    applied_known = chosen is not None and keeps_applied_batches(m)
+    kept = all(
+        record.opaque or applied_known or (record.keeps_applied_batches and chosen is not None)
+        for record in participants
+    )
     lost = m.state_existed and not kept and (chosen is None or rolls_back(m, pool))
     if chosen is None and m.put_away_with:
         lost = False
-    following = next_consistency(m, participants, is_cut(m, participants, chosen))
+    following = next_consistency(m, participants, is_epoch_end(m, participants, chosen))
     cause, reason = why(m, participants, chosen, lost, servers, following)
     counts = lost and not still_begins_anew(m, chosen)
     return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, counts, servers, following)
@@ -330,7 +333,7 @@ def judge_complaints(m: Membership, participants: list[Record], now: float) -> l
         return []
     worst = m.complaints.worst(members)
     if worst is None:
-        cut = cut_off_unreached(m, m.complaints.unreached(members, current.serving), now)
+        cut = disconnect_unreached(m, m.complaints.unreached(members, current.serving), now)
         if cut:
             m.complaints.reset()
         return cut
@@ -365,7 +368,7 @@ def enough_to_start(m: Membership, ready: int, now: float) -> Status | None:
     if ready >= max(minimum, m.target):
         return None
     starting = any(record.standing is Standing.STARTING for record in m.connected())
-    nobody_is_coming = m.operator_word and not starting and not silent_pods(m)
+    nobody_is_coming = m.operator_synced and not starting and not silent_pods(m)
     if nobody_is_coming or now - m.minimum_since >= m.settings.first_start:
         return None
     return waiting_for_workers(m, f"{_ready(ready)}, {m.target} are wanted")
@@ -385,7 +388,7 @@ def may_start_fresh(m: Membership) -> Status | None:
     """Decide whether it is certain that no process holds state; otherwise say who might."""
     if m.incarnation.is_first and not m.state_existed and m.current is None:
         return None
-    if not m.operator_word:
+    if not m.operator_synced:
         return Status(
             "WaitingForOperator",
             "no state is left here; only the operator knows who else lives",

@@ -77,7 +77,7 @@ def _quantity() -> Schema:
 
 _FLAG: Schema = {"type": "boolean", "nullable": True}
 _DEEP: Schema = {**_ANYTHING, "nullable": True}
-_WORD = _text(63, nullable=True)
+_LABEL_VALUE = _text(63, nullable=True)
 _LONG = _text(MAX_TEMPLATE_BYTES, nullable=True)
 _LIST = _list(_ANYTHING, 128)
 _QUANTITIES = _map(_quantity(), 64)
@@ -93,11 +93,11 @@ _PORTS = _list(
     {
         "type": "object",
         "properties": {
-            "name": _WORD,
+            "name": _LABEL_VALUE,
             "containerPort": _number(1, 65535),
             "hostPort": _number(0, 65535),
             "hostIP": _text(64, nullable=True),
-            "protocol": _WORD,
+            "protocol": _LABEL_VALUE,
         },
     },
     128,
@@ -107,9 +107,9 @@ _TOLERATIONS = _list(
         "type": "object",
         "properties": {
             "key": _text(317, nullable=True),
-            "operator": _WORD,
-            "value": _WORD,
-            "effect": _WORD,
+            "operator": _LABEL_VALUE,
+            "value": _LABEL_VALUE,
+            "effect": _LABEL_VALUE,
             "tolerationSeconds": _number(-_MAX_PLAIN, _MAX_PLAIN),
         },
     },
@@ -134,7 +134,7 @@ def _container(image_required: bool, own_name: str) -> Schema:
             **dict.fromkeys(("lifecycle", "securityContext"), _DEEP),
             **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), _DEEP),
             **dict.fromkeys(("stdin", "stdinOnce", "tty"), _FLAG),
-            **dict.fromkeys(("imagePullPolicy", "restartPolicy", "terminationMessagePolicy"), _WORD),
+            **dict.fromkeys(("imagePullPolicy", "restartPolicy", "terminationMessagePolicy"), _LABEL_VALUE),
             **dict.fromkeys(("terminationMessagePath", "workingDir"), _text(4096, nullable=True)),
         },
     }
@@ -162,7 +162,7 @@ def _pod_spec(restart_policy: Schema, containers: Schema, description: str) -> S
             **dict.fromkeys(names, _subdomain()),
             **dict.fromkeys(("schedulerName", "nodeName"), _text(253, nullable=True)),
             **dict.fromkeys(("hostname", "hostnameOverride", "subdomain"), _text(253, nullable=True)),
-            **dict.fromkeys(("dnsPolicy", "preemptionPolicy"), _WORD),
+            **dict.fromkeys(("dnsPolicy", "preemptionPolicy"), _LABEL_VALUE),
             **dict.fromkeys(("affinity", "dnsConfig", "os"), _DEEP),
             **dict.fromkeys(("schedulingGroup", "securityContext", "workloadRef"), _DEEP),
             **dict.fromkeys(("ephemeralContainers", "evictionResponders", "hostAliases"), _LIST),

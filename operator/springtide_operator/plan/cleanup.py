@@ -20,13 +20,13 @@ LEFT_SECONDS = 5  # of grace for what runs on in a pod whose worker has ended: i
 def ended_pods(observation: Observation, ledger: Ledger) -> list[Action]:
     """Delete counted, ended pods of a running job, except the newest failed ones."""
 
-    def counted(pod: WorkerPod) -> bool:
+    def is_counted(pod: WorkerPod) -> bool:
         entry = ledger.slots.get(pod.slot)
         if entry is None or pod.end is None or pod.deleting or pod.finished:
             return False
         return pod.attempt < entry.attempt or (pod.attempt == entry.attempt and entry.ended is not None)
 
-    ended = [pod for pod in observation.workers if counted(pod)]
+    ended = [pod for pod in observation.workers if is_counted(pod)]
     failed = [
         pod for pod in ended if pod.terminal and pod.end is not None and pod.end.kind == reasons.END_FAILED
     ]

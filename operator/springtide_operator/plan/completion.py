@@ -16,7 +16,7 @@ from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Finished, Observation, WorkerPod
 from springtide_operator.plan.values import parse_time, timestamp
 
-LAST_WORD_SECONDS = 60.0
+LAST_REPORT_SECONDS = 60.0
 LAST_CALLS_SECONDS = 15.0  # of failed calls after the end, until the coordinator is given up
 
 
@@ -59,7 +59,7 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
     return Outcome(False, reasons.INVALID_TEMPLATE, invalid) if invalid is not None else None
 
 
-def awaits_last_word(outcome: Outcome, observation: Observation, ledger: Ledger, now: float) -> bool:
+def awaits_last_report(outcome: Outcome, observation: Observation, ledger: Ledger, now: float) -> bool:
     """Whether the coordinator of a job that succeeded is still to be asked, once, what it knows of the end.
 
     A job may have trained and ended between two calls: then nothing of it (what it was restored from, what it
@@ -68,7 +68,7 @@ def awaits_last_word(outcome: Outcome, observation: Observation, ledger: Ledger,
     under it proves that it did.
     """
     at, since = finished_at(observation), observation.unreachable_since
-    if outcome.finished is None or at is None or abs(now - at) > LAST_WORD_SECONDS:
+    if outcome.finished is None or at is None or abs(now - at) > LAST_REPORT_SECONDS:
         return False
     if since is not None and now - max(since, at) >= LAST_CALLS_SECONDS:
         return False
@@ -81,7 +81,7 @@ def awaits_last_word(outcome: Outcome, observation: Observation, ledger: Ledger,
     if report is None:
         return True
     ended = {pod.uid for pod in observation.workers if pod.end is not None}
-    return report.told_living is not None and not ended.isdisjoint(report.told_living)
+    return report.asked_living is not None and not ended.isdisjoint(report.asked_living)
 
 
 def finished_at(observation: Observation) -> float | None:

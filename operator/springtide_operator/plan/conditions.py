@@ -85,7 +85,7 @@ def _unknown(observation: Observation, report: Report | None, before: dict[str, 
     """
     seen, was = observation.sight, before is not None and before.get("status") == "True"
     told = before is not None and before.get("reason") == reasons.COORDINATOR_UNREACHABLE
-    if seen is None or seen.silence < sight.TOLD_SECONDS or before is None or not (was or told):
+    if seen is None or seen.silence < sight.TESTIMONY_SECONDS or before is None or not (was or told):
         if told and before is not None and report is None:
             return Truth(False, before["reason"], before["message"])  # until the next coordinator knows
         return None
@@ -122,8 +122,8 @@ def _stalled(report: Report) -> Truth | None:
 def wakes(old: dict[str, Any], observation: Observation, ledger: Ledger, now: float) -> list[float]:
     """Unix seconds at which a pause becomes news."""
     report, seen = observation.report_of(ledger.incarnation), observation.sight
-    if seen is not None and seen.silence < sight.TOLD_SECONDS:
-        return [now + sight.TOLD_SECONDS - seen.silence]
+    if seen is not None and seen.silence < sight.TESTIMONY_SECONDS:
+        return [now + sight.TESTIMONY_SECONDS - seen.silence]
     if report is None or report.training or not is_true(old, reasons.RUNNING):
         return []
     return [report.last_commit_at + PAUSE_SECONDS] if report.last_commit_at is not None else []

@@ -36,7 +36,7 @@ def current(observation: Observation, ledger: Ledger) -> CoordinatorPod | None:
     return next((c for c in observation.coordinators if c.live and c.incarnation == ledger.incarnation), None)
 
 
-def without_hasty_word(observation: Observation, ledger: Ledger, now: float) -> Observation:
+def without_hasty_report(observation: Observation, ledger: Ledger, now: float) -> Observation:
     """Leave out the report of a coordinator that began a moment ago and has not heard all members yet.
 
     They train on while it learns of them: what it says of them so early is no news of the job.

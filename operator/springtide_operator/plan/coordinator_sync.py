@@ -76,7 +76,7 @@ class CoordinatorUpdate:
     saved: str = ""  # name of the checkpoint that the job was put away with
 
 
-def word(
+def make_sync(
     job: Job, observation: Observation, incarnation: int, now: float, pause: float = 0.0
 ) -> CoordinatorUpdate:
     """Everything each time, never changes: a lost call loses nothing."""

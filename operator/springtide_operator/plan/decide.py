@@ -39,7 +39,7 @@ from springtide_operator.plan.values import parse_time, timestamp
 
 Status = dict[str, Any]
 
-LAST_WORD_LOOK = 0.1  # between two looks for the answer of a coordinator whose job has ended
+LAST_REPORT_LOOK = 0.1  # between two looks for the answer of a coordinator whose job has ended
 
 
 def plan(job: Job, observation: Observation, now: float) -> Plan:
@@ -61,13 +61,13 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     waits = kueue.waits(job, observation) or gang.waits(job, observation)
     observation = template.with_template_problems(job, replace(observation, pods_wait=waits))
     if conditions.is_true(old, reasons.RUNNING):
-        observation = coordinator_policy.without_hasty_word(observation, ledger, now)
+        observation = coordinator_policy.without_hasty_report(observation, ledger, now)
     events = _doubts(asked)
     events += restarts.record_exits(job, observation, ledger, now)
     events += servers.record_exits(observation, ledger, now)
     outcome = completion.decide(job, observation, ledger, now)
-    if outcome is not None and completion.awaits_last_word(outcome, heard, ledger, now):
-        return Plan(old, wake_at=now + LAST_WORD_LOOK)
+    if outcome is not None and completion.awaits_last_report(outcome, heard, ledger, now):
+        return Plan(old, wake_at=now + LAST_REPORT_LOOK)
     if outcome is not None:
         return _end(job, observation, ledger, outcome, events, now)
     sized = _size(job, observation, ledger, now)
@@ -186,7 +186,7 @@ def _status(
         **active,
         **sized,
         **ledger.to_status(),
-        **_kept(old),
+        **_carried_over(old),
         "state": conditions.state(truths, observation, started),
         "message": conditions.message(truths),
         "observedGeneration": job.generation,
@@ -208,7 +208,7 @@ def _servers(job: Job, observation: Observation, ledger: Ledger, over: bool = Fa
     return {"parameterServers": servers.status(job, observation, ledger, over)}
 
 
-def _kept(status: Status) -> Status:
+def _carried_over(status: Status) -> Status:
     """Return the fields of status that are kept as they are: requests to other schedulers, and one-time
     decisions.
     """
@@ -334,7 +334,7 @@ def _end(
     status = {
         **numbers,
         **ledger.to_status(),
-        **_kept(old),
+        **_carried_over(old),
         "state": conditions.state(truths, observation, True),
         "message": conditions.message(truths),
         "observedGeneration": job.generation,

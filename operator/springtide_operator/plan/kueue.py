@@ -173,10 +173,12 @@ def _entry(job: Job, observation: Observation) -> dict[str, Any] | None:
         if old is None and not served:
             return None
         return old or _waiting(job, reasons.QUEUED, f"the queue {name} is asked")
-    return _told(job, name, observation.workload, old or {})
+    return _workload_status(job, name, observation.workload, old or {})
 
 
-def _told(job: Job, name: str, found: WorkloadSeen | None, old: Mapping[str, Any]) -> dict[str, Any]:
+def _workload_status(
+    job: Job, name: str, found: WorkloadSeen | None, old: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return `status.queue` from Kueue's Workload of the job."""
     if job.spec.suspend:
         return _waiting(job, reasons.JOB_SUSPENDED, "the job is suspended")

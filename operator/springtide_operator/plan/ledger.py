@@ -17,7 +17,7 @@ from springtide_operator.plan.retry import Backoff
 from springtide_operator.plan.values import parse_time, timestamp
 
 TOGETHER_SECONDS = 10.0
-KEPT = 8
+KEPT_INCIDENTS = 8
 
 
 @dataclass(frozen=True)
@@ -214,5 +214,5 @@ def take_in(
     known = incidents.get(cause)
     if known is not None and not slots & known.slots:
         return {**incidents, cause: Incident(cause, known.time, known.slots | slots)}, False
-    others = [item for item in incidents.items() if item[0] != cause][-(KEPT - 1) :]
+    others = [item for item in incidents.items() if item[0] != cause][-(KEPT_INCIDENTS - 1) :]
     return {**dict(others), cause: Incident(cause, now, slots)}, True

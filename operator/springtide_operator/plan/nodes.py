@@ -74,7 +74,7 @@ def _worker_lost(pod: WorkerPod | ServerPod, node: Node, observation: Observatio
         or sight.too_many_lost(node.name, observation)
     ):
         return False
-    report = _word(observation, now)
+    report = _usable_report(observation, now)
     return report is not None and not _connected(report, pod)
 
 
@@ -95,7 +95,7 @@ def _silence(pod: CoordinatorPod, observation: Observation, now: float) -> float
     return now - since if since is not None else 0.0
 
 
-def _word(observation: Observation, now: float) -> Report | None:
+def _usable_report(observation: Observation, now: float) -> Report | None:
     """The coordinator's word on who is connected, while it can be relied on: not when it began just now."""
     report = observation.report
     if report is None or observation.unreachable_since is not None or report.reason == "Reconnecting":

@@ -178,14 +178,14 @@ class Node:
 class Testimony:
     """Result of asking a pod itself, at its metrics port.
 
-    heard: something answered there, or refused. silent: for so many seconds nothing has. missing: so long its
-    process has had no stream to the coordinator (0: it has one); idle: so long it has committed no step; both
-    in seconds, None where it did not say.
+    reached: something answered there, or refused. silent: for so many seconds nothing has. missing: so long
+    its process has had no stream to the coordinator (0: it has one); idle: so long it has committed no step;
+    both in seconds, None where it did not say.
     """
 
     uid: str
     pod: str
-    heard: bool
+    reached: bool
     silent: float = 0.0
     missing: float | None = None
     idle: float | None = None
@@ -355,7 +355,7 @@ class Report:
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
     vanished: frozenset[str] = frozenset()  # that run, were members, and have not been heard of for a minute
     opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
-    told_living: frozenset[str] | None = None  # worker pods (uids) called living in the question
+    asked_living: frozenset[str] | None = None  # worker pods (uids) called living in the question
 
     @property
     def training(self) -> bool:

@@ -49,7 +49,7 @@ class Ended(NamedTuple):
     worked: bool = False  # it took part in training
 
     @property
-    def counted(self) -> bool:
+    def is_counted(self) -> bool:
         return self.end.kind not in _UNCOUNTED
 
     def lived(self, now: float) -> float:
@@ -124,13 +124,13 @@ def record_exits(job: Job, observation: Observation, ledger: Ledger, now: float)
             ended = _look(job, slot, by_uid.get(entry.moves))
             if ended is not None:
                 ledger.slots[slot] = replace(entry, moves=None)
-                if ended.counted:
+                if ended.is_counted:
                     groups.setdefault(ended.cause, []).append(ended._replace(moved=True))
         if entry.ended is not None or entry.uid is None:
             continue
         found = newest.get(slot)
         ended = _look(job, slot, found if found is not None and found.attempt >= entry.attempt else None)
-        if ended is not None and ended.counted:
+        if ended is not None and ended.is_counted:
             groups.setdefault(ended.cause, []).append(ended._replace(worked=entry.healthy))
         elif ended is not None:
             ledger.end(slot, ended.end.kind)

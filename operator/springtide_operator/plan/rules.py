@@ -83,7 +83,7 @@ class Verdict:
     rule: str = ""
 
 
-def words(end: End) -> frozenset[str]:
+def reasons_of(end: End) -> frozenset[str]:
     """The reasons by which rules may name an end."""
     return frozenset({end.reason, _ALSO_CALLED.get(end.reason, end.reason)})
 
@@ -128,7 +128,9 @@ def holds(rule: FailureRule, end: End) -> bool:
         return False
     if rule.reasons is None:
         return True
-    return not {word.casefold() for word in words(end)}.isdisjoint(word.casefold() for word in rule.reasons)
+    return not {word.casefold() for word in reasons_of(end)}.isdisjoint(
+        word.casefold() for word in rule.reasons
+    )
 
 
 def _is_one_of(raised: str | None, names: Sequence[str]) -> bool:

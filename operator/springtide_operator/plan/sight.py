@@ -31,7 +31,7 @@ LATE_SECONDS = 12.0
 """Kubelets renew their lease every ten seconds."""
 UNHEARD_SECONDS = 3.0
 """A pod that was asked for so long, and whose address is silent, is not heard of."""
-TOLD_SECONDS = 3.5
+TESTIMONY_SECONDS = 3.5
 """Without an answer, until status says that no step is known of."""
 
 MANY_LOST = 3
@@ -94,7 +94,7 @@ def is_unheard(pod: WorkerPod | ServerPod, observation: Observation) -> bool:
         if pod.uid in connected:
             return False
     told = testimony_of(pod.uid, observation)
-    if told is not None and told.heard:
+    if told is not None and told.reached:
         return False
     node = observation.nodes.get(pod.node) if observation.nodes and pod.node else None
     if node is not None and not node.gone and node.ready is None:

@@ -119,7 +119,7 @@ def events(old: dict[str, Any], new: dict[str, Any]) -> list[Event]:
 
 SAVE_SECONDS = 600.0
 DEAF_SECONDS = 30.0  # a coordinator that does not answer for so long tells nobody to save
-LAST_WORD_SECONDS = 30.0  # for the coordinator to tell, after the last worker's end, what was saved
+LAST_REPORT_SECONDS = 30.0  # for the coordinator to tell, after the last worker's end, what was saved
 
 
 def leave_by(job: Job) -> float:
@@ -148,7 +148,7 @@ def waits(job: Job, observation: Observation, ledger: Ledger, now: float) -> boo
         return True  # status says so with this round
     until = since + SAVE_SECONDS
     if not sizing.live_pods(observation):
-        until = min(until, _left_at(observation, since) + LAST_WORD_SECONDS)
+        until = min(until, _left_at(observation, since) + LAST_REPORT_SECONDS)
     deaf_since = observation.unreachable_since
     if now >= until or (deaf_since is not None and now - deaf_since >= DEAF_SECONDS):
         return False
@@ -166,7 +166,7 @@ def wakes(job: Job, observation: Observation) -> list[float]:
     until, since = leave_by(job), _halted_since(job)
     if not until or since is None:
         return []
-    return [until, _left_at(observation, since) + LAST_WORD_SECONDS]
+    return [until, _left_at(observation, since) + LAST_REPORT_SECONDS]
 
 
 def _left_at(observation: Observation, since: float) -> float:

@@ -10,11 +10,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-RANGE_LIMIT: Final = 1 << 53
+BATCH_NUMBER_LIMIT: Final = 1 << 53
 INTERVALS_LIMIT: Final = 2000  # its JSON fits a frame
 
 
-class RangeError(ValueError):
+class BatchNumberError(ValueError):
     """What is no set of ranges, or a range that cannot be."""
 
 
@@ -26,13 +26,13 @@ class IntervalSet:
     def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
         """intervals: (first, one after the last), sorted, neither empty nor touching each other.
 
-        Raise RangeError.
+        Raise BatchNumberError.
         """
         self._starts: list[int] = []
         self._stops: list[int] = []
         for start, stop in intervals:
-            if not 0 <= start < stop <= RANGE_LIMIT or (self._stops and start <= self._stops[-1]):
-                raise RangeError(f"{start}..{stop} does not follow {self.intervals()[-3:]}")
+            if not 0 <= start < stop <= BATCH_NUMBER_LIMIT or (self._stops and start <= self._stops[-1]):
+                raise BatchNumberError(f"{start}..{stop} does not follow {self.intervals()[-3:]}")
             self._starts.append(start)
             self._stops.append(stop)
 
@@ -40,9 +40,9 @@ class IntervalSet:
         return list(zip(self._starts, self._stops, strict=True))
 
     def add(self, number: int) -> bool:
-        """False: it was there. Raise RangeError for a number that cannot be, or for too many gaps."""
-        if not 0 <= number < RANGE_LIMIT:
-            raise RangeError(f"{number} is no range")
+        """False: it was there. Raise BatchNumberError for a number that cannot be, or for too many gaps."""
+        if not 0 <= number < BATCH_NUMBER_LIMIT:
+            raise BatchNumberError(f"{number} is no range")
         at = bisect_right(self._starts, number)
         if at and number < self._stops[at - 1]:
             return False
@@ -56,7 +56,7 @@ class IntervalSet:
         elif right:
             self._starts[at] = number
         elif len(self._starts) >= INTERVALS_LIMIT:
-            raise RangeError(f"range {number} would be the set's gap number {INTERVALS_LIMIT}")
+            raise BatchNumberError(f"range {number} would be the set's gap number {INTERVALS_LIMIT}")
         else:
             self._starts.insert(at, number)
             self._stops.insert(at, number + 1)
@@ -116,14 +116,14 @@ class IntervalSet:
 
     @classmethod
     def from_json(cls, value: Any) -> IntervalSet:
-        """Raise RangeError for what is none."""
+        """Raise BatchNumberError for what is none."""
         if (
             not isinstance(value, list)
             or len(value) % 2
             or len(value) > 2 * INTERVALS_LIMIT
             or not all(type(number) is int for number in value)
         ):
-            raise RangeError("a set of ranges is a list of at most 2000 pairs of numbers")
+            raise BatchNumberError("a set of ranges is a list of at most 2000 pairs of numbers")
         return cls(zip(value[::2], value[1::2], strict=True))
 
 
@@ -132,18 +132,18 @@ class AppliedBatches:
     those of them that changed nothing, since a gradient was not finite.
     """
 
-    __slots__ = ("applied", "ranges", "skipped")
+    __slots__ = ("applied", "intervals", "skipped")
 
-    def __init__(self, ranges: IntervalSet | None = None, applied: int = 0, skipped: int = 0) -> None:
-        self.ranges = IntervalSet() if ranges is None else ranges
+    def __init__(self, intervals: IntervalSet | None = None, applied: int = 0, skipped: int = 0) -> None:
+        self.intervals = IntervalSet() if intervals is None else intervals
         self.applied, self.skipped = applied, skipped
 
     def copy(self) -> AppliedBatches:
-        return AppliedBatches(self.ranges.copy(), self.applied, self.skipped)
+        return AppliedBatches(self.intervals.copy(), self.applied, self.skipped)
 
     def enter(self, number: int, skipped: bool = False) -> bool:
         """Write a range down; False: it is in the values already, and must not be applied."""
-        if not self.ranges.add(number):
+        if not self.intervals.add(number):
             return False
         self.applied += 1
         self.skipped += skipped
@@ -151,12 +151,12 @@ class AppliedBatches:
 
     def to_json(self) -> dict[str, Any]:
         skipped = {"skipped": self.skipped} if self.skipped else {}
-        return {"applied": self.applied, "ranges": self.ranges.to_json(), **skipped}
+        return {"applied": self.applied, "ranges": self.intervals.to_json(), **skipped}
 
     @classmethod
     def from_json(cls, value: Any) -> AppliedBatches:
-        """Raise RangeError for what is none."""
+        """Raise BatchNumberError for what is none."""
         counts = (value.get("applied"), value.get("skipped", 0)) if isinstance(value, dict) else (None,)
         if not all(type(count) is int and count >= 0 for count in counts):
-            raise RangeError("a chunk's book says how many updates were applied, and which ranges")
+            raise BatchNumberError("a chunk's book says how many updates were applied, and which ranges")
         return cls(IntervalSet.from_json(value.get("ranges")), *counts)

@@ -18,13 +18,13 @@ import torch
 from springtide_ps.params.applied import AppliedBatches
 from springtide_ps.params.fused import leaves_gradients, stepper
 from springtide_ps.params.optim import Update, UpdateError, check_options
-from springtide_ps.params.sparse_gradient import SparseGradient, count_selected
+from springtide_ps.params.sparse_gradient import SparseGradient, count_elements
 from springtide_ps.wire.frames import DTYPE_NAMES, DTYPES, joined
 
 PIECE_FIELDS: Final = 4
-ROUNDS_LIMIT: Final = 64
+BACKWARD_PASSES_LIMIT: Final = 64
 """Of backward passes in one step, whose sums servers keep until it is decided."""
-PARTS_LIMIT: Final = 256
+SUBSTEPS_LIMIT: Final = 256
 """Of optimizer steps, one after another, in one step."""
 GROUPS_LIMIT: Final = 1 << 16
 """Of parameter groups, those of all optimizers of a script together."""
@@ -50,8 +50,8 @@ class StepSpec:
     scale: they are multiplied by it. skip: nothing is applied. groups: the options by parameter group, of all
     optimizers one after another. unused: numbers of parameters to which no worker had a gradient, or whose
     optimizer makes no step. factors: by group, what the sums are multiplied by besides; none: 1.
-    round: of the step's sums, those that are meant. before: what is applied earlier in the same step, itself
-    without such.
+    backward_pass: of the step's sums, those that are meant. before: what is applied earlier in the same step,
+    itself without such.
     """
 
     scale: float
@@ -59,22 +59,22 @@ class StepSpec:
     groups: Groups
     unused: frozenset[int] = frozenset()
     factors: tuple[float, ...] = ()
-    round: int = 0
+    backward_pass: int = 0
     before: tuple[StepSpec, ...] = ()
 
     @property
-    def parts(self) -> tuple[StepSpec, ...]:
+    def substeps(self) -> tuple[StepSpec, ...]:
         """What is applied one after another."""
         return (*self.before, replace(self, before=())) if self.before else (self,)
 
     def first(self, count: int) -> StepSpec:
         """Only so many parts of it."""
-        parts = self.parts[:count]
+        parts = self.substeps[:count]
         return replace(parts[-1], before=parts[:-1])
 
     def begins(self, other: StepSpec) -> bool:
         """Whether its parts are the first ones of the other's."""
-        return self.parts == other.parts[: len(self.parts)]
+        return self.substeps == other.substeps[: len(self.substeps)]
 
     def to_json(self, groups: Callable[[Groups], Any] | None = None) -> dict[str, Any]:
         """Return the step in JSON's types.
@@ -85,7 +85,7 @@ class StepSpec:
         runs = [[len(list(run)), factor] for factor, run in groupby(self.factors)]
         return {
             **({"factors": runs} if runs else {}),
-            **({"round": self.round} if self.round else {}),
+            **({"round": self.backward_pass} if self.backward_pass else {}),
             **({"before": [part.to_json(groups) for part in self.before]} if self.before else {}),
             "scale": self.scale,
             "skip": self.skip,
@@ -114,7 +114,7 @@ class StepSpec:
             factors = _factors_in(value.get("factors", ()), len(options))
             unused = _numbers_in(value["unused"])
             number, earlier = int(value.get("round", 0)), list(value.get("before", ()))
-            if not 0 <= number < ROUNDS_LIMIT or len(earlier) >= PARTS_LIMIT:
+            if not 0 <= number < BACKWARD_PASSES_LIMIT or len(earlier) >= SUBSTEPS_LIMIT:
                 raise ValueError(f"round {number} after {len(earlier)} parts of a step")
             if any("before" in part for part in earlier):
                 raise ValueError("a part of a step has no parts")
@@ -167,7 +167,7 @@ class Chunk:
     """values: flat, of this chunk's own memory. pieces: int64 [n, 4] of (parameter's number, its group, first
     element, element after the last); elements in no piece are padding and stay as they are. groups: of its
     optimizer. first: where these are among the groups of all optimizers, `among` of them (0: there is one
-    optimizer). book: which ranges the values hold, where workers do not step together.
+    optimizer). applied_batches: which ranges the values hold, where workers do not step together.
 
     Raise ChunkError for pieces outside of the values, UpdateError for an optimizer that does not exist.
     """
@@ -187,7 +187,7 @@ class Chunk:
         if not 0 <= first <= self._among - len(groups):
             raise ChunkError(f"an optimizer's {len(groups)} groups from {first} are not among {among}")
         self.values = values
-        self.book: AppliedBatches | None = None
+        self.applied_batches: AppliedBatches | None = None
         self.optimizer_name = optimizer
         self.pieces = [tuple(piece) for piece in pieces]
         end = 0
@@ -199,7 +199,7 @@ class Chunk:
         used = sorted({group for _, group, _, _ in self.pieces})
         self._tensors = [values[start:stop] for _, _, start, stop in self.pieces]
         self._group_numbers = used
-        check_recipe(optimizer, [self._groups[number] for number in used])
+        check_spec(optimizer, [self._groups[number] for number in used])
         # A script may have set options that torch takes in a step and not when an optimizer is made (nesterov
         # while momentum rests, say): so they are set afterwards, but for those of a state that begins.
         begun = {name: self._groups[used[0]][name] for name in _OF_STATES if name in self._groups[used[0]]}
@@ -233,11 +233,11 @@ class Chunk:
         if nbytes != wanted:
             raise ChunkError(f"a gradient brings {nbytes} bytes, {wanted} belong there")
 
-    def check_selected(self, nbytes: int, dtype: torch.dtype | None) -> None:
+    def check_sparse(self, nbytes: int, dtype: torch.dtype | None) -> None:
         """Raise ChunkError or SparseGradientError unless so many bytes can be a selection of its elements."""
         if dtype is not self.dtype:
             raise ChunkError(f"elements of a gradient are {self.dtype} here, not {dtype}")
-        count_selected(nbytes, dtype, self.values.numel())
+        count_elements(nbytes, dtype, self.values.numel())
 
     def add(
         self, total: torch.Tensor | None, gradient: torch.Tensor | SparseGradient, spare: torch.Tensor | None
@@ -252,31 +252,31 @@ class Chunk:
         first = torch.empty_like(self.values) if spare is None else spare
         return first.copy_(gradient)
 
-    def apply(self, total: torch.Tensor, recipe: StepSpec, keep: bool = False) -> None:
+    def apply(self, total: torch.Tensor, step_spec: StepSpec, keep: bool = False) -> None:
         """One optimizer step with the sums of the gradients (like the values), which are used up unless
         `keep`.
         """
-        if recipe.skip:
+        if step_spec.skip:
             return
-        self.check(recipe)
-        scale = recipe.scale * (recipe.factors[self.first] if recipe.factors else 1.0)
+        self.check(step_spec)
+        scale = step_spec.scale * (step_spec.factors[self.first] if step_spec.factors else 1.0)
         if scale != 1.0:
             total = total * scale if keep else total.mul_(scale)
         elif keep and not leaves_gradients(self._optimizer):
             total = total.clone()
-        self._groups = recipe.groups[self.first : self.first + len(self._groups)]
+        self._groups = step_spec.groups[self.first : self.first + len(self._groups)]
         for number, group in zip(self._group_numbers, self._optimizer.param_groups, strict=True):
             group.update(options_of(self._groups[number]))
         for tensor, (parameter, _, start, stop) in zip(self._tensors, self.pieces, strict=True):
-            tensor.grad = None if parameter in recipe.unused else total[start:stop]
+            tensor.grad = None if parameter in step_spec.unused else total[start:stop]
         self._make_step()
         for tensor in self._tensors:
             tensor.grad = None
 
-    def check(self, recipe: StepSpec) -> None:
+    def check(self, step_spec: StepSpec) -> None:
         """Raise ChunkError for a recipe of another optimizer."""
-        if len(recipe.groups) != self._among:
-            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {self._among}")
+        if len(step_spec.groups) != self._among:
+            raise ChunkError(f"the step has {len(step_spec.groups)} parameter groups, not {self._among}")
 
     def square_norm(self, total: torch.Tensor) -> float:
         """Sum of the squares of the sums, padding left out; finite exactly when all of them are.
@@ -295,7 +295,7 @@ class Chunk:
             parts.append(torch.tensor(present, dtype=torch.uint8))
             held = [state[name].reshape(-1) for state in states if name in state]
             parts.append(torch.cat(held))
-        booked = {} if self.book is None else {"book": self.book.to_json()}
+        booked = {} if self.applied_batches is None else {"book": self.applied_batches.to_json()}
         one = self.first == 0 and self._among == len(self._groups)
         return {
             **booked,
@@ -364,7 +364,7 @@ class Chunk:
             return False
         for a, b in zip(mine, theirs, strict=True):
             a.copy_(b)
-        self.book = None if other.book is None else other.book.copy()
+        self.applied_batches = None if other.applied_batches is None else other.applied_batches.copy()
         return True
 
     def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Chunk:
@@ -389,7 +389,7 @@ class Chunk:
                 int(meta.get("among", 0)),
             )
             if "book" in meta:
-                chunk.book = AppliedBatches.from_json(meta["book"])
+                chunk.applied_batches = AppliedBatches.from_json(meta["book"])
             fields = meta.get("state", [])
             if len(fields) > _NAMES_LIMIT:
                 raise ChunkError(f"an optimizer with {len(fields)} kinds of state is not known")
@@ -453,7 +453,7 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if name == "betas" else value for name, value in group.items()}
 
 
-def check_recipe(optimizer: str, groups: Collection[Mapping[str, Any]]) -> None:
+def check_spec(optimizer: str, groups: Collection[Mapping[str, Any]]) -> None:
     """Raise UpdateError for options that the optimizer does not have."""
     for group in groups:
         check_options(optimizer, group)

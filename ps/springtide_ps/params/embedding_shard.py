@@ -54,38 +54,38 @@ def records(heads: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
     return torch.cat((words, gradients.contiguous().view(word)), 1)
 
 
-def record_bytes(dim: int, dtype: torch.dtype, counted: bool = False) -> int:
+def record_bytes(dim: int, dtype: torch.dtype, has_counts: bool = False) -> int:
     """Of one record with a gradient of that type."""
-    return _ID_BYTES * (1 + counted) + dim * dtype.itemsize
+    return _ID_BYTES * (1 + has_counts) + dim * dtype.itemsize
 
 
-def widened(payload: torch.Tensor, dim: int, dtype: torch.dtype, counted: bool = False) -> torch.Tensor:
+def widened(payload: torch.Tensor, dim: int, dtype: torch.dtype, has_counts: bool = False) -> torch.Tensor:
     """Records with float32 gradients (flat int32), of the memory (uint8) of records with 16-bit ones."""
-    width = _ID_BYTES * (1 + counted) // 2
+    width = _ID_BYTES * (1 + has_counts) // 2
     parts = payload.view(torch.int16).view(-1, width + dim)
-    heads = _heads(parts[:, :width], counted)
+    heads = _heads(parts[:, :width], has_counts)
     gradients = parts[:, width:].contiguous().view(dtype)
     return records(heads, gradients.to(torch.float32)).view(-1)
 
 
-def unpack(rows: torch.Tensor, dim: int, counted: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def unpack(rows: torch.Tensor, dim: int, has_counts: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """(heads int64 [n], or [n, 2] of counted ones, gradients float32 [n, dim]) of records, flat or not."""
-    width = ID_WORDS * (1 + counted)
+    width = ID_WORDS * (1 + has_counts)
     table = rows.view(-1, width + dim)
-    return _heads(table[:, :width], counted), table[:, width:].contiguous().view(torch.float32)
+    return _heads(table[:, :width], has_counts), table[:, width:].contiguous().view(torch.float32)
 
 
-def _heads(words: torch.Tensor, counted: bool) -> torch.Tensor:
+def _heads(words: torch.Tensor, has_counts: bool) -> torch.Tensor:
     if not len(words):
-        return torch.empty((0, 2) if counted else 0, dtype=torch.int64)
+        return torch.empty((0, 2) if has_counts else 0, dtype=torch.int64)
     heads = words.reshape(-1).view(torch.int64)
-    return heads.view(-1, 2) if counted else heads
+    return heads.view(-1, 2) if has_counts else heads
 
 
 class Slice:
     """parameter: number of the table among the model's parameters. groups: of all optimizers, one after
     another. group: whose options its steps have. first: where the groups of the table's optimizer begin.
-    book: which ranges the rows hold, where workers do not step together.
+    applied_batches: which ranges the rows hold, where workers do not step together.
 
     Raise ChunkError or TableError for what cannot be.
     """
@@ -107,7 +107,7 @@ class Slice:
         self.first = first
         self.table = Table(spec, memory, lambda: others(self.table.nbytes))
         self.parameter, self.group, self.groups = parameter, group, groups
-        self.book: AppliedBatches | None = None
+        self.applied_batches: AppliedBatches | None = None
         self._memory, self._others = memory, others
 
     @property
@@ -115,18 +115,18 @@ class Slice:
         return self.table.nbytes
 
     @property
-    def counted(self) -> bool:
+    def has_counts(self) -> bool:
         """Whether its records have counts, by which their gradients are divided."""
         return self.table.spec.by_frequency
 
     @property
     def record_words(self) -> int:
         """Of 4 bytes, in a record with a float32 gradient."""
-        return ID_WORDS * (1 + self.counted) + self.table.spec.dim
+        return ID_WORDS * (1 + self.has_counts) + self.table.spec.dim
 
     def record_bytes(self, dtype: torch.dtype) -> int:
         """Of one record with a gradient of that type."""
-        return record_bytes(self.table.spec.dim, dtype, self.counted)
+        return record_bytes(self.table.spec.dim, dtype, self.has_counts)
 
     def check_gradient(self, nbytes: int, dtype: torch.dtype | None) -> None:
         """Raise ChunkError unless so many bytes are whole records."""
@@ -145,13 +145,13 @@ class Slice:
     def records_in(self, payload: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The records as `apply` takes them, of the memory (uint8) of checked ones; it may be the same."""
         if dtype.itemsize < torch.float32.itemsize:
-            return widened(payload, self.table.spec.dim, dtype, self.counted)
+            return widened(payload, self.table.spec.dim, dtype, self.has_counts)
         return payload.view(self.dtype)
 
-    def check(self, recipe: StepSpec) -> None:
+    def check(self, step_spec: StepSpec) -> None:
         """Raise ChunkError for a recipe of another optimizer."""
-        if len(recipe.groups) != len(self.groups):
-            raise ChunkError(f"the step has {len(recipe.groups)} parameter groups, not {len(self.groups)}")
+        if len(step_spec.groups) != len(self.groups):
+            raise ChunkError(f"the step has {len(step_spec.groups)} parameter groups, not {len(self.groups)}")
 
     def add(
         self, total: torch.Tensor | None, gradient: torch.Tensor, spare: torch.Tensor | None
@@ -162,28 +162,28 @@ class Slice:
         if not gradient.numel():
             return total
         dim = self.table.spec.dim
-        ids, rows = unpack(torch.cat((total, gradient.view(-1))), dim, self.counted)
-        if self.counted:
+        ids, rows = unpack(torch.cat((total, gradient.view(-1))), dim, self.has_counts)
+        if self.has_counts:
             return records(*summed(ids, rows)).view(-1)
         unique, inverse = np.unique(ids.numpy(), return_inverse=True)
         sums = torch.zeros(len(unique), dim).index_add_(0, torch.from_numpy(inverse.reshape(-1)), rows)
         return records(torch.from_numpy(unique), sums).view(-1)
 
-    def apply(self, total: torch.Tensor, recipe: StepSpec, keep: bool = False) -> None:
+    def apply(self, total: torch.Tensor, step_spec: StepSpec, keep: bool = False) -> None:
         """One step of the sparse optimizer with the sums, which are used up unless `keep`; none if no worker
         used the table.
         """
-        self.check(recipe)
-        if recipe.skip:
+        self.check(step_spec)
+        if step_spec.skip:
             return
-        self.groups = recipe.groups
-        if self.parameter in recipe.unused:
+        self.groups = step_spec.groups
+        if self.parameter in step_spec.unused:
             return
         ids, gradients = self._gradients(total.clone() if keep else total)
         options = self.groups[self.group]
-        factor = -recipe.scale if options.get("maximize") else recipe.scale
-        if recipe.factors:
-            factor *= recipe.factors[self.group]
+        factor = -step_spec.scale if options.get("maximize") else step_spec.scale
+        if step_spec.factors:
+            factor *= step_spec.factors[self.group]
         if factor != 1.0:
             gradients.mul_(factor)
         known = OPTIMIZERS[self.table.spec.optimizer]
@@ -196,7 +196,7 @@ class Slice:
 
     def _gradients(self, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids, gradients) that the sums are."""
-        return divided(*unpack(total, self.table.spec.dim, self.counted))
+        return divided(*unpack(total, self.table.spec.dim, self.has_counts))
 
     def rows(self, ids: Ids) -> torch.Tensor:
         """float32 [len(ids), dim]; what is not there yet as it would be made."""
@@ -204,7 +204,7 @@ class Slice:
 
     def ids_in(self, total: torch.Tensor) -> torch.Tensor:
         """Of the rows that the sums are of, int64 [n]."""
-        return ids_of(unpack(total, self.table.spec.dim, self.counted)[0])
+        return ids_of(unpack(total, self.table.spec.dim, self.has_counts)[0])
 
     def some(self, ids: Ids) -> Slice:
         """Those of these rows (each once) that are there, with the optimizer's state; none are let go."""
@@ -231,7 +231,7 @@ class Slice:
     def about(self) -> dict[str, Any]:
         """The JSON of a dump."""
         return {
-            **({} if self.book is None else {"book": self.book.to_json()}),
+            **({} if self.applied_batches is None else {"book": self.applied_batches.to_json()}),
             "table": spec_to_json(self.table.spec),
             "parameter": self.parameter,
             "group": self.group,
@@ -275,7 +275,7 @@ class Slice:
             if count < 0 or nbytes != count * (16 + 4 * dim * made.table.width):
                 raise ChunkError(f"{nbytes} bytes are not {count} rows of dimension {dim}")
             if "book" in meta:
-                made.book = AppliedBatches.from_json(meta["book"])
+                made.applied_batches = AppliedBatches.from_json(meta["book"])
             made.table.begin(count, int(meta.get("pushes", 0)))
             made.table.evicted = int(meta.get("evicted", 0))
         except (ChunkError, TableError):

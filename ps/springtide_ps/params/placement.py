@@ -30,7 +30,7 @@ class Chunk:
         return f"{self.key}#{self.index}"
 
 
-def cut(key: str, elements: int, element_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> list[Chunk]:
+def split(key: str, elements: int, element_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> list[Chunk]:
     """Cut a tensor into equal chunks of at most `chunk_bytes` (the last may be smaller); an empty one is one.
 
     Raise ValueError for a chunk smaller than an element.

@@ -33,7 +33,7 @@ def pack(selected: SparseGradient) -> torch.Tensor:
     return joined(selected.indices, selected.values)
 
 
-def count_selected(nbytes: int, dtype: torch.dtype, elements: int) -> int:
+def count_elements(nbytes: int, dtype: torch.dtype, elements: int) -> int:
     """How many elements of `elements` come in so many bytes. Raise SparseGradientError."""
     width = INDEX_BYTES + dtype.itemsize
     if nbytes % width or nbytes // width > elements:
@@ -45,7 +45,7 @@ def count_selected(nbytes: int, dtype: torch.dtype, elements: int) -> int:
 
 def unpack(payload: torch.Tensor, dtype: torch.dtype, elements: int) -> SparseGradient:
     """What was packed; its memory is the payload's. Raise SparseGradientError for indices that cannot be."""
-    count = count_selected(payload.numel(), dtype, elements)
+    count = count_elements(payload.numel(), dtype, elements)
     numbers = payload[: count * INDEX_BYTES]
     values = payload[count * INDEX_BYTES :]
     if values.storage_offset() % dtype.itemsize:

@@ -18,25 +18,25 @@ from typing import Any, Final
 
 import torch
 
-from springtide_ps.params.applied import AppliedBatches, IntervalSet, RangeError
+from springtide_ps.params.applied import AppliedBatches, BatchNumberError, IntervalSet
 from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.sparse_gradient import unpack
-from springtide_ps.server import speculative_ranges
-from springtide_ps.server.gradient_stash import GradientStash, Offer
+from springtide_ps.server import speculative_batches
+from springtide_ps.server.gradient_stash import GradientStash, StashedGradient
 from springtide_ps.server.kv_handler import Answer, Counters
 from springtide_ps.server.lease_table import LeaseError, Leases, Over, Wait
 from springtide_ps.server.replication_acks import ReplicationAcks
-from springtide_ps.server.step_protocol import MEMBERS_LIMIT, RoundError, StaleError, Token
+from springtide_ps.server.step_protocol import MEMBERS_LIMIT, StaleError, StepProtocolError, Token
 from springtide_ps.server.sync_handler import Reply, SyncHandler, dtype_in, key_in, number_in, token_in
 from springtide_ps.wire.frames import NO_REPLY, Frame, FrameError, Header, Kind, memory
 from springtide_ps.wire.options import spec_in
 
 log = logging.getLogger("springtide.ps")
 
-_OFFERS: Final = (Kind.OFFER, Kind.OFFER_EARLY, Kind.COPY_OFFER)
+_EARLY_PUSHES: Final = (Kind.EARLY_PUSH, Kind.SPECULATIVE_PUSH, Kind.COPY_EARLY_PUSH)
 KINDS: Final = frozenset(
-    {*(kind for kind in Kind if Kind.PUSH_RANGE <= kind <= Kind.LEASE), *_OFFERS, Kind.FINISHED}
+    {*(kind for kind in Kind if Kind.PUSH_BATCH <= kind <= Kind.LEASE), *_EARLY_PUSHES, Kind.FINISHED}
 )
 _FORM: Final = ("d", "sel")
 _NAMED_LIMIT: Final = 1024
@@ -58,14 +58,15 @@ class _Asked:
 
 
 class AsyncHandler:
-    """Raises RoundError, RangeError, LeaseError or ChunkError for what cannot be done, FrameError for what no
-    client of ours sends. `offered` tells how many bytes of offers all clients have here.
+    """Raises StepProtocolError, BatchNumberError, LeaseError or ChunkError for what cannot be done,
+    FrameError for what no client of ours sends. `offered` tells how many bytes of offers all clients have
+    here.
     """
 
     def __init__(self, steps: SyncHandler, counters: Counters, offered: Callable[[], int]) -> None:
         self._steps, self._store, self._counters = steps, steps.store, counters
-        self._offered = offered
-        self._early = itertools.count(1)
+        self._stash_used = offered
+        self._early_numbers = itertools.count(1)
         self._acks = ReplicationAcks()
         steps.entered = self._acks.enter
         self._lock = threading.Lock()
@@ -81,15 +82,15 @@ class AsyncHandler:
 
     def check(self, header: Header, meta: dict[str, Any]) -> None:
         """Refuse a payload of another size than it must have; nothing is allocated before."""
-        pushes = header.kind in (Kind.PUSH_RANGE, Kind.COPY_RANGE) and "o" not in meta
-        if not pushes and header.kind not in _OFFERS:
+        pushes = header.kind in (Kind.PUSH_BATCH, Kind.COPY_BATCH) and "o" not in meta
+        if not pushes and header.kind not in _EARLY_PUSHES:
             if header.payload_bytes:
                 raise FrameError(f"{header.kind.name} brings no tensor")
             return
         key = key_in(meta)
-        if header.kind in _OFFERS:
+        if header.kind in _EARLY_PUSHES:
             self._store.check_member(token_in(meta), str(meta.get("me")))
-            self._steps.check_room(f"the offer of {key!r}", header.payload_bytes, self._offered())
+            self._steps.check_room(f"the offer of {key!r}", header.payload_bytes, self._stash_used())
         self._store.check_pushed(key, header.payload_bytes, dtype_in(meta), bool(meta.get("sel")))
 
     def answer(
@@ -101,30 +102,33 @@ class AsyncHandler:
         """
         token, number = token_in(meta), header.request
         match header.kind:
-            case Kind.OFFER | Kind.COPY_OFFER:
-                self._offer(header.kind, token, meta, payload.clone(), offers)
+            case Kind.EARLY_PUSH | Kind.COPY_EARLY_PUSH:
+                self._push_early(header.kind, token, meta, payload.clone(), offers)
                 if number != NO_REPLY:
                     reply(Answer(Frame(Kind.DONE, number)))
-            case Kind.OFFER_EARLY:
+            case Kind.SPECULATIVE_PUSH:
                 if number == NO_REPLY:
                     raise FrameError("an offer whose values are wanted early has a number")
-                made = self._offer(header.kind, token, meta, payload.clone(), offers)
+                made = self._push_early(header.kind, token, meta, payload.clone(), offers)
                 if made is None:
                     reply(Answer(Frame(Kind.DONE, number, {"late": True})))
                 else:
                     frame = Frame(Kind.VALUES, number, _about(made[0]), made[1].nbytes)
                     reply(Answer(frame, memory(made[1])))
-            case Kind.PUSH_RANGE | Kind.COPY_RANGE:
+            case Kind.PUSH_BATCH | Kind.COPY_BATCH:
                 self._push(header.kind, token, number, meta, payload, reply, offers)
             case Kind.PULL_CHUNK:
                 self._store.dense(key_in(meta))
                 with self._store.locked(token, key_in(meta)) as shard:
-                    about, values = _about(shard.chunk.book), _values(shard.chunk).clone()
+                    about, values = _about(shard.chunk.applied_batches), _values(shard.chunk).clone()
                 self._counters.pulls += 1
                 reply(Answer(Frame(Kind.VALUES, number, about, values.nbytes), memory(values)))
-            case Kind.BOOKS:
-                books = {key: _about(book) for key, book in self._store.books(token).items()}
-                block = torch.frombuffer(bytearray(json.dumps(books).encode()), dtype=torch.uint8)
+            case Kind.APPLIED_BATCHES:
+                applied_of = {
+                    key: _about(applied_batches)
+                    for key, applied_batches in self._store.applied_batches(token).items()
+                }
+                block = torch.frombuffer(bytearray(json.dumps(applied_of).encode()), dtype=torch.uint8)
                 reply(Answer(Frame(Kind.VALUES, number, {}, block.nbytes), memory(block)))
             case Kind.OPEN:
                 self._open(token, meta)
@@ -139,25 +143,33 @@ class AsyncHandler:
 
     # ---- values
 
-    def _offer(
+    def _push_early(
         self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, offers: GradientStash
     ) -> tuple[AppliedBatches, torch.Tensor] | None:
         """Set it aside; what is sent early of it, if anything is."""
-        key, early, made = key_in(meta), kind is Kind.OFFER_EARLY, None
+        key, early, made = key_in(meta), kind is Kind.SPECULATIVE_PUSH, None
         form: dict[str, Any] = {name: meta[name] for name in _FORM if name in meta}
-        offer = Offer(number_in(meta, "o"), form, payload, next(self._early) if early else 0)
+        offer = StashedGradient(
+            number_in(meta, "o"), form, payload, next(self._early_numbers) if early else 0
+        )
         # Before the chunk's lock: to count what there is takes the one in which others wait for that.
-        makes = early and self._steps.has_room_twice(self._offered())
-        if kind is not Kind.COPY_OFFER:
+        makes = early and self._steps.has_room_twice(self._stash_used())
+        if kind is not Kind.COPY_EARLY_PUSH:
             with self._store.locked(token, key) as shard:
                 # In the lock, which a copy in the making is sent in as well: that comes there first.
                 for address in shard.forward:
                     about = {"k": key, "o": offer.number, "me": meta["me"], **offer.form}
-                    offer.passed[address] = self._tell(address, Kind.COPY_OFFER, token, about, payload)
+                    offer.passed[address] = self._announce(
+                        address, Kind.COPY_EARLY_PUSH, token, about, payload
+                    )
                 if makes:
-                    recipe, of_range = spec_in(meta), number_in(meta, "r")
-                    made = speculative_ranges.speculate(
-                        shard, offer.early, of_range, recipe, lambda chunk: _gradient(chunk, meta, payload)
+                    step_spec, of_batch = spec_in(meta), number_in(meta, "r")
+                    made = speculative_batches.speculate(
+                        shard,
+                        offer.speculative,
+                        of_batch,
+                        step_spec,
+                        lambda chunk: _gradient(chunk, meta, payload),
                     )
         offers.put(token, _owner(kind, meta), key, offer)
         return made
@@ -172,53 +184,53 @@ class AsyncHandler:
         reply: Reply,
         offers: GradientStash,
     ) -> None:
-        key, recipe, of_range = key_in(meta), spec_in(meta), number_in(meta, "r")
+        key, step_spec, of_batch = key_in(meta), spec_in(meta), number_in(meta, "r")
         copies: list[Future[Any]] = []
         fresh, offer = False, None
         self._store.check_token(token, booked=True)
         if "o" in meta:
             offer = offers.take(token, _owner(kind, meta), key, number_in(meta, "o"))
-            if offer is None and kind is Kind.COPY_RANGE:
-                raise RoundError(f"what was offered for a copy of {key!r} is not here")
+            if offer is None and kind is Kind.COPY_BATCH:
+                raise StepProtocolError(f"what was offered for a copy of {key!r} is not here")
             if offer is None:
                 reply(Answer(Frame(Kind.DONE, number, {"whole": True})))
                 return
             meta = {**meta, **offer.form}
             # The update uses it up, though it may still be on its way to a copy: that one gets it again.
             payload = offer.payload
-        if kind is Kind.COPY_RANGE and self._store.replicator.is_coming(key):
+        if kind is Kind.COPY_BATCH and self._store.replicator.is_coming(key):
             kept = payload.clone() if offer is None else payload
-            if self._store.postpone(token, key, partial(_late, of_range, recipe, kept, dtype_in(meta))):
+            if self._store.postpone(token, key, partial(_late, of_batch, step_spec, kept, dtype_in(meta))):
                 reply(Answer(Frame(Kind.DONE, number)))
                 return
         try:
             with self._store.locked(token, key) as shard:
                 chunk = shard.chunk
-                chunk.check(recipe)
+                chunk.check(step_spec)
                 gradient = _gradient(chunk, meta, payload)
                 self._store.before_push(key, chunk)
-                chunk.book = chunk.book or AppliedBatches()
-                before = chunk.book.applied
-                fresh = chunk.book.enter(of_range, recipe.skip)
+                chunk.applied_batches = chunk.applied_batches or AppliedBatches()
+                before = chunk.applied_batches.applied
+                fresh = chunk.applied_batches.enter(of_batch, step_spec.skip)
                 if fresh:
                     # Before the update, which uses the gradient up; in the lock, for copies keep the order.
                     copies = self._copies(shard.forward, token, meta, payload, offer)
-                    number_early = 0 if offer is None else offer.early
-                    speculative_ranges.apply(shard, number_early, before, recipe, gradient)
+                    number_early = 0 if offer is None else offer.speculative
+                    speculative_batches.apply(shard, number_early, before, step_spec, gradient)
                     chunk = shard.chunk
-                about = {**_about(chunk.book), "already": not fresh, "before": before}
-                bare = kind is Kind.COPY_RANGE or bool(meta.get("bare")) or isinstance(chunk, Slice)
+                about = {**_about(chunk.applied_batches), "already": not fresh, "before": before}
+                bare = kind is Kind.COPY_BATCH or bool(meta.get("bare")) or isinstance(chunk, Slice)
                 values = _NONE if bare else _values(chunk).clone()
         except Exception as error:
             if not fresh:
                 raise
-            log.exception("a chunk is given up: %s, range %d", key, of_range)
+            log.exception("a chunk is given up: %s, range %d", key, of_batch)
             raise self._store.give_up(key, error) from None  # half an update may be in it
         if fresh:
-            self._counters.ranges += 1
+            self._counters.batches += 1
         else:
             self._counters.repeated += 1
-        if kind is Kind.PUSH_RANGE:
+        if kind is Kind.PUSH_BATCH:
             self._counters.pushes += 1
             if fresh and isinstance(chunk, Slice):
                 rows = gradient.numel() // chunk.record_words
@@ -234,7 +246,7 @@ class AsyncHandler:
         token: Token,
         meta: dict[str, Any],
         payload: torch.Tensor,
-        offer: Offer | None,
+        offer: StashedGradient | None,
     ) -> list[Future[Any]]:
         """Have the chunk's copies make the same update."""
         there = set[str]() if offer is None else offer.at(addresses)
@@ -242,17 +254,17 @@ class AsyncHandler:
         named = {**about, "o": meta.get("o"), "me": meta.get("me")}
         about |= {name: meta[name] for name in _FORM if name in meta}
         return [
-            self._tell(address, Kind.COPY_RANGE, token, named, payload[:0])
+            self._announce(address, Kind.COPY_BATCH, token, named, payload[:0])
             if address in there
-            else self._tell(address, Kind.COPY_RANGE, token, about, payload.clone())
+            else self._announce(address, Kind.COPY_BATCH, token, about, payload.clone())
             for address in addresses
         ]
 
-    def _tell(
+    def _announce(
         self, address: str, kind: Kind, token: Token, about: dict[str, Any], payload: torch.Tensor
     ) -> Future[Any]:
         try:
-            return self._steps.tell(address, kind, token, about, payload)
+            return self._steps.ask_for_copy(address, kind, token, about, payload)
         except (KeyError, ConnectionError) as error:
             failed: Future[Any] = Future()
             failed.set_exception(error)
@@ -280,7 +292,7 @@ class AsyncHandler:
         self._decide()
 
     def _finished(self, token: Token, meta: dict[str, Any]) -> None:
-        member, done = str(meta.get("me")), _ranges_in(meta, "done")
+        member, done = str(meta.get("me")), _batches_in(meta, "done")
         self._store.check_token(token)
         with self._lock:
             if token == self._token and self._leases is not None:
@@ -289,7 +301,7 @@ class AsyncHandler:
         self._decide()
 
     def _lease(self, token: Token, number: int, meta: dict[str, Any], reply: Reply) -> None:
-        member, sent = str(meta.get("me")), _ranges_in(meta, "sent")
+        member, sent = str(meta.get("me")), _batches_in(meta, "sent")
         first, stop = number_in(meta, "first"), number_in(meta, "stop")
         if first >= stop:
             raise FrameError("a window of ranges is not empty")
@@ -338,14 +350,14 @@ class AsyncHandler:
 
 def _owner(kind: Kind, meta: dict[str, Any]) -> str:
     """Whose offer it is, among those that come over one connection."""
-    return str(meta.get("me")) if kind in (Kind.COPY_OFFER, Kind.COPY_RANGE) else ""
+    return str(meta.get("me")) if kind in (Kind.COPY_EARLY_PUSH, Kind.COPY_BATCH) else ""
 
 
-def _about(book: AppliedBatches | None) -> dict[str, Any]:
-    return (AppliedBatches() if book is None else book).to_json()
+def _about(applied_batches: AppliedBatches | None) -> dict[str, Any]:
+    return (AppliedBatches() if applied_batches is None else applied_batches).to_json()
 
 
-def _ranges_in(meta: dict[str, Any], name: str) -> list[int]:
+def _batches_in(meta: dict[str, Any], name: str) -> list[int]:
     value = meta.get(name, [])
     if (
         not isinstance(value, list)
@@ -370,17 +382,19 @@ def _gradient(chunk: Chunk | Slice, meta: dict[str, Any], payload: torch.Tensor)
     return payload.view(dtype_in(meta)).to(chunk.dtype)
 
 
-def _late(of_range: int, recipe: StepSpec, payload: torch.Tensor, dtype: torch.dtype, piece: Slice) -> None:
+def _late(
+    of_batch: int, step_spec: StepSpec, payload: torch.Tensor, dtype: torch.dtype, piece: Slice
+) -> None:
     """Make a range on a slice that was on its way when the range came."""
-    piece.check(recipe)
-    piece.book = piece.book or AppliedBatches()
-    if piece.book.enter(of_range, recipe.skip):
-        piece.apply(piece.records_in(payload, dtype), recipe)
+    piece.check(step_spec)
+    piece.applied_batches = piece.applied_batches or AppliedBatches()
+    if piece.applied_batches.enter(of_batch, step_spec.skip):
+        piece.apply(piece.records_in(payload, dtype), step_spec)
 
 
 def _answered(frame: Frame, values: torch.Tensor, error: str) -> Answer:
     if error:
-        return _refused(frame.request, RoundError(f"a copy could not be made: {error}"))
+        return _refused(frame.request, StepProtocolError(f"a copy could not be made: {error}"))
     return Answer(frame, memory(values))
 
 
@@ -388,4 +402,4 @@ def _refused(number: int, error: Exception) -> Answer:
     return Answer(Frame(Kind.REFUSED, number, {"error": type(error).__name__, "message": str(error)}))
 
 
-REFUSALS: Final = (RangeError, LeaseError)
+REFUSALS: Final = (BatchNumberError, LeaseError)

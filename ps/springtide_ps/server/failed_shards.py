@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 
-_TOLD: Final = 3
+_MAX_REASONS: Final = 3
 _TEXT_LIMIT: Final = 400
 
 
-class StepFailedError(RoundError):
+class StepFailedError(StepProtocolError):
     """The optimizer's step on a chunk failed, and the chunk is held no more."""
 
 
@@ -39,11 +39,11 @@ class FailedShards:
         """Return whether the shard was held here and its update failed."""
         return key in self._why
 
-    def error_for(self, key: str) -> RoundError:
+    def error_for(self, key: str) -> StepProtocolError:
         """Return the error for a request about a shard that this server does not hold."""
-        return self._why.get(key) or RoundError(f"chunk {key!r} is not held here")
+        return self._why.get(key) or StepProtocolError(f"chunk {key!r} is not held here")
 
     @property
-    def told(self) -> dict[str, str]:
+    def reasons(self) -> dict[str, str]:
         """Return the reasons by key, of a few shards."""
-        return {key: str(self._why[key]) for key in sorted(self._why)[:_TOLD]}
+        return {key: str(self._why[key]) for key in sorted(self._why)[:_MAX_REASONS]}

@@ -21,21 +21,21 @@ from springtide_ps.server.step_protocol import Token
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class StashedGradient:
     """A gradient that is set aside until a push names it.
 
     Attributes:
         number: chosen by the owner, of the body that it belongs to.
         form: what a push says about its tensor.
         payload: uint8, memory of its own.
-        early: its number among those whose values were sent before the push; 0: it is none of them.
+        speculative: its number among those whose values were sent before the push; 0: it is none of them.
         passed: by address of a copy, the answer to it there (a Future).
     """
 
     number: int
     form: Mapping[str, Any]
     payload: torch.Tensor
-    early: int = 0
+    speculative: int = 0
     passed: dict[str, Any] = field(default_factory=dict)
 
     def at(self, addresses: Collection[str]) -> set[str]:
@@ -58,15 +58,15 @@ class GradientStash:
 
     def __init__(self) -> None:
         self._token: Token = (0, 0, 0)
-        self._held: dict[tuple[str, str], Offer] = {}
+        self._held: dict[tuple[str, str], StashedGradient] = {}
         self.nbytes = 0
 
     @property
-    def offers(self) -> dict[tuple[str, str], Offer]:
+    def stashed(self) -> dict[tuple[str, str], StashedGradient]:
         """Return what is set aside, by owner and chunk; any thread may look."""
         return dict(self._held)
 
-    def put(self, token: Token, owner: str, key: str, offer: Offer) -> None:
+    def put(self, token: Token, owner: str, key: str, offer: StashedGradient) -> None:
         """Set a gradient aside in place of an earlier one, and forget those of older generations."""
         if token != self._token:
             self.forget()
@@ -75,7 +75,7 @@ class GradientStash:
         self._held[owner, key] = offer
         self.nbytes += offer.payload.nbytes
 
-    def take(self, token: Token, owner: str, key: str, number: int) -> Offer | None:
+    def take(self, token: Token, owner: str, key: str, number: int) -> StashedGradient | None:
         """Take the gradient of that number out; None: it is not here. An earlier one is forgotten."""
         if token != self._token:
             return None
@@ -86,7 +86,7 @@ class GradientStash:
         """Forget all, since the connection or the generation ends."""
         self._held, self.nbytes = {}, 0
 
-    def _pop(self, owner: str, key: str) -> Offer | None:
+    def _pop(self, owner: str, key: str) -> StashedGradient | None:
         offer = self._held.pop((owner, key), None)
         if offer is not None:
             self.nbytes -= offer.payload.nbytes

@@ -16,34 +16,34 @@ import torch
 
 from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.embedding_shard import Slice
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 
 OTHERWISE: Final = "the members make different optimizer steps"
 NO_ROOM: Final = "there is no room"
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Substeps:
     """Remember which parts of a step that is not decided the members have made. PURE.
 
     Attributes:
         step: the step; -1: none.
-        recipe: how its parts are made, as far as the member that is furthest has said; None: none has.
+        step_spec: how its parts are made, as far as the member that is furthest has said; None: none has.
     """
 
     step: int = -1
-    recipe: StepSpec | None = None
+    step_spec: StepSpec | None = None
 
-    def with_word(self, step: int, recipe: StepSpec) -> Parts:
+    def with_report(self, step: int, step_spec: StepSpec) -> Substeps:
         """Return what is known after one more member's word, which may be behind another's.
 
         Raises:
-            RoundError: the members make different parts.
+            StepProtocolError: the members make different parts.
         """
-        if self.recipe is None or step != self.step or self.recipe.begins(recipe):
-            return Parts(step, recipe)
-        if not recipe.begins(self.recipe):
-            raise RoundError(
+        if self.step_spec is None or step != self.step or self.step_spec.begins(step_spec):
+            return Substeps(step, step_spec)
+        if not step_spec.begins(self.step_spec):
+            raise StepProtocolError(
                 f"{OTHERWISE} within step {step}: their scripts have to do the same, "
                 "whatever their samples are"
             )
@@ -53,28 +53,28 @@ class Parts:
         """Return how the first `count` parts of the step are made.
 
         Raises:
-            RoundError: no member has told of so many.
+            StepProtocolError: no member has told of so many.
         """
-        if self.recipe is None or step != self.step or not 0 < count <= len(self.recipe.parts):
-            raise RoundError(f"{count} parts of step {step} are asked for, which nobody has told of")
-        return self.recipe.first(count)
+        if self.step_spec is None or step != self.step or not 0 < count <= len(self.step_spec.substeps):
+            raise StepProtocolError(f"{count} parts of step {step} are asked for, which nobody has told of")
+        return self.step_spec.first(count)
 
 
-def make_parts(
-    chunk: Chunk | Slice, totals: Mapping[int, torch.Tensor], recipe: StepSpec, keep: bool
+def make_substeps(
+    chunk: Chunk | Slice, totals: Mapping[int, torch.Tensor], step_spec: StepSpec, keep: bool
 ) -> None:
     """Make a step of one or several parts.
 
     Args:
         chunk: what changes.
         totals: sums of gradients by round.
-        recipe: how the parts are made.
+        step_spec: how the parts are made.
         keep: whether the sums stay as they are; else they are used up.
 
     Raises:
         ChunkError: the recipe is of another optimizer.
     """
-    parts = recipe.parts
-    for number, part in enumerate(parts):
-        again = keep or any(later.round == part.round for later in parts[number + 1 :])
-        chunk.apply(totals[part.round], part, again)
+    substeps = step_spec.substeps
+    for number, part in enumerate(substeps):
+        again = keep or any(later.backward_pass == part.backward_pass for later in substeps[number + 1 :])
+        chunk.apply(totals[part.backward_pass], part, again)

@@ -16,8 +16,8 @@ import torch
 from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.idmap import Ids
-from springtide_ps.server.intermediate import make_parts
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.intermediate import make_substeps
+from springtide_ps.server.step_protocol import StepProtocolError
 
 
 @dataclass(slots=True)
@@ -26,44 +26,46 @@ class ChangedRows:
 
     Attributes:
         step: the step; -1: none.
-        recipe: how its parts are made.
+        step_spec: how its parts are made.
         piece: the changed rows, as a slice of their own.
     """
 
     step: int = -1
-    recipe: StepSpec | None = None
+    step_spec: StepSpec | None = None
     piece: Slice | None = field(default=None, repr=False)
 
-    def reach(self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, recipe: StepSpec) -> Slice:
+    def reach(
+        self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, step_spec: StepSpec
+    ) -> Slice:
         """Return a slice of the changed rows alone, made now unless it is there already.
 
         Args:
             piece: the slice, at the step before.
             totals: sums of gradients by round, which stay as they are.
             step: its number.
-            recipe: how its parts are made.
+            step_spec: how its parts are made.
 
         Raises:
-            RoundError: a sum is not here.
+            StepProtocolError: a sum is not here.
             ChunkError: the recipe is of another optimizer.
         """
-        if self.piece is not None and (self.step, self.recipe) == (step, recipe):
+        if self.piece is not None and (self.step, self.step_spec) == (step, step_spec):
             return self.piece
-        numbers = {part.round for part in recipe.parts}
+        numbers = {part.backward_pass for part in step_spec.substeps}
         if missing := numbers - totals.keys():
-            raise RoundError(f"the sums of round {min(missing)} of step {step} are not here")
+            raise StepProtocolError(f"the sums of round {min(missing)} of step {step} are not here")
         touched = [piece.ids_in(totals[number]).numpy() for number in numbers]
         self.piece = None
         changed = piece.some(np.unique(np.concatenate(touched)))
-        make_parts(changed, totals, recipe, keep=True)
-        self.step, self.recipe, self.piece = step, recipe, changed
+        make_substeps(changed, totals, step_spec, keep=True)
+        self.step, self.step_spec, self.piece = step, step_spec, changed
         return changed
 
     def rows(
-        self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, recipe: StepSpec, ids: Ids
+        self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, step_spec: StepSpec, ids: Ids
     ) -> torch.Tensor:
         """Return rows of the slice by id, float32 [len(ids), dim]; the rest is as of `reach`."""
-        changed = self.reach(piece, totals, step, recipe)
+        changed = self.reach(piece, totals, step, step_spec)
         found, there = piece.rows(ids), changed.table.has(ids)
         found[torch.from_numpy(there)] = changed.rows(ids[there])
         return found

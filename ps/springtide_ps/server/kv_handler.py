@@ -21,7 +21,7 @@ _EMPTY: Final = memoryview(b"")
 
 @dataclass
 class Counters:
-    """Since the start. Bytes of tensors; rows of tables. ranges: pushes of ranges that were applied.
+    """Since the start. Bytes of tensors; rows of tables. batches: pushes of ranges that were applied.
     repeated: those whose range the chunk had already.
 
     Several threads add to them, so what is added is computed before: `+=` of a call loses what others add
@@ -35,7 +35,7 @@ class Counters:
     bytes_in: int = 0
     bytes_out: int = 0
     refused: int = 0
-    ranges: int = 0
+    batches: int = 0
     repeated: int = 0
 
 

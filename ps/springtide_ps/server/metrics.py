@@ -44,10 +44,10 @@ class ServerCollector(Collector):
         yield GaugeMetricFamily(
             "springtide_ps_offered_bytes",
             "Bytes of gradients that came before their range was pushed",
-            self._server.offered_bytes,
+            self._server.stashed_bytes,
         )
         yield CounterMetricFamily(
-            "springtide_ps_ranges", "Gradients of ranges applied to a chunk", counters.ranges
+            "springtide_ps_ranges", "Gradients of ranges applied to a chunk", counters.batches
         )
         yield CounterMetricFamily(
             "springtide_ps_repeated_ranges",

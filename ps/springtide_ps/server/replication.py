@@ -26,7 +26,7 @@ import torch
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.server.shard import Fill, Shard
 from springtide_ps.server.snapshot_reader import SnapshotReader
-from springtide_ps.server.step_protocol import RoundError, Token
+from springtide_ps.server.step_protocol import StepProtocolError, Token
 
 log = logging.getLogger("springtide.ps")
 
@@ -89,7 +89,7 @@ class Replicator:
     Args:
         changed: the store's lock; its condition is notified when there is something to do.
         fill: sends a shard, or a part of one.
-        readings: of bytes that stay as they were at one moment.
+        chunk_reads: of bytes that stay as they were at one moment.
         part_bytes: a slice of more is sent in parts of so many.
         on_steps_thread: has something done on the thread that makes the steps.
     """
@@ -98,18 +98,18 @@ class Replicator:
         self,
         changed: threading.Condition,
         fill: Fill,
-        readings: SnapshotReader,
+        chunk_reads: SnapshotReader,
         part_bytes: int,
         on_steps_thread: Callable[[Callable[[], None]], None],
     ) -> None:
         self.fill = fill
         self._changed = changed
-        self._readings = readings
+        self._chunk_reads = chunk_reads
         self._part_bytes = part_bytes
         self._on_steps_thread = on_steps_thread
         # On their way to other servers.
         self._wanted: list[tuple[str, str]] = []  # (key, address)
-        self._outgoing: CopyUnderWay | None = None
+        self._under_way: CopyUnderWay | None = None
         # On their way here.
         self._incoming: dict[str, Incoming] = {}
         self._behind: set[str] = set()  # came, and have steps to make
@@ -122,26 +122,26 @@ class Replicator:
     @property
     def is_sending(self) -> bool:
         """Return whether a copy is on its way to another server."""
-        return self._outgoing is not None
+        return self._under_way is not None
 
     @property
     def is_idle(self) -> bool:
         """Return whether no copy is on its way to another server, nor wanted there."""
-        return self._outgoing is None and not self._wanted
+        return self._under_way is None and not self._wanted
 
     @property
     def patience(self) -> float | None:
         """Return the seconds after which an answer may be overdue; None: none is waited for."""
-        return None if self._outgoing is None else LOOK_SECONDS
+        return None if self._under_way is None else LOOK_SECONDS
 
     @property
-    def needs_recipes(self) -> bool:
+    def needs_specs(self) -> bool:
         """Return whether shards are to come, or have come, that have older steps to make."""
         return bool(self._incoming or self._behind)
 
     def fence(self) -> None:
         """Forget everything, since a generation has begun: who is told to makes unfinished copies anew."""
-        self._wanted, self._outgoing, self._incoming, self._behind = [], None, {}, set()
+        self._wanted, self._under_way, self._incoming, self._behind = [], None, {}, set()
 
     # ---- to another server
 
@@ -155,11 +155,11 @@ class Replicator:
 
     def has_next(self) -> bool:
         """Return whether a copy is wanted and none is being sent."""
-        return bool(self._wanted) and self._outgoing is None
+        return bool(self._wanted) and self._under_way is None
 
     def end_overdue(self) -> None:
         """Give up the copy that is being sent if it has had no answer for long."""
-        sending = self._outgoing
+        sending = self._under_way
         if sending is not None and sending.open and time.monotonic() > sending.since + ANSWER_SECONDS:
             self._end(f"no answer for {ANSWER_SECONDS:g} s")
 
@@ -172,10 +172,10 @@ class Replicator:
         assert shard.chunk is not None
         sending = CopyUnderWay(key, shard, address, shard.version)
         if isinstance(shard.chunk, Slice) and shard.chunk.dumped_bytes > self._part_bytes:
-            sending.reading, sending.total = self._readings.begin(key), shard.chunk.dumped_bytes
-        self._outgoing, shard.forward = sending, [*shard.forward, address]
+            sending.reading, sending.total = self._chunk_reads.begin(key), shard.chunk.dumped_bytes
+        self._under_way, shard.forward = sending, [*shard.forward, address]
         self._try_part(sending)
-        if self._outgoing is sending and sending.reading:
+        if self._under_way is sending and sending.reading:
             for _ in range(_IN_FLIGHT - 1):
                 self._on_steps_thread(partial(self._send_more, sending))
         return address in shard.forward
@@ -191,7 +191,7 @@ class Replicator:
         """Send the next part, or all of it (in both locks)."""
         key, at, chunk = sending.key, sending.at, sending.shard.chunk
         if sending.reading:
-            about, block, _ = self._readings.take(sending.reading, key, chunk, at, self._part_bytes)
+            about, block, _ = self._chunk_reads.take(sending.reading, key, chunk, at, self._part_bytes)
             meta = {**({} if at else about), "at": at, "of": sending.total}
         else:
             assert chunk is not None
@@ -206,7 +206,7 @@ class Replicator:
     def _answered(self, sending: CopyUnderWay, sent: Future[Any]) -> None:
         """Take in the answer to a part of a copy. Any thread."""
         with self._changed:
-            if self._outgoing is not sending:
+            if self._under_way is not sending:
                 return
             sending.open -= 1
             if (error := sent.exception()) is not None:
@@ -219,16 +219,16 @@ class Replicator:
 
     def _send_more(self, sending: CopyUnderWay) -> None:
         with self._changed:
-            if self._outgoing is not sending or sending.at >= sending.total:
+            if self._under_way is not sending or sending.at >= sending.total:
                 return
             with sending.shard.lock:
                 self._try_part(sending)
 
     def _end(self, why: str = "") -> None:
         """End the copy: it is there, or (with a reason) will not be."""
-        sending, self._outgoing = self._outgoing, None
+        sending, self._under_way = self._under_way, None
         assert sending is not None
-        self._readings.end(sending.reading)
+        self._chunk_reads.end(sending.reading)
         if why:
             log.warning("the copy of %s on server %s is not made: %s", sending.key, sending.address, why)
             sending.shard.forward = [a for a in sending.shard.forward if a != sending.address]
@@ -251,22 +251,22 @@ class Replicator:
         """Return the slice whose next part begins at byte `at` of `total`.
 
         Raises:
-            RoundError: another byte is next, or nothing of the slice is here.
+            StepProtocolError: another byte is next, or nothing of the slice is here.
         """
         incoming = self._incoming.get(key)
         if incoming is None or (incoming.at, incoming.total) != (at, total):
             there = "none" if incoming is None else f"{incoming.at} of {incoming.total}"
-            raise RoundError(f"a part of {key!r} from byte {at} of {total} on, and {there} are here")
+            raise StepProtocolError(f"a part of {key!r} from byte {at} of {total} on, and {there} are here")
         return incoming
 
     def take_updates(self, key: str, incoming: Incoming) -> list[Later]:
         """Return the updates that waited for the slice; none: it is complete, and expected no more.
 
         Raises:
-            RoundError: the slice comes anew from its beginning.
+            StepProtocolError: the slice comes anew from its beginning.
         """
         if self._incoming.get(key) is not incoming:
-            raise RoundError(f"{key!r} comes anew from its beginning")
+            raise StepProtocolError(f"{key!r} comes anew from its beginning")
         updates, incoming.later = incoming.later, []
         if not updates:
             del self._incoming[key]

@@ -10,7 +10,7 @@ import torch
 
 from springtide_ps.params.chunk import ChunkError
 from springtide_ps.params.idmap import Ids
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 
 Done = Callable[[Any, Exception | None], None]
 """Takes (result, None), or (None, error)."""
@@ -23,7 +23,7 @@ class HasRows(Protocol):
         """Return the rows of these ids, float32 [len(ids), dim].
 
         Raises:
-            RoundError: they cannot be had.
+            StepProtocolError: they cannot be had.
         """
         ...
 
@@ -58,10 +58,10 @@ class RowGather:
         """Read the rows and answer."""
         try:
             rows = torch.cat([piece.rows(ids) for piece, ids in self._slices])
-        except RoundError as error:
+        except StepProtocolError as error:
             self._done(None, error)
             return
         except (ChunkError, KeyError, RuntimeError, MemoryError) as error:
-            self._done(None, RoundError(f"the rows cannot be read: {error}"))
+            self._done(None, StepProtocolError(f"the rows cannot be read: {error}"))
             return
         self._done(rows, None)

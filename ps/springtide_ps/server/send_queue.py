@@ -18,7 +18,7 @@ import time
 from typing import Final
 
 from springtide_ps.server.kv_handler import Answer
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 from springtide_ps.wire.frames import FrameError
 
 UNSENT_BYTES: Final = 64 * 1024 * 1024
@@ -68,12 +68,12 @@ class SendQueue:
             rank: from 0; a tensor that answers it goes after those of a lower one.
 
         Raises:
-            RoundError: there are too many.
+            StepProtocolError: there are too many.
             FrameError: the number is in use.
         """
         with self._changed:
             if len(self._open) >= self._open_limit or self._held + nbytes > self._open_bytes:
-                raise RoundError(
+                raise StepProtocolError(
                     f"{len(self._open)} requests of this client ({self._held} bytes) have no answer yet: "
                     "wait for some before asking for more"
                 )

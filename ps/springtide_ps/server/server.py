@@ -26,11 +26,11 @@ from springtide_ps.server.gradient_stash import GradientStash
 from springtide_ps.server.kv_handler import Answer, Counters, KvHandler
 from springtide_ps.server.kv_store import Store, StoreError
 from springtide_ps.server.send_queue import SendQueue
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 from springtide_ps.server.sync_handler import KINDS, SyncHandler
 from springtide_ps.wire.client import ServerClient
 from springtide_ps.wire.frames import NO_REPLY, PART_BYTES, Frame, FrameError, Header, Kind, memory
-from springtide_ps.wire.keepalive import PULSE_SECONDS, Keepalive
+from springtide_ps.wire.keepalive import KEEPALIVE_SECONDS, Keepalive
 from springtide_ps.wire.options import OPTIONS_BYTES, ReceivedOptions, SharedOptions
 from springtide_ps.wire.stream import HANDSHAKE_SECONDS, PeerClosedError, Stream, accept
 
@@ -40,7 +40,7 @@ _REFUSALS: Final = (
     StoreError,
     UpdateError,
     TableError,
-    RoundError,
+    StepProtocolError,
     ChunkError,
     SparseGradientError,
     *REFUSALS,
@@ -49,9 +49,9 @@ _REFUSALS: Final = (
 _GONE: Final = (PeerClosedError, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 CLIENTS_LIMIT: Final = 8192
 """Connected at a time: a thousand workers of eight processes; each takes two threads and a descriptor."""
-_STRANGERS_LIMIT: Final = 64
+_UNAUTHENTICATED_LIMIT: Final = 64
 _TICK_SECONDS: Final = 0.5
-_TELL_SECONDS: Final = 10.0
+_WINDOW_SECONDS: Final = 10.0
 _MANY: Final = 5
 _PROGRESS_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 0.002
@@ -66,9 +66,9 @@ class Connection:
     stream: Stream
     name: str
     options: ReceivedOptions
-    outgoing: SendQueue = field(default_factory=SendQueue)
+    send_queue: SendQueue = field(default_factory=SendQueue)
     stash: GradientStash = field(default_factory=GradientStash)
-    pulse: Keepalive = field(default_factory=Keepalive)
+    keepalive: Keepalive = field(default_factory=Keepalive)
     scratch: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     scratch_memory: memoryview = field(default_factory=lambda: memoryview(b""))
 
@@ -108,10 +108,10 @@ class Server:
         # One limit for all that is here, by hand and of a job.
         store.others = lambda: self.sync_handler.store.unlocked_bytes
         self.sync_handler.others = lambda: store.held_bytes
-        self.async_handler = AsyncHandler(self.sync_handler, self.counters, lambda: self.offered_bytes)
+        self.async_handler = AsyncHandler(self.sync_handler, self.counters, lambda: self.stashed_bytes)
         self._token, self._about, self._tls = token, about or {}, tls
         # Strangers do not count among the clients, or they would keep these out.
-        self.lobby = Lobby(_STRANGERS_LIMIT, handshake)
+        self.lobby = Lobby(_UNAUTHENTICATED_LIMIT, handshake)
         self._proven = -math.inf  # when a connection has last proven itself
         self._quiet = Quiet()
         self._options = SharedOptions()
@@ -123,7 +123,7 @@ class Server:
         self._threads: set[threading.Thread] = set()
         self._closed = threading.Event()
         self._spawn(self._accept_for_ever, "springtide-ps-accept")
-        self._spawn(self._pulse_for_ever, "springtide-ps-pulse")
+        self._spawn(self._send_keepalives, "springtide-ps-pulse")
 
     def close(self, timeout: float = 5.0) -> None:
         """Raise TimeoutError when a thread does not end."""
@@ -168,7 +168,7 @@ class Server:
         }
 
     @property
-    def offered_bytes(self) -> int:
+    def stashed_bytes(self) -> int:
         """Return the memory of the gradients that were set aside (`gradient_stash`)."""
         with self._lock:
             return sum(client.stash.nbytes for client in self._clients.values())
@@ -267,11 +267,11 @@ class Server:
             stream.abort()
             with self._lock:
                 del self._clients[id(client)]
-            client.outgoing.end()
+            client.send_queue.end()
 
     def _write_for_ever(self, client: Connection) -> None:
         broken = False
-        while (answer := client.outgoing.take()) is not None:
+        while (answer := client.send_queue.take()) is not None:
             try:
                 if not broken:
                     self._send(client.stream, answer)
@@ -281,7 +281,7 @@ class Server:
                 client.stream.abort()
             finally:
                 answer.done()
-                client.outgoing.sent(answer)
+                client.send_queue.sent(answer)
         client.stream.close()
 
     def _send(self, stream: Stream, answer: Answer) -> None:
@@ -293,28 +293,28 @@ class Server:
             # Whoever asked is told; without a word it and all who ask after it would wait for ever.
             stream.send(_refusal(answer.frame.request, error))
 
-    def _pulse_for_ever(self) -> None:
-        while not self._closed.wait(PULSE_SECONDS):
+    def _send_keepalives(self) -> None:
+        while not self._closed.wait(KEEPALIVE_SECONDS):
             with self._lock:
-                clients = [client for client in self._clients.values() if client.stream.pulses]
+                clients = [client for client in self._clients.values() if client.stream.keepalives]
             for client in clients:
-                if client.pulse.due(client.outgoing):
-                    client.outgoing.put(Answer(Frame(Kind.PULSE)))
+                if client.keepalive.due(client.send_queue):
+                    client.send_queue.put(Answer(Frame(Kind.KEEPALIVE)))
 
     # ---- requests
 
     def _read_for_ever(self, client: Connection) -> None:
-        reply = client.outgoing.put
+        reply = client.send_queue.put
         while True:
-            client.outgoing.wait_for_room()
-            client.pulse.end()
+            client.send_queue.wait_for_room()
+            client.keepalive.end()
             header, meta = client.stream.receive()
-            client.pulse.begin()
-            in_ranges = header.kind in RANGE_KINDS
-            in_steps = in_ranges or header.kind in KINDS
+            client.keepalive.begin()
+            in_batches = header.kind in RANGE_KINDS
+            in_steps = in_batches or header.kind in KINDS
             handler: Any = self._kv_handler
             if in_steps:
-                handler = self.async_handler if in_ranges else self.sync_handler
+                handler = self.async_handler if in_batches else self.sync_handler
             taken = False
             try:
                 if header.kind is Kind.OPTIONS:
@@ -331,13 +331,13 @@ class Server:
                 handler.check(header, meta)
                 if in_steps and header.request != NO_REPLY:
                     # It may wait for other clients, and for this one's own next words.
-                    client.outgoing.open(header.request, _held_by(header), _rank_in(meta))
+                    client.send_queue.open(header.request, _held_by(header), _rank_in(meta))
                 own = self.sync_handler.spare_for(header, meta) if in_steps else None
                 payload = (
                     self._payload(client, header.payload_bytes) if own is None else self._fill(client, own)
                 )
                 taken = True
-                if in_ranges:
+                if in_batches:
                     self.async_handler.answer(header, meta, payload, reply, client.stash)
                 elif in_steps:
                     self.sync_handler.answer(header, meta, payload, reply, own is not None)
@@ -370,20 +370,20 @@ class Quiet:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._since, self._told, self._untold = -math.inf, 0, 0
+        self._since, self._logged, self._left_out = -math.inf, 0, 0
 
     def warn(self, text: str, *args: object) -> None:
         """Log a warning, unless there have been too many."""
         with self._lock:
             now = self._clock()
-            untold = 0
-            if now - self._since >= _TELL_SECONDS:
-                untold, self._since, self._told, self._untold = self._untold, now, 0, 0
-            self._told += 1
-            quiet = self._told > _MANY
-            self._untold += quiet
-        if untold:
-            log.warning("%d more warnings about connections were left out", untold)
+            left_out = 0
+            if now - self._since >= _WINDOW_SECONDS:
+                left_out, self._since, self._logged, self._left_out = self._left_out, now, 0, 0
+            self._logged += 1
+            quiet = self._logged > _MANY
+            self._left_out += quiet
+        if left_out:
+            log.warning("%d more warnings about connections were left out", left_out)
         if not quiet:
             log.warning(text, *args)
 

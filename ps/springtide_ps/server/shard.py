@@ -129,7 +129,7 @@ class Shard:
 
         return ready + [with_values(done) for done in self.speculative.take_waiting(self.version)]
 
-    def undo(self, version: int) -> bool:
+    def roll_back(self, version: int) -> bool:
         """Go back to `version`: the step after it was only tried.
 
         Returns:
@@ -144,7 +144,7 @@ class Shard:
             self.before = None
         return True
 
-    def write_book(self, skipped: int) -> bool:
+    def begin_applied_batches(self, skipped: int) -> bool:
         """Count ranges from now on: 0..version-1 are in the chunk.
 
         Args:
@@ -156,9 +156,9 @@ class Shard:
         with self.lock:
             if self.chunk is None:
                 return False
-            if self.chunk.book is None:
+            if self.chunk.applied_batches is None:
                 ranges = IntervalSet([(0, self.version)]) if self.version > 0 else IntervalSet()
-                self.chunk.book = AppliedBatches(ranges, max(0, self.version), skipped)
+                self.chunk.applied_batches = AppliedBatches(ranges, max(0, self.version), skipped)
             self.version, self.sums, self.norms = 0, {}, {}
             self.closed, self.speculative = (-1, 0), SpeculativeCopy()
         return True
@@ -170,12 +170,12 @@ class Shard:
             Whether the chunk's book says the same: exactly the ranges 0..version-1 are in it.
         """
         with self.lock:
-            if self.chunk is None or self.chunk.book is None:
+            if self.chunk is None or self.chunk.applied_batches is None:
                 return False
             exactly = IntervalSet([(0, version)]) if version else IntervalSet()
-            if self.chunk.book.ranges != exactly:
+            if self.chunk.applied_batches.intervals != exactly:
                 return False
-            self.chunk.book, self.version, self.closed = None, version, (-1, 0)
+            self.chunk.applied_batches, self.version, self.closed = None, version, (-1, 0)
             self.sums, self.norms = {}, {}
         return True
 

@@ -31,7 +31,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from springtide_ps.params.applied import AppliedBatches
-from springtide_ps.params.chunk import ROUNDS_LIMIT, Chunk, ChunkError, StepSpec
+from springtide_ps.params.chunk import BACKWARD_PASSES_LIMIT, Chunk, ChunkError, StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.idmap import Ids
 from springtide_ps.params.sparse_gradient import SparseGradient
@@ -40,7 +40,7 @@ from springtide_ps.server.failed_shards import FailedShards
 from springtide_ps.server.replication import Incoming, Later, Replicator
 from springtide_ps.server.row_gather import Done, HasRows, RowGather
 from springtide_ps.server.shard import Fill, Forward, LockedShard, Shard, Sum
-from springtide_ps.server.snapshot import Part, SnapshotKeeper, give, tell
+from springtide_ps.server.snapshot import DumpPiece, SnapshotKeeper, describe_shard, give
 from springtide_ps.server.snapshot_reader import part_of
 from springtide_ps.server.speculation import (
     IntermediateRows,
@@ -52,13 +52,13 @@ from springtide_ps.server.speculation import (
     speculate,
 )
 from springtide_ps.server.speculative_copy import SpeculativeCopy
-from springtide_ps.server.step_protocol import Effect, RoundError, StaleError, StepProtocol, Token
+from springtide_ps.server.step_protocol import Effect, StaleError, StepProtocol, StepProtocolError, Token
 from springtide_ps.server.step_queue import Job, StepQueue
 from springtide_ps.wire.frames import PART_BYTES
 
 log = logging.getLogger("springtide.ps")
 
-MAX_RECIPES: Final = 256
+MAX_SPECS: Final = 256
 _SUMS_AHEAD: Final = 4
 """So many steps, at most, is the first server of a shard ahead of those that keep copies."""
 _STEP_SECONDS: Final = 60.0
@@ -84,8 +84,8 @@ class Holding:
 class ShardStore:
     """All shards of a server, through generations and steps.
 
-    Methods raise RoundError for what does not belong to the present step (StaleError for what belongs to an
-    earlier generation), ChunkError and SparseGradientError for tensors that do not fit. A `done` gets a
+    Methods raise StepProtocolError for what does not belong to the present step (StaleError for what belongs
+    to an earlier generation), ChunkError and SparseGradientError for tensors that do not fit. A `done` gets a
     result, or None and an error, now or later, from any thread.
 
     Args:
@@ -98,7 +98,7 @@ class ShardStore:
         steps: how many steps were decided here.
         evicted: rows that slices let go on this server; those of a step that was only tried count, too, so
             that the number never falls.
-        lost: the shards whose update failed, and why.
+        failed_shards: the shards whose update failed, and why.
         snapshots: what is kept of shards as they were, for those who read them while training goes on.
         replicator: copies on their way to other servers, and from them.
     """
@@ -110,8 +110,8 @@ class ShardStore:
         self._work = threading.Condition(self._lock)
 
         # The present generation and its step.
-        self._rounds = StepProtocol()
-        self._recipes: dict[int, StepSpec] = {}  # by step, until all shards have made it
+        self._protocol = StepProtocol()
+        self._step_specs: dict[int, StepSpec] = {}  # by step, until all shards have made it
         self._prepares: list[tuple[bool, Done]] = []
         self._commits: list[Done] = []
         self._fences = 0  # generations that have begun here
@@ -126,11 +126,11 @@ class ShardStore:
 
         # The shards, and what is kept or made beside them.
         self._shards: dict[str, Shard] = {}
-        self.lost = FailedShards()
+        self.failed_shards = FailedShards()
         self.snapshots = SnapshotKeeper(time.monotonic)
         self._speculator = Speculator()
         self.replicator = Replicator(
-            self._work, fill, self.snapshots.readings, part_bytes, self._on_steps_thread
+            self._work, fill, self.snapshots.chunk_reads, part_bytes, self._on_steps_thread
         )
         self.evicted = 0
         self._counting = threading.Lock()  # of `evicted`: shards change on several threads
@@ -196,25 +196,29 @@ class ShardStore:
     @property
     def version(self) -> int:
         """Return the last step that was decided."""
-        return self._rounds.version
+        return self._protocol.version
 
     @property
     def token(self) -> Token:
         """Return the name of the present generation.
 
         Raises:
-            RoundError: none has entered yet.
+            StepProtocolError: none has entered yet.
         """
-        if self._rounds.token is None:
-            raise RoundError("no generation has entered")
-        return self._rounds.token
+        if self._protocol.token is None:
+            raise StepProtocolError("no generation has entered")
+        return self._protocol.token
 
     def inventory(self, token: Token) -> list[str]:
         """Return the keys of the shards that are, or can be brought, at the generation's first state."""
         with self._lock:
-            self._rounds.check_token(token)
+            self._protocol.check_token(token)
             self.settle()
-            version, needed, number = self._rounds.version, self._rounds.unresolved, self._rounds.round
+            version, needed, number = (
+                self._protocol.version,
+                self._protocol.unresolved,
+                self._protocol.backward_pass,
+            )
 
             def can_be_had(shard: Shard) -> bool:
                 here = shard.version == version and (needed is None or shard.has_sums(needed, number))
@@ -226,11 +230,11 @@ class ShardStore:
         """Return the shard.
 
         Raises:
-            RoundError: its chunk is not here.
+            StepProtocolError: its chunk is not here.
         """
         shard = self._shards.get(key)
         if shard is None or shard.chunk is None:
-            raise self.lost.error_for(key)
+            raise self.failed_shards.error_for(key)
         return shard
 
     def piece(self, key: str) -> Chunk | Slice:
@@ -243,21 +247,21 @@ class ShardStore:
         """Return the chunk.
 
         Raises:
-            RoundError: it is not here, or is a slice of a table.
+            StepProtocolError: it is not here, or is a slice of a table.
         """
         if not isinstance(chunk := self.piece(key), Chunk):
-            raise RoundError(f"{key!r} is a slice of a table")
+            raise StepProtocolError(f"{key!r} is a slice of a table")
         return chunk
 
     def slice_of(self, key: str) -> Slice:
         """Return the slice.
 
         Raises:
-            RoundError: it is not here, or is no slice of a table.
+            StepProtocolError: it is not here, or is no slice of a table.
         """
         found = self.piece(key)
         if not isinstance(found, Slice):
-            raise RoundError(f"{key!r} is no slice of a table")
+            raise StepProtocolError(f"{key!r} is no slice of a table")
         return found
 
     def dtype(self, key: str) -> torch.dtype:
@@ -265,7 +269,9 @@ class ShardStore:
         return self.piece(key).dtype
 
     def check_gradient(self, key: str, nbytes: int, dtype: torch.dtype | None) -> None:
-        """Raise RoundError when the shard is not here, ChunkError for a gradient that does not fit it."""
+        """Raise StepProtocolError when the shard is not here, ChunkError for a gradient that does not fit
+        it.
+        """
         self.piece(key).check_gradient(nbytes, dtype)
 
     # ---- generations
@@ -275,7 +281,7 @@ class ShardStore:
         token: Token,
         members: Iterable[str],
         step: int,
-        lineage: str,
+        run_id: str,
         booked: bool = False,
         skipped: int = 0,
     ) -> int:
@@ -289,46 +295,48 @@ class ShardStore:
         """
         with self._lock:
             self.settle()
-            before = self._rounds.version
-            effects = self._rounds.enter(token, frozenset(members), step, lineage, booked)
+            before = self._protocol.version
+            effects = self._protocol.enter(token, frozenset(members), step, run_id, booked)
             if Effect.FENCE in effects:
-                self.snapshots.readings.clear()
-            if {Effect.BOOK, Effect.COUNT, Effect.FORGET}.intersection(effects):
+                self.snapshots.chunk_reads.clear()
+            if {Effect.BEGIN_APPLIED_BATCHES, Effect.COUNT, Effect.FORGET}.intersection(effects):
                 self._before_change(self._shards)
             for effect in effects:
                 if effect is Effect.FENCE:
                     self._fence(StaleError(f"generation {token} has begun"))
-                elif effect is Effect.UNDO:
-                    self._undo(before)
+                elif effect is Effect.ROLL_BACK:
+                    self._roll_back(before)
                 elif effect is Effect.DROP:
                     self._drop_sums()
-                elif effect is Effect.BOOK:
-                    self.keep_where(lambda shard: shard.write_book(skipped))
+                elif effect is Effect.BEGIN_APPLIED_BATCHES:
+                    self.keep_where(lambda shard: shard.begin_applied_batches(skipped))
                 elif effect is Effect.COUNT:
-                    self.keep_where(lambda shard: shard.count_steps(self._rounds.version))
+                    self.keep_where(lambda shard: shard.count_steps(self._protocol.version))
                 elif effect is Effect.FORGET:
-                    self._shards, self._recipes, self.lost = {}, {}, FailedShards()
-            return self._rounds.version
+                    self._shards, self._step_specs, self.failed_shards = {}, {}, FailedShards()
+            return self._protocol.version
 
-    def resolve(self, token: Token, recipe: StepSpec | None) -> None:
+    def resolve(self, token: Token, step_spec: StepSpec | None) -> None:
         """Decide the step that the last generation left open; see `StepProtocol.resolve`."""
         with self._lock:
-            if self._rounds.resolve(token, recipe):
+            if self._protocol.resolve(token, step_spec):
                 self._make_step()
 
     def check_token(self, token: Token, booked: bool = False) -> None:
-        """Raise StaleError; RoundError for a generation that has not entered, or (booked) counts steps."""
+        """Raise StaleError; StepProtocolError for a generation that has not entered, or (booked) counts
+        steps.
+        """
         with self._lock:
-            self._rounds.check_token(token)
-            if booked and not self._rounds.booked:
-                raise RoundError(f"the members of generation {token} step together: it has no ranges")
+            self._protocol.check_token(token)
+            if booked and not self._protocol.booked:
+                raise StepProtocolError(f"the members of generation {token} step together: it has no ranges")
 
     def check_member(self, token: Token, member: str) -> None:
-        """Raise RoundError for one that is not of the generation, or as `check_token` with booked."""
+        """Raise StepProtocolError for one that is not of the generation, or as `check_token` with booked."""
         with self._lock:
             self.check_token(token, booked=True)
-            if member not in self._rounds.members:
-                raise RoundError(f"{member} is no member of generation {token}")
+            if member not in self._protocol.members:
+                raise StepProtocolError(f"{member} is no member of generation {token}")
 
     def keep_where(self, change: Callable[[Shard], bool]) -> None:
         """Change every shard; hold those no more of which `change` says that they cannot be."""
@@ -354,31 +362,31 @@ class ShardStore:
             done(None, error)
 
     def _drop_sums(self) -> None:
-        version = self._rounds.version
+        version = self._protocol.version
         for shard in self._shards.values():
             with shard.lock:
                 shard.drop_sums(lambda step: step > version)
                 shard.closed = (-1, 0)
 
-    def _undo(self, version: int) -> None:
+    def _roll_back(self, version: int) -> None:
         """Forget the step after `version`, which was only tried."""
-        self._recipes.pop(version + 1, None)
-        self.keep_where(lambda shard: shard.undo(version))
+        self._step_specs.pop(version + 1, None)
+        self.keep_where(lambda shard: shard.roll_back(version))
 
     # ---- shards that come and go
 
     def load(self, token: Token, key: str, version: int, chunk: Chunk | Slice) -> None:
         """Hold a shard from now on; sums that came before it are applied."""
         with self._lock:
-            self._rounds.check_token(token)
+            self._protocol.check_token(token)
             self._before_change([key] if key in self._shards else [])
             shard = self._shards.setdefault(key, Shard())
             with shard.lock:
                 shard.chunk, shard.version, shard.spare = chunk, version, None
                 shard.speculative = SpeculativeCopy()
                 shard.drop_sums(lambda step: step <= version)
-            self.lost.forget(key)
-            self._bring([key], self._rounds.version, False)
+            self.failed_shards.forget(key)
+            self._bring([key], self._protocol.version, False)
 
     def load_part(
         self,
@@ -399,11 +407,11 @@ class ShardStore:
             memory: the bytes (uint8).
 
         Raises:
-            RoundError: a part out of order, or one that cannot be taken in.
+            StepProtocolError: a part out of order, or one that cannot be taken in.
         """
         piece = None if at else begin()
         with self._lock:
-            self._rounds.check_token(token)
+            self._protocol.check_token(token)
             if piece is not None:
                 if key in self._shards:
                     self._before_change([key])
@@ -417,16 +425,16 @@ class ShardStore:
         except Exception as error:
             with self._lock:
                 self.replicator.give_up(key, incoming)
-            if isinstance(error, RoundError | ChunkError):
+            if isinstance(error, StepProtocolError | ChunkError):
                 raise
-            raise RoundError(f"a copy of {key!r} cannot be made: {error!r}") from error
+            raise StepProtocolError(f"a copy of {key!r} cannot be made: {error!r}") from error
 
     def _load_copy(self, key: str, incoming: Incoming) -> None:
         """Hold a slice that is whole, after the updates that came while it was on its way."""
         incoming.piece.finish()
         while True:
             with self._lock:
-                self._rounds.check_token(incoming.token)
+                self._protocol.check_token(incoming.token)
                 updates = self.replicator.take_updates(key, incoming)
                 if not updates:
                     self.load(incoming.token, key, incoming.version, incoming.piece)
@@ -450,7 +458,7 @@ class ShardStore:
             drop: keys of the shards that are held here no more.
         """
         with self._lock:
-            self._rounds.check_token(token)
+            self._protocol.check_token(token)
             drop = [key for key in drop if key in self._shards]
             self._before_change(drop)
             for key in drop:
@@ -464,14 +472,14 @@ class ShardStore:
                     self.replicator.want(key, address)
             self._work.notify_all()
 
-    def give_up(self, key: str, why: Exception) -> RoundError:
+    def give_up(self, key: str, why: Exception) -> StepProtocolError:
         """Hold a shard no more whose update failed; the next generation finds that out.
 
         Returns:
             The error for those who ask for it.
         """
         with self._lock:
-            shard, told = self._shards.pop(key, None), self.lost.add(key, why)
+            shard, told = self._shards.pop(key, None), self.failed_shards.add(key, why)
         if shard is not None:
             for done in [done for _, done in shard.waiting] + shard.speculative.forget():
                 done(None, told)
@@ -524,8 +532,8 @@ class ShardStore:
             if isinstance(gradient, SparseGradient):
                 self.dense(key)
             shard = self.shard(key)
-            self._rounds.stage(token, step, member, key, number)
-            fence, size, norm = self._fences, self._rounds.size, self._norms_wanted
+            self._protocol.stage(token, step, member, key, number)
+            fence, size, norm = self._fences, self._protocol.size, self._norms_wanted
             self._adding += 1
         whole = False
         try:
@@ -548,12 +556,12 @@ class ShardStore:
 
         Raises:
             StaleError: another generation has begun.
-            RoundError: the shard is not here any more.
+            StepProtocolError: the shard is not here any more.
         """
         if self._fences != fence:
             raise StaleError(f"generation {token} is over")
         if self._shards.get(key) is not shard or shard.chunk is None:
-            raise self.lost.error_for(key)
+            raise self.failed_shards.error_for(key)
 
     def _close_sum(self, key: str, shard: Shard, which: Sum) -> None:
         """Send a sum that nothing more comes to, and make the step early if that is wanted (in the lock)."""
@@ -567,22 +575,22 @@ class ShardStore:
         """Refuse a sum that cannot be taken in; nothing else bounds what another server may send.
 
         Raises:
-            RoundError: the shard is neither here nor on its way, or the step is far ahead.
+            StepProtocolError: the shard is neither here nor on its way, or the step is far ahead.
             ChunkError: the sum does not fit the shard.
         """
         step, number = which
-        if step > self._rounds.version + _SUMS_AHEAD or number >= ROUNDS_LIMIT:
-            raise RoundError(
-                f"a sum of step {step}, round {number}, and step {self._rounds.version} is the last"
+        if step > self._protocol.version + _SUMS_AHEAD or number >= BACKWARD_PASSES_LIMIT:
+            raise StepProtocolError(
+                f"a sum of step {step}, round {number}, and step {self._protocol.version} is the last"
             )
-        if not self.replicator.is_coming(key) and not self.lost.has(key):
+        if not self.replicator.is_coming(key) and not self.failed_shards.has(key):
             self.check_gradient(key, nbytes, dtype)
 
     def take_sum(self, token: Token, which: Sum, key: str, total: torch.Tensor) -> None:
         """Keep the sum of all gradients of a shard, from the server that the workers send them to."""
         kept = total.clone()
         with self._lock:
-            self._rounds.check_token(token)
+            self._protocol.check_token(token)
             if key not in self._shards and not self.replicator.is_coming(key):
                 return  # it was given up here, which the next generation finds out
             shard, fence = self._shards.setdefault(key, Shard()), self._fences
@@ -594,11 +602,11 @@ class ShardStore:
     def _send_sum(self, address: str, which: Sum, key: str, total: torch.Tensor) -> None:
         """Send a sum to a server that keeps a copy; PREPARE is answered when it is there (in the lock)."""
         self._unacknowledged += 1
-        token = self._rounds.token
+        token = self._protocol.token
 
         def done(error: Exception | None) -> None:
             with self._lock:
-                if self._rounds.token != token:
+                if self._protocol.token != token:
                     return
                 self._unacknowledged -= 1
                 shard = self._shards.get(key)
@@ -620,7 +628,7 @@ class ShardStore:
         `norm`), when all members have prepared and the copies are where they belong.
         """
         with self._lock:
-            effects = self._rounds.prepare(token, step, member, count, number)
+            effects = self._protocol.prepare(token, step, member, count, number)
             self._prepares.append((norm, done))
             self._norms_wanted = norm
             # Where workers are in teams, not every member sends a gradient.
@@ -629,22 +637,24 @@ class ShardStore:
 
     def _answer_prepares(self) -> None:
         """Answer those that have prepared, once all have and all that belongs to it is done (in the lock)."""
-        if not self._rounds.complete or not self._prepares or self._adding:
+        if not self._protocol.complete or not self._prepares or self._adding:
             return
-        which = (self._rounds.version + 1, self._rounds.round)
+        which = (self._protocol.version + 1, self._protocol.backward_pass)
         if self._unclosed:
             self._unclosed = False
-            for key in self._rounds.staged:
+            for key in self._protocol.staged:
                 if (shard := self._shards.get(key)) is not None:
                     self._close_sum(key, shard, which)
-        error = RoundError(f"a copy could not be made: {self._lost_backup}") if self._lost_backup else None
+        error = (
+            StepProtocolError(f"a copy could not be made: {self._lost_backup}") if self._lost_backup else None
+        )
         norms: dict[int, float] | None = None
         if error is None and any(wanted for wanted, _ in self._prepares):
             if self._measuring or self._measure_rest(which):
                 return
             try:
                 norms = self._norms(which)
-            except RoundError as failure:
+            except StepProtocolError as failure:
                 error = failure
         if self._unacknowledged and error is None:
             return
@@ -661,7 +671,7 @@ class ShardStore:
         if self._measured == which:
             return False
         self._measured = which
-        shards = [(key, self._shards.get(key)) for key in self._rounds.staged]
+        shards = [(key, self._shards.get(key)) for key in self._protocol.staged]
         rest = [(key, shard) for key, shard in shards if shard is not None and which not in shard.norms]
         self._measuring = len(rest)
         for key, shard in rest:
@@ -684,28 +694,30 @@ class ShardStore:
         """Return the sums of squares by optimizer, added in the order of the shards' keys (in the lock).
 
         Raises:
-            RoundError: a shard is not here any more, or its norm could not be made.
+            StepProtocolError: a shard is not here any more, or its norm could not be made.
         """
         norms: dict[int, float] = {}
-        for key in sorted(self._rounds.staged):
+        for key in sorted(self._protocol.staged):
             first, found = self.piece(key).first, self._shards[key].norms.get(which)
             if found is None:
-                raise RoundError(f"the norm of the sum of {key!r} could not be made: see this server's log")
+                raise StepProtocolError(
+                    f"the norm of the sum of {key!r} could not be made: see this server's log"
+                )
             norms[first] = norms.get(first, 0.0) + found
         return norms
 
     def try_step(self, token: Token, step: int, member: str) -> None:
         """Make a step that may be taken back; see `StepProtocol.try_step`."""
         with self._lock:
-            if self._rounds.try_step(token, step, member):
-                assert self._rounds.recipe is not None
-                self._recipes[step] = self._rounds.recipe
+            if self._protocol.try_step(token, step, member):
+                assert self._protocol.step_spec is not None
+                self._step_specs[step] = self._protocol.step_spec
                 self._bring(self._shards, step, True)
 
-    def commit(self, token: Token, step: int, member: str, recipe: StepSpec, done: Done) -> None:
+    def commit(self, token: Token, step: int, member: str, step_spec: StepSpec, done: Done) -> None:
         """Hear that a member commits the step; `done` gets None when the step is decided here."""
         with self._lock:
-            effects = self._rounds.commit(token, step, member, recipe)
+            effects = self._protocol.commit(token, step, member, step_spec)
             self._commits.append(done)
             if Effect.APPLY in effects:
                 self._make_step()
@@ -715,15 +727,15 @@ class ShardStore:
 
     def _make_step(self) -> None:
         """Have the decided step `rounds.version` made, with the shards in their order (in the lock)."""
-        version, recipe = self._rounds.version, self._rounds.recipe
-        assert recipe is not None
+        version, step_spec = self._protocol.version, self._protocol.step_spec
+        assert step_spec is not None
         self.steps += 1
-        self._recipes[version] = recipe
-        if len(self._recipes) > MAX_RECIPES and not self.replicator.needs_recipes:
+        self._step_specs[version] = step_spec
+        if len(self._step_specs) > MAX_SPECS and not self.replicator.needs_specs:
             # Steps may be decided faster than they are made; shards are brought to them in their order.
             open_from = min((version, *self._todo.steps()))
-            while len(self._recipes) > MAX_RECIPES and (oldest := min(self._recipes)) < open_from:
-                del self._recipes[oldest]
+            while len(self._step_specs) > MAX_SPECS and (oldest := min(self._step_specs)) < open_from:
+                del self._step_specs[oldest]
         self._bring(self._shards, version, False)
 
     def _bring(self, keys: Iterable[str], step: int, trying: bool) -> None:
@@ -737,7 +749,7 @@ class ShardStore:
     def fetch(self, token: Token, step: int, key: str, done: Done) -> None:
         """`done` gets the chunk's values once they are those after `step`."""
         with self._lock:
-            self._rounds.may_fetch(token, step)
+            self._protocol.may_fetch(token, step)
             shard = self._dense_shard(key)
             if shard.version < step:
                 shard.waiting.append((step, lambda _, error: done(shard.values, error)))
@@ -747,7 +759,7 @@ class ShardStore:
     def fetch_rows(self, token: Token, step: int, wanted: Sequence[tuple[str, Ids]], done: Done) -> None:
         """`done` gets the rows of these ids by slice, one after another, once all are those after `step`."""
         with self._lock:
-            self._rounds.may_fetch(token, step)
+            self._protocol.may_fetch(token, step)
             slices = [(self.slice_of(key), ids) for key, ids in wanted]
             late = {key for key, _ in wanted if self._shards[key].version < step}
             answer = RowGather(slices, len(late), done)
@@ -759,26 +771,26 @@ class ShardStore:
     def _dense_shard(self, key: str) -> Shard:
         shard = self.shard(key)
         if not isinstance(shard.chunk, Chunk):
-            raise RoundError(f"{key!r} is of a table, which is read by rows")
+            raise StepProtocolError(f"{key!r} is of a table, which is read by rows")
         return shard
 
     # ---- values before a step is decided (`speculation`)
 
-    def expect(self, token: Token, step: int, member: str, recipe: StepSpec) -> None:
+    def expect(self, token: Token, step: int, member: str, step_spec: StepSpec) -> None:
         """Hear how a member expects the step to be made; where members differ, nobody gets values early."""
         with self._lock:
-            self._rounds.check_word(token, step, member)
-            refused = self._speculator.expect(step, recipe, self._shards.values())
+            self._protocol.check_vote(token, step, member)
+            refused = self._speculator.expect(step, step_spec, self._shards.values())
         for done in refused:
             done(None, not_expected(step))
 
     def fetch_speculative(self, token: Token, step: int, key: str, done: Done) -> None:
         """`done` gets the chunk's values after `step`, made as it is expected to be, or as it was decided."""
         with self._lock:
-            self._rounds.may_fetch(token, step)
+            self._protocol.may_fetch(token, step)
             shard = self._dense_shard(key)
             if shard.version < step:
-                if self._speculator.recipe_of(step) is None:
+                if self._speculator.spec_of(step) is None:
                     raise not_expected(step)
                 shard.speculative.waiting.append((step, done))
                 self._speculate_if_wanted(key, shard, step)
@@ -793,24 +805,24 @@ class ShardStore:
 
     def _speculate(self, key: str, step: int) -> None:
         with self._lock:
-            shard, recipe = self._shards.get(key), self._speculator.recipe_of(step)
+            shard, step_spec = self._shards.get(key), self._speculator.spec_of(step)
             # It may have been decided, or be over, since it was wanted.
-            if shard is None or recipe is None or shard.closed != (step, 0):
+            if shard is None or step_spec is None or shard.closed != (step, 0):
                 return
         with shard.lock:
-            if not speculate(shard, key, step, recipe):
+            if not speculate(shard, key, step, step_spec):
                 return
-            early = shard.speculative.chunk if shard.speculative.holds(step, recipe) else None
+            early = shard.speculative.chunk if shard.speculative.holds(step, step_spec) else None
         with self._lock:
             ready = shard.speculative.take_waiting(step)
         for done in ready:
             done(None if early is None else early.values, None if early is not None else not_expected(step))
 
-    def add_parts(self, token: Token, step: int, member: str, recipe: StepSpec) -> None:
+    def add_substeps(self, token: Token, step: int, member: str, step_spec: StepSpec) -> None:
         """Hear which parts of the step a member has made so far, whose gradients are here."""
         with self._lock:
-            self._rounds.check_parts(token, step, member, recipe)
-            self._speculator.add_parts(step, recipe)
+            self._protocol.check_substeps(token, step, member, step_spec)
+            self._speculator.add_substeps(step, step_spec)
 
     def fetch_intermediate(self, token: Token, step: int, key: str, count: int, done: Done) -> None:
         """`done` gets the chunk's values after the first `count` parts of a step that is not decided.
@@ -818,17 +830,17 @@ class ShardStore:
         The step before it is decided, and may still have to be made: its values may have been there early.
         """
         with self._lock:
-            self._rounds.may_fetch(token, step)
+            self._protocol.may_fetch(token, step)
             shard = self._dense_shard(key)
-            recipe = self._speculator.first_parts(step, count)
-            if shard.version < step - 1 == self._rounds.version:
+            step_spec = self._speculator.first_substeps(step, count)
+            if shard.version < step - 1 == self._protocol.version:
                 again = partial(self._fetch_intermediate_later, token, step, key, count, done)
                 shard.waiting.append((step - 1, again))
                 return
             fence = self._fences
         with shard.lock:
             self._check_still(token, fence, key, shard)
-            values = intermediate_values(shard, step, recipe)
+            values = intermediate_values(shard, step, step_spec)
         done(values, None)
 
     def _fetch_intermediate_later(
@@ -840,19 +852,21 @@ class ShardStore:
                 raise error
             self.fetch_intermediate(token, step, key, count, done)
         except Exception as failure:  # on the thread that makes the steps, which has no part in it
-            done(None, failure if isinstance(failure, RoundError) else RoundError(repr(failure)))
+            done(
+                None, failure if isinstance(failure, StepProtocolError) else StepProtocolError(repr(failure))
+            )
 
     def fetch_intermediate_rows(
         self, token: Token, step: int, wanted: Sequence[tuple[str, Ids]], count: int, done: Done
     ) -> None:
         """`done` gets rows as by `fetch_rows`, after `count` parts of a step that is not decided."""
         with self._lock:
-            self._rounds.may_fetch(token, step)
-            recipe, slices = self._speculator.first_parts(step, count), list[tuple[HasRows, Ids]]()
+            self._protocol.may_fetch(token, step)
+            step_spec, slices = self._speculator.first_substeps(step, count), list[tuple[HasRows, Ids]]()
             for key, ids in wanted:
                 self.slice_of(key)
-                slices.append((IntermediateRows(key, self._shards[key], step, recipe), ids))
-            before = step - 1 == self._rounds.version
+                slices.append((IntermediateRows(key, self._shards[key], step, step_spec), ids))
+            before = step - 1 == self._protocol.version
             late = {key for key, _ in wanted if before and self._shards[key].version < step - 1}
             answer = RowGather(slices, len(late), done)
             for key in late:
@@ -872,7 +886,7 @@ class ShardStore:
     def locked(self, token: Token, key: str) -> Iterator[LockedShard]:
         """A shard that nobody else changes meanwhile, or reads, but for rows of a slice."""
         with self._lock:
-            self._rounds.check_token(token)
+            self._protocol.check_token(token)
             shard, fence = self.shard(key), self._fences
         with shard.lock:
             self._check_still(token, fence, key, shard)
@@ -890,7 +904,7 @@ class ShardStore:
             selected: it is of some elements only.
 
         Raises:
-            RoundError: the shard is not here.
+            StepProtocolError: the shard is not here.
             ChunkError: the gradient does not fit the chunk.
             SparseGradientError: the elements do not fit the chunk.
         """
@@ -899,7 +913,7 @@ class ShardStore:
         if isinstance(chunk, Slice):
             chunk.check_records(nbytes, dtype)
         elif selected:
-            chunk.check_selected(nbytes, dtype)
+            chunk.check_sparse(nbytes, dtype)
         else:
             chunk.check_gradient(nbytes, dtype)
 
@@ -908,23 +922,23 @@ class ShardStore:
         with self._lock:
             return self.replicator.postpone(token, key, update)
 
-    def books(self, token: Token) -> dict[str, AppliedBatches | None]:
+    def applied_batches(self, token: Token) -> dict[str, AppliedBatches | None]:
         """Return copies of the books of all shards that are here."""
         with self._lock:
-            self._rounds.check_token(token)
+            self._protocol.check_token(token)
             keys = [key for key, shard in self._shards.items() if shard.chunk is not None]
         found = {}
         for key in keys:
             with self.locked(token, key) as shard:
-                book = shard.chunk.book
-                found[key] = None if book is None else book.copy()
+                applied_batches = shard.chunk.applied_batches
+                found[key] = None if applied_batches is None else applied_batches.copy()
         return found
 
     # ---- for those who read shards while training goes on
 
     def dump(
         self, token: Token, key: str, at: int = 0, most: int | None = None, reading: int = 0
-    ) -> tuple[int, Part, int]:
+    ) -> tuple[int, DumpPiece, int]:
         """Return a shard as it is now, or a part of it.
 
         Args:
@@ -936,7 +950,7 @@ class ShardStore:
             The version, the part, and the reading's number if there are more.
         """
         with self._lock:
-            self._rounds.check_token(token)
+            self._protocol.check_token(token)
             self.settle()
             shard = self.shard(key)
             with shard.lock:
@@ -944,10 +958,10 @@ class ShardStore:
                 if most is None:
                     return shard.version, part_of(shard.chunk, at, most), 0
                 if not reading and at:
-                    raise RoundError(f"{key!r} is read in order: byte 0 is next, not {at}")
+                    raise StepProtocolError(f"{key!r} is read in order: byte 0 is next, not {at}")
                 if not reading:
-                    reading = self.snapshots.readings.begin(key)
-                part = self.snapshots.readings.take(reading, key, shard.chunk, at, most)
+                    reading = self.snapshots.chunk_reads.begin(key)
+                part = self.snapshots.chunk_reads.take(reading, key, shard.chunk, at, most)
                 more = at + part[1].nbytes < part[2]
                 return shard.version, part, reading if more else 0
 
@@ -959,16 +973,19 @@ class ShardStore:
         with self._lock:
             if self.snapshots.has(name):
                 return
-            self._rounds.check_token(token)
+            self._protocol.check_token(token)
             versions = [(key, s.version) for key, s in self._shards.items() if s.chunk is not None]
             self.snapshots.take(name, step, readers, versions)
 
     def describe_snapshot(self, name: str) -> dict[str, dict[str, Any]]:
         """Return what is said of each shard of the snapshot, by key."""
         snapshot = self.snapshots.find(name)
-        return {key: self._of_snapshot(key, partial(tell, snapshot, key)) for key in sorted(snapshot.keys)}
+        return {
+            key: self._of_snapshot(key, partial(describe_shard, snapshot, key))
+            for key in sorted(snapshot.keys)
+        }
 
-    def read_snapshot(self, name: str, key: str, at: int = 0, most: int | None = None) -> Part:
+    def read_snapshot(self, name: str, key: str, at: int = 0, most: int | None = None) -> DumpPiece:
         """Return a shard of the snapshot, or a part of it, once; see `snapshot.give`."""
         snapshot = self.snapshots.find(name)
         return self._of_snapshot(key, partial(give, snapshot, key, at=at, most=most))
@@ -988,7 +1005,7 @@ class ShardStore:
             with self._lock:
                 if self._done == done:
                     self._changed.wait(1.0)
-        raise RoundError(f"chunk {key!r} did not come to its step within {_STEP_SECONDS:g} s")
+        raise StepProtocolError(f"chunk {key!r} did not come to its step within {_STEP_SECONDS:g} s")
 
     # ---- the threads that make the steps
 
@@ -1007,7 +1024,7 @@ class ShardStore:
         """Return whether a copy can be begun: of what stays, when nothing is left to be made."""
         with self._lock:
             # A new server knows nothing of a step that is only tried.
-            settled = self._rounds.ready and not self._rounds.tried and not self._todo
+            settled = self._protocol.ready and not self._protocol.tried and not self._todo
             return settled and self.replicator.has_next()
 
     def _next_work(self) -> Job | Callable[[], None] | None:
@@ -1059,7 +1076,7 @@ class ShardStore:
         with self._lock:
             shard = self._shards.get(key)
             behind = shard is not None and shard.version < version - 1
-            recipes = dict(self._recipes) if behind else self._recipes
+            step_specs = dict(self._step_specs) if behind else self._step_specs
         if shard is None or shard.chunk is None:
             return
         with shard.lock:
@@ -1067,14 +1084,16 @@ class ShardStore:
                 shard.before = None
             while shard.version < version:
                 step = shard.version + 1
-                totals, recipe = shard.totals(step), recipes.get(step)
-                if recipe is None or not totals.keys() >= {part.round for part in recipe.parts}:
+                totals, step_spec = shard.totals(step), step_specs.get(step)
+                if step_spec is None or not totals.keys() >= {
+                    part.backward_pass for part in step_spec.substeps
+                }:
                     break  # a copy in the making that missed a step: it is not in the inventory
                 self.snapshots.before(key, shard.chunk, shard.version)
                 if trying and step == version:
                     shard.before = shard.chunk.dump()
                 with self._evictions_counted(shard.chunk):
-                    apply(shard, totals, step, recipe)
+                    apply(shard, totals, step, step_spec)
                 shard.version = step
                 shard.drop_sums(lambda other: other <= shard.version)
                 shard.spare = totals[0] if isinstance(shard.chunk, Chunk) and 0 in totals else None
@@ -1096,7 +1115,7 @@ class ShardStore:
             with shard.lock:
                 counts = self.replicator.begin(key, shard, address)
             if counts:
-                for which, total in shard.closed_sums(self._rounds.version + 1).items():
+                for which, total in shard.closed_sums(self._protocol.version + 1).items():
                     # Nobody waits for it any more who has prepared: the step may use the sum up meanwhile.
                     self._send_sum(address, which, key, total.clone())
 

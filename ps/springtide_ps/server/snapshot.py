@@ -18,16 +18,16 @@ import torch
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.server.snapshot_reader import (
-    KEPT_SECONDS,
+    READER_SECONDS,
     CopyOnWriteBlock,
     SnapshotReader,
     keep,
     part_of,
-    part_of_kept,
+    part_of_block,
 )
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 
-Part = tuple[dict[str, Any], torch.Tensor, int]
+DumpPiece = tuple[dict[str, Any], torch.Tensor, int]
 """(JSON, uint8 [n], bytes of all): some of what a chunk's dump is."""
 
 
@@ -41,8 +41,8 @@ class Snapshot:
         keys: the chunks that are in it.
         readers: how many members will read it.
         since: when it was made, or last asked for, in seconds on the keeper's clock.
-        kept: of chunks that have changed since, copies of what was not read.
-        told: the description of each chunk (`describe`).
+        blocks: of chunks that have changed since, copies of what was not read.
+        descriptions: the description of each chunk (`describe`).
         begun: how many bytes of a chunk were read.
         given: chunks that were read whole.
         done: members that need it no more.
@@ -53,8 +53,8 @@ class Snapshot:
     keys: frozenset[str]
     readers: int
     since: float
-    kept: dict[str, CopyOnWriteBlock] = field(default_factory=dict)
-    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    blocks: dict[str, CopyOnWriteBlock] = field(default_factory=dict)
+    descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
     begun: dict[str, int] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
@@ -62,7 +62,7 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """Return the memory of the copies."""
-        return sum(kept.block.nbytes for kept in self.kept.values())
+        return sum(kept.block.nbytes for kept in self.blocks.values())
 
 
 class SnapshotKeeper:
@@ -74,11 +74,11 @@ class SnapshotKeeper:
         clock: seconds, to forget a snapshot that nobody comes for.
 
     Attributes:
-        readings: of chunks by themselves, which see the same changes.
+        chunk_reads: of chunks by themselves, which see the same changes.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.readings = SnapshotReader(clock)
+        self.chunk_reads = SnapshotReader(clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
@@ -99,14 +99,14 @@ class SnapshotKeeper:
             versions: key and version of all chunks here.
 
         Raises:
-            RoundError: one of the chunks is past that step.
+            StepProtocolError: one of the chunks is past that step.
         """
         with self._lock:
             if self._snapshot is not None and self._snapshot.name == name:
                 return
             versions = list(versions)
             if late := [key for key, version in versions if version > step]:
-                raise RoundError(f"chunk {late[0]!r} is past step {step}: it cannot be kept as it was")
+                raise StepProtocolError(f"chunk {late[0]!r} is past step {step}: it cannot be kept as it was")
             keys = frozenset(key for key, _ in versions)
             self._snapshot = Snapshot(name, step, keys, readers, self._clock())
 
@@ -127,46 +127,48 @@ class SnapshotKeeper:
         """Return the snapshot of that name; it is kept for longer since it is asked for.
 
         Raises:
-            RoundError: it is not kept any more.
+            StepProtocolError: it is not kept any more.
         """
         with self._lock:
             if self._snapshot is None or self._snapshot.name != name:
-                raise RoundError(f"the state {name} is not kept here any more")
+                raise StepProtocolError(f"the state {name} is not kept here any more")
             self._snapshot.since = self._clock()
             return self._snapshot
 
     def before(self, key: str, chunk: Chunk | Slice, version: int) -> None:
         """Copy what is not read yet of a chunk that is about to change, or to go."""
-        self.readings.before(key, chunk)
+        self.chunk_reads.before(key, chunk)
         with self._lock:
             snapshot = self._snapshot
-            if snapshot is not None and self._clock() - snapshot.since > KEPT_SECONDS:
+            if snapshot is not None and self._clock() - snapshot.since > READER_SECONDS:
                 snapshot = self._snapshot = None
         if (
             snapshot is None
             or key not in snapshot.keys
-            or key in snapshot.kept
+            or key in snapshot.blocks
             or key in snapshot.given
             or version != snapshot.step
         ):
             return
-        snapshot.told.setdefault(key, describe(chunk))
-        snapshot.kept[key] = keep(chunk, snapshot.begun.get(key, 0))
+        snapshot.descriptions.setdefault(key, describe(chunk))
+        snapshot.blocks[key] = keep(chunk, snapshot.begun.get(key, 0))
 
 
-def tell(snapshot: Snapshot, key: str, chunk: Chunk | Slice | None, version: int) -> dict[str, Any] | None:
+def describe_shard(
+    snapshot: Snapshot, key: str, chunk: Chunk | Slice | None, version: int
+) -> dict[str, Any] | None:
     """Return the description of the chunk as it is in the snapshot; None: it has not come that far.
 
     Raises:
-        RoundError: the chunk is not kept as it was.
+        StepProtocolError: the chunk is not kept as it was.
     """
-    if key in snapshot.told:
-        return snapshot.told[key]
+    if key in snapshot.descriptions:
+        return snapshot.descriptions[key]
     if chunk is not None and version < snapshot.step and key not in snapshot.given:
         return None
     if chunk is None or version > snapshot.step or key in snapshot.given:
         raise _lost(snapshot, key)
-    return snapshot.told.setdefault(key, describe(chunk))
+    return snapshot.descriptions.setdefault(key, describe(chunk))
 
 
 def give(
@@ -176,7 +178,7 @@ def give(
     version: int,
     at: int = 0,
     most: int | None = None,
-) -> Part | None:
+) -> DumpPiece | None:
     """Return the chunk as it is in the snapshot, or a part of it, once; None: it has not come that far.
 
     Args:
@@ -186,27 +188,27 @@ def give(
         most: bytes at most; None: all that follow.
 
     Raises:
-        RoundError: another byte is next, or the chunk is not kept as it was.
+        StepProtocolError: another byte is next, or the chunk is not kept as it was.
     """
     if key not in snapshot.keys or key in snapshot.given:
         raise _lost(snapshot, key)
     if at != snapshot.begun.get(key, 0):
-        raise RoundError(
+        raise StepProtocolError(
             f"chunk {key!r} is read in order: byte {snapshot.begun.get(key, 0)} is next, not {at}"
         )
-    if key in snapshot.kept:
-        found = part_of_kept(snapshot.kept[key], at, most)
+    if key in snapshot.blocks:
+        found = part_of_block(snapshot.blocks[key], at, most)
     elif chunk is not None and version < snapshot.step:
         return None
     elif chunk is None or version > snapshot.step:
         raise _lost(snapshot, key)
     else:
-        snapshot.told.setdefault(key, describe(chunk))
+        snapshot.descriptions.setdefault(key, describe(chunk))
         found = part_of(chunk, at, most)
     snapshot.begun[key] = at + found[1].nbytes
     if snapshot.begun[key] == found[2]:
         snapshot.given.add(key)
-        snapshot.kept.pop(key, None)
+        snapshot.blocks.pop(key, None)
     return found
 
 
@@ -224,5 +226,5 @@ def describe(chunk: Chunk | Slice) -> dict[str, Any]:
     return {"about": about, "bytes": chunk.dumped_bytes}
 
 
-def _lost(snapshot: Snapshot, key: str) -> RoundError:
-    return RoundError(f"chunk {key!r} as it was after step {snapshot.step} is not here any more")
+def _lost(snapshot: Snapshot, key: str) -> StepProtocolError:
+    return StepProtocolError(f"chunk {key!r} as it was after step {snapshot.step} is not here any more")

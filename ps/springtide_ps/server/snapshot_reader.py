@@ -16,11 +16,11 @@ import torch
 
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 from springtide_ps.wire.frames import PAYLOAD_LIMIT
 
-KEPT_SECONDS: Final = 900.0
-READINGS_LIMIT: Final = 1024
+READER_SECONDS: Final = 900.0
+CHUNK_READS_LIMIT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def part_of(chunk: Chunk | Slice, start: int, most: int | None) -> tuple[dict[st
         The dump's JSON, the bytes, and how many bytes the whole dump has.
 
     Raises:
-        RoundError: the dump ends before `start`, or more is asked for than fits an answer.
+        StepProtocolError: the dump ends before `start`, or more is asked for than fits an answer.
     """
     if not isinstance(chunk, Slice):
         kept = keep(chunk)
@@ -70,7 +70,7 @@ def part_of(chunk: Chunk | Slice, start: int, most: int | None) -> tuple[dict[st
     return chunk.about(), chunk.memory(start, _stop(start, most, total)), total
 
 
-def part_of_kept(
+def part_of_block(
     kept: CopyOnWriteBlock, start: int, most: int | None
 ) -> tuple[dict[str, Any], torch.Tensor, int]:
     """Return a part of a dump that was copied; arguments, result and errors are those of `part_of`."""
@@ -79,9 +79,11 @@ def part_of_kept(
 
 def _stop(start: int, most: int | None, total: int) -> int:
     if start > total:
-        raise RoundError(f"a chunk has {total} bytes, and those from {start} on are asked for")
+        raise StepProtocolError(f"a chunk has {total} bytes, and those from {start} on are asked for")
     if most is None and total - start > PAYLOAD_LIMIT:
-        raise RoundError(f"a chunk has {total} bytes, and {PAYLOAD_LIMIT} fit an answer: ask for it in parts")
+        raise StepProtocolError(
+            f"a chunk has {total} bytes, and {PAYLOAD_LIMIT} fit an answer: ask for it in parts"
+        )
     return total if most is None else min(total, start + most)
 
 
@@ -92,12 +94,12 @@ class _Moment:
     Attributes:
         since: when it was last read, in seconds on the reader's clock.
         read: by reading, how many bytes it has.
-        kept: the copy; None while the chunk has not changed.
+        copied: the copy; None while the chunk has not changed.
     """
 
     since: float
     read: dict[int, int] = field(default_factory=dict)
-    kept: CopyOnWriteBlock | None = None
+    copied: CopyOnWriteBlock | None = None
 
 
 class SnapshotReader:
@@ -120,20 +122,20 @@ class SnapshotReader:
         """Return the memory of all copies."""
         with self._lock:
             every = [moment for moments in self._moments.values() for moment in moments]
-        return sum(moment.kept.block.nbytes for moment in every if moment.kept is not None)
+        return sum(moment.copied.block.nbytes for moment in every if moment.copied is not None)
 
     def begin(self, key: str) -> int:
         """Begin to read a chunk as it is now, and return the reading's number.
 
         Raises:
-            RoundError: there are too many readings.
+            StepProtocolError: there are too many readings.
         """
         with self._lock:
             self._forget_old()
-            if sum(len(m.read) for moments in self._moments.values() for m in moments) >= READINGS_LIMIT:
-                raise RoundError(f"{READINGS_LIMIT} chunks are being read already")
+            if sum(len(m.read) for moments in self._moments.values() for m in moments) >= CHUNK_READS_LIMIT:
+                raise StepProtocolError(f"{CHUNK_READS_LIMIT} chunks are being read already")
             moments, number = self._moments.setdefault(key, []), next(self._numbers)
-            if not moments or moments[-1].kept is not None:
+            if not moments or moments[-1].copied is not None:
                 moments.append(_Moment(self._clock()))
             moments[-1].read[number] = 0
             return number
@@ -154,17 +156,19 @@ class SnapshotReader:
             The dump's JSON, the bytes, and how many bytes the whole dump has.
 
         Raises:
-            RoundError: the reading is not kept, or has not come to `at`.
+            StepProtocolError: the reading is not kept, or has not come to `at`.
         """
         with self._lock:
             moment = next((m for m in self._moments.get(key, []) if number in m.read), None)
-            if moment is None or (chunk is None and moment.kept is None):
-                raise RoundError(f"what was begun to be read of {key!r} is not kept here any more")
+            if moment is None or (chunk is None and moment.copied is None):
+                raise StepProtocolError(f"what was begun to be read of {key!r} is not kept here any more")
             if moment.read[number] != at:
-                raise RoundError(f"{key!r} is read in order: byte {moment.read[number]} is next, not {at}")
-            kept = moment.kept
+                raise StepProtocolError(
+                    f"{key!r} is read in order: byte {moment.read[number]} is next, not {at}"
+                )
+            kept = moment.copied
         if kept is not None:
-            found = part_of_kept(kept, at, most)
+            found = part_of_block(kept, at, most)
         else:
             assert chunk is not None
             found = part_of(chunk, at, most)
@@ -180,10 +184,10 @@ class SnapshotReader:
         with self._lock:
             self._forget_old()
             moments = self._moments.get(key)
-            if not moments or moments[-1].kept is not None:
+            if not moments or moments[-1].copied is not None:
                 return
             newest, first = moments[-1], min(moments[-1].read.values())
-        newest.kept = keep(chunk, first)
+        newest.copied = keep(chunk, first)
 
     def end(self, number: int) -> None:
         """End a reading, and forget its copy if no other one needs it."""
@@ -199,7 +203,7 @@ class SnapshotReader:
             self._moments = {}
 
     def _forget_old(self) -> None:
-        oldest = self._clock() - KEPT_SECONDS
+        oldest = self._clock() - READER_SECONDS
         for key, moments in list(self._moments.items()):
             self._moments[key] = [m for m in moments if m.read and m.since >= oldest]
             if not self._moments[key]:

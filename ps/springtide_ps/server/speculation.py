@@ -14,11 +14,11 @@ import torch
 from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.idmap import Ids
-from springtide_ps.server.intermediate import Parts, make_parts
+from springtide_ps.server.intermediate import Substeps, make_substeps
 from springtide_ps.server.intermediate_rows import ChangedRows
 from springtide_ps.server.row_gather import Done
 from springtide_ps.server.shard import Shard
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 
 log = logging.getLogger("springtide.ps")
 
@@ -28,13 +28,13 @@ class ExpectedStep:
     """How the members expect a step to be made; recipe None: not all of them expect the same."""
 
     step: int
-    recipe: StepSpec | None
+    step_spec: StepSpec | None
 
-    def with_another(self, step: int, recipe: StepSpec) -> ExpectedStep:
+    def with_another(self, step: int, step_spec: StepSpec) -> ExpectedStep:
         """Return what is expected after one more member has said what it expects."""
         if step != self.step:
-            return ExpectedStep(step, recipe)
-        return self if recipe == self.recipe else ExpectedStep(step, None)
+            return ExpectedStep(step, step_spec)
+        return self if step_spec == self.step_spec else ExpectedStep(step, None)
 
 
 class Speculator:
@@ -42,42 +42,42 @@ class Speculator:
 
     def __init__(self) -> None:
         self._expected = ExpectedStep(-1, None)
-        self._parts = Parts()
+        self._substeps = Substeps()
 
-    def expect(self, step: int, recipe: StepSpec, shards: Iterable[Shard]) -> list[Done]:
+    def expect(self, step: int, step_spec: StepSpec, shards: Iterable[Shard]) -> list[Done]:
         """Hear how one more member expects the step to be made.
 
         Returns:
             Who waits for values of it in vain, since the members expect different things.
         """
-        self._expected = self._expected.with_another(step, recipe)
-        if self._expected.recipe is not None:
+        self._expected = self._expected.with_another(step, step_spec)
+        if self._expected.step_spec is not None:
             return []
         return [done for shard in shards for done in shard.speculative.forget()]
 
-    def recipe_of(self, step: int) -> StepSpec | None:
+    def spec_of(self, step: int) -> StepSpec | None:
         """Return how all members expect the step to be made; None: they do not, or not the same."""
-        return self._expected.recipe if self._expected.step == step else None
+        return self._expected.step_spec if self._expected.step == step else None
 
-    def add_parts(self, step: int, recipe: StepSpec) -> None:
+    def add_substeps(self, step: int, step_spec: StepSpec) -> None:
         """Hear which parts of the step one more member has made.
 
         Raises:
-            RoundError: another member made others.
+            StepProtocolError: another member made others.
         """
-        self._parts = self._parts.with_word(step, recipe)
+        self._substeps = self._substeps.with_report(step, step_spec)
 
-    def first_parts(self, step: int, count: int) -> StepSpec:
+    def first_substeps(self, step: int, count: int) -> StepSpec:
         """Return how the first `count` parts of the step are made.
 
         Raises:
-            RoundError: no member has told of so many.
+            StepProtocolError: no member has told of so many.
         """
-        return self._parts.first(step, count)
+        return self._substeps.first(step, count)
 
     def forget(self, shards: Iterable[Shard]) -> list[Done]:
         """Expect nothing any more, since the generation is over; return who waits for values."""
-        self._expected, self._parts = ExpectedStep(-1, None), Parts()
+        self._expected, self._substeps = ExpectedStep(-1, None), Substeps()
         waiting = list[Done]()
         for shard in shards:
             waiting += shard.speculative.forget()
@@ -90,7 +90,7 @@ def is_wanted(shard: Shard, step: int) -> bool:
     return shard.closed == (step, 0) and bool(shard.speculative.waiting)
 
 
-def speculate(shard: Shard, key: str, step: int, recipe: StepSpec) -> bool:
+def speculate(shard: Shard, key: str, step: int, step_spec: StepSpec) -> bool:
     """Make a step of a chunk on its second copy (in the shard's lock).
 
     Returns:
@@ -101,36 +101,36 @@ def speculate(shard: Shard, key: str, step: int, recipe: StepSpec) -> bool:
     if total is None or shard.version != step - 1 or not isinstance(chunk, Chunk):
         return False
     try:
-        if not shard.speculative.holds(step, recipe):
-            shard.speculative.make(chunk, total, step, recipe)
+        if not shard.speculative.holds(step, step_spec):
+            shard.speculative.make(chunk, total, step, step_spec)
     except Exception as failure:  # the step itself will say what is wrong, if it is made so
         log.warning("chunk %s: step %d cannot be made early: %r", key, step, failure)
     return True
 
 
-def take_over(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, recipe: StepSpec) -> bool:
+def take_over(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, step_spec: StepSpec) -> bool:
     """Make a decided step by putting the second copy in the chunk's place, where it has begun it just so.
 
     Returns:
         Whether the step is made (in the shard's lock).
     """
-    if not shard.speculative.has_begun(step, recipe) or shard.before is not None:
+    if not shard.speculative.has_begun(step, step_spec) or shard.before is not None:
         return False
     assert isinstance(shard.chunk, Chunk)
-    shard.speculative.reach(shard.chunk, totals, step, recipe, keep=False)
+    shard.speculative.reach(shard.chunk, totals, step, step_spec, keep=False)
     shard.chunk = shard.speculative.swap(shard.chunk)
     return True
 
 
-def intermediate_values(shard: Shard, step: int, recipe: StepSpec) -> torch.Tensor:
+def intermediate_values(shard: Shard, step: int, step_spec: StepSpec) -> torch.Tensor:
     """Return a copy of the chunk's values after these parts of a step (in the shard's lock).
 
     Raises:
-        RoundError: the chunk is not at the step before.
+        StepProtocolError: the chunk is not at the step before.
     """
     if shard.version != step - 1 or not isinstance(shard.chunk, Chunk):
-        raise RoundError(f"parts of step {step} are asked for, and step {shard.version} is made")
-    return shard.speculative.reach(shard.chunk, shard.totals(step), step, recipe).values.clone()
+        raise StepProtocolError(f"parts of step {step} are asked for, and step {shard.version} is made")
+    return shard.speculative.reach(shard.chunk, shard.totals(step), step, step_spec).values.clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,33 +140,33 @@ class IntermediateRows:
     key: str
     shard: Shard
     step: int
-    recipe: StepSpec
+    step_spec: StepSpec
 
     def rows(self, ids: Ids) -> torch.Tensor:
         """Return the rows of these ids, float32 [len(ids), dim], taking the shard's lock.
 
         Raises:
-            RoundError: the slice is not at the step before.
+            StepProtocolError: the slice is not at the step before.
         """
         shard = self.shard
         with shard.lock:
             if shard.version != self.step - 1 or not isinstance(shard.chunk, Slice):
-                raise RoundError(
+                raise StepProtocolError(
                     f"rows of {self.key!r} within step {self.step} are asked for, "
                     f"and step {shard.version} is made"
                 )
-            return shard.changed.rows(shard.chunk, shard.totals(self.step), self.step, self.recipe, ids)
+            return shard.changed.rows(shard.chunk, shard.totals(self.step), self.step, self.step_spec, ids)
 
 
-def apply(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, recipe: StepSpec) -> None:
+def apply(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, step_spec: StepSpec) -> None:
     """Make a decided step of a shard (in its lock). totals: sums by round, which are used up."""
-    if take_over(shard, totals, step, recipe):
+    if take_over(shard, totals, step, step_spec):
         return
     assert shard.chunk is not None
     shard.changed = ChangedRows()
-    make_parts(shard.chunk, totals, recipe, keep=False)
+    make_substeps(shard.chunk, totals, step_spec, keep=False)
 
 
-def not_expected(step: int) -> RoundError:
+def not_expected(step: int) -> StepProtocolError:
     """Return the error for a question about values of a step whose making is not known."""
-    return RoundError(f"how step {step} will be made is not known, or not all members expect the same")
+    return StepProtocolError(f"how step {step} will be made is not known, or not all members expect the same")

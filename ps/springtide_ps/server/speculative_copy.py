@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from springtide_ps.params.chunk import Chunk, StepSpec
-from springtide_ps.server.intermediate import make_parts
+from springtide_ps.server.intermediate import make_substeps
 from springtide_ps.server.row_gather import Done
 
 
@@ -27,46 +27,55 @@ class SpeculativeCopy:
     Attributes:
         chunk: the second copy; None: none was needed yet.
         step: the step that it has; -1: what it holds counts for nothing.
-        recipe: how that step was made.
-        offer: where ranges are counted instead of steps, which one it was made from; 0: none.
+        step_spec: how that step was made.
+        early_push: where ranges are counted instead of steps, which one it was made from; 0: none.
         waiting: who wants the values after a step before it is decided.
     """
 
     chunk: Chunk | None = None
     step: int = -1
-    recipe: StepSpec | None = None
-    offer: int = 0
+    step_spec: StepSpec | None = None
+    early_push: int = 0
     waiting: list[tuple[int, Done]] = field(default_factory=list)
 
-    def holds(self, step: int, recipe: StepSpec | None) -> bool:
+    def holds(self, step: int, step_spec: StepSpec | None) -> bool:
         """Return whether the step, made like this, is in the second copy."""
-        return self.chunk is not None and recipe is not None and (self.step, self.recipe) == (step, recipe)
+        return (
+            self.chunk is not None
+            and step_spec is not None
+            and (self.step, self.step_spec) == (step, step_spec)
+        )
 
-    def has_begun(self, step: int, recipe: StepSpec) -> bool:
+    def has_begun(self, step: int, step_spec: StepSpec) -> bool:
         """Return whether parts of the step are in the second copy, made like this."""
-        return self.recipe is not None and self.step == step and self.recipe.begins(recipe)
+        return self.step_spec is not None and self.step == step and self.step_spec.begins(step_spec)
 
-    def make(self, chunk: Chunk, total: torch.Tensor, step: int, recipe: StepSpec) -> Chunk:
+    def make(self, chunk: Chunk, total: torch.Tensor, step: int, step_spec: StepSpec) -> Chunk:
         """Make the step on the second copy.
 
         Args:
             chunk: what the step goes on from.
             total: the sum of the step's gradients, flat like the values; it stays as it is.
             step: its number.
-            recipe: how it is made.
+            step_spec: how it is made.
 
         Raises:
             ChunkError: the recipe is of another optimizer.
         """
-        self.step, self.recipe = -1, None
+        self.step, self.step_spec = -1, None
         if self.chunk is None or not self.chunk.become(chunk):
             self.chunk = chunk.again(*chunk.dump())
-        self.chunk.apply(total, recipe, keep=True)
-        self.step, self.recipe = step, recipe
+        self.chunk.apply(total, step_spec, keep=True)
+        self.step, self.step_spec = step, step_spec
         return self.chunk
 
     def reach(
-        self, chunk: Chunk, totals: Mapping[int, torch.Tensor], step: int, recipe: StepSpec, keep: bool = True
+        self,
+        chunk: Chunk,
+        totals: Mapping[int, torch.Tensor],
+        step: int,
+        step_spec: StepSpec,
+        keep: bool = True,
     ) -> Chunk:
         """Have the second copy hold these parts of a step, going on from what it holds where it can.
 
@@ -74,28 +83,28 @@ class SpeculativeCopy:
             chunk: what the step goes on from.
             totals: sums of gradients by round.
             step: its number.
-            recipe: how its parts are made.
+            step_spec: how its parts are made.
             keep: whether the sums stay as they are.
 
         Raises:
             ChunkError: the recipe is of another optimizer.
         """
-        have, begun = self.recipe, 0
-        if self.chunk is not None and have is not None and self.step == step and have.begins(recipe):
-            begun = len(have.parts)
+        have, begun = self.step_spec, 0
+        if self.chunk is not None and have is not None and self.step == step and have.begins(step_spec):
+            begun = len(have.substeps)
         elif self.chunk is None or not self.chunk.become(chunk):
             self.chunk = chunk.again(*chunk.dump())
-        self.step, self.recipe = -1, None
-        if rest := recipe.parts[begun:]:
-            make_parts(self.chunk, totals, replace(rest[-1], before=rest[:-1]), keep)
-        self.step, self.recipe = step, recipe
+        self.step, self.step_spec = -1, None
+        if rest := step_spec.substeps[begun:]:
+            make_substeps(self.chunk, totals, replace(rest[-1], before=rest[:-1]), keep)
+        self.step, self.step_spec = step, step_spec
         return self.chunk
 
     def swap(self, chunk: Chunk) -> Chunk:
         """Take the chunk's place, since the step is decided, and keep the chunk as the next second copy."""
         assert self.chunk is not None
         now, self.chunk = self.chunk, chunk
-        self.step, self.recipe, self.offer = -1, None, 0
+        self.step, self.step_spec, self.early_push = -1, None, 0
         return now
 
     def take_waiting(self, step: int) -> list[Done]:
@@ -106,6 +115,6 @@ class SpeculativeCopy:
 
     def forget(self) -> list[Done]:
         """Hold no step any more, since the generation is over; return who waits, and forget them."""
-        self.step, self.recipe, self.offer = -1, None, 0
+        self.step, self.step_spec, self.early_push = -1, None, 0
         waiting, self.waiting = [done for _, done in self.waiting], []
         return waiting

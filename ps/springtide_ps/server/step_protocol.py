@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
-from springtide_ps.params.chunk import ROUNDS_LIMIT, StepSpec
+from springtide_ps.params.chunk import BACKWARD_PASSES_LIMIT, StepSpec
 
 Token = tuple[int, int, int]
 """(incarnation, restart, generation): who may speak. The greatest one that was heard is the present one."""
@@ -33,15 +33,15 @@ Token = tuple[int, int, int]
 MEMBERS_LIMIT: Final = 65536
 
 
-class RoundError(ValueError):
+class StepProtocolError(ValueError):
     """A request that does not belong to the present step."""
 
 
-class NoRoomError(RoundError):
+class NoRoomError(StepProtocolError):
     """More memory would be needed than the server may take."""
 
 
-class StaleError(RoundError):
+class StaleError(StepProtocolError):
     """The request comes from a generation that is over."""
 
 
@@ -50,32 +50,32 @@ class Effect(Enum):
 
     FENCE = auto()  # refuse whoever waits: its generation is over
     DROP = auto()  # forget the staged step
-    APPLY = auto()  # make the staged step with `recipe` for good; `version` counts it already
-    TRY = auto()  # make the staged step with `recipe`, and keep what was before it
-    UNDO = auto()  # go back to what was before the tried step
+    APPLY = auto()  # make the staged step with `step_spec` for good; `version` counts it already
+    TRY = auto()  # make the staged step with `step_spec`, and keep what was before it
+    ROLL_BACK = auto()  # go back to what was before the tried step
     FORGET = auto()  # forget all chunks: they belong to another state
     PREPARED = auto()  # all gradients of the step are here
-    BOOK = auto()  # each chunk gets a book of the steps that it has
+    BEGIN_APPLIED_BATCHES = auto()  # each chunk gets a book of the steps that it has
     COUNT = auto()  # chunks whose books say exactly 0..version-1 are at `version`; others are of no use
 
 
 @dataclass
 class StepProtocol:
-    """version: the step whose values this server holds. lineage: names the run of training that they belong
+    """version: the step whose values this server holds. run_id: names the run of training that they belong
     to, so that a step number of another one is never taken for it.
     """
 
     token: Token | None = None
-    lineage: str = ""
+    run_id: str = ""
     version: int = 0
     members: frozenset[str] = frozenset()
-    recipe: StepSpec | None = None
+    step_spec: StepSpec | None = None
     staged: dict[str, set[str]] = field(default_factory=dict)
     prepared: set[str] = field(default_factory=set)
     committed: set[str] = field(default_factory=set)
     complete: bool = False
     """Whether all gradients of the round are here."""
-    round: int = 0
+    backward_pass: int = 0
     """Of the step, from 0: `staged`, `prepared` and `complete` are of this one; those before are complete."""
     tried: bool = False
     """Whether the values of step `version` + 1 are here too."""
@@ -89,7 +89,7 @@ class StepProtocol:
         token: Token,
         members: Collection[str],
         step: int,
-        lineage: str,
+        run_id: str,
         booked: bool = False,
     ) -> list[Effect]:
         """A member of generation `token` that holds the state after `step` begins the generation from it.
@@ -101,53 +101,53 @@ class StepProtocol:
         if self.token is None or token > self.token:
             effects.append(Effect.FENCE)
             self.token, self.members, self.unresolved = token, frozenset(members), None
-            effects += self._begin_from(step, lineage, booked)
+            effects += self._begin_from(step, run_id, booked)
         return effects
 
-    def resolve(self, token: Token, recipe: StepSpec | None) -> list[Effect]:
+    def resolve(self, token: Token, step_spec: StepSpec | None) -> list[Effect]:
         """All members of the generation hold the state that it begins from; recipe: of its step.
 
-        Raise RoundError when it is needed and not given.
+        Raise StepProtocolError when it is needed and not given.
         """
         self.check_token(token)
         if self.unresolved is None:
             return []
-        if recipe is None:
-            raise RoundError(f"step {self.unresolved} is still to be made here, and nobody says how")
-        self.version, self.recipe, self.unresolved = self.unresolved, recipe, None
+        if step_spec is None:
+            raise StepProtocolError(f"step {self.unresolved} is still to be made here, and nobody says how")
+        self.version, self.step_spec, self.unresolved = self.unresolved, step_spec, None
         self._clear()
         return [Effect.APPLY]
 
-    def _begin_from(self, step: int, lineage: str, booked: bool) -> list[Effect]:
+    def _begin_from(self, step: int, run_id: str, booked: bool) -> list[Effect]:
         was_booked, self.booked = self.booked, booked
-        undone = [Effect.UNDO] if self.tried else []
-        if lineage == self.lineage and booked is not was_booked:
+        undone = [Effect.ROLL_BACK] if self.tried else []
+        if run_id == self.run_id and booked is not was_booked:
             self.version = 0 if booked else step
             self._clear()
             # What is staged is in no chunk: a book tells what each one has.
-            return [*undone, Effect.BOOK] if booked else [Effect.COUNT]
-        if lineage == self.lineage and step == self.version:
+            return [*undone, Effect.BEGIN_APPLIED_BATCHES] if booked else [Effect.COUNT]
+        if run_id == self.run_id and step == self.version:
             self._clear()
             return [*undone, Effect.DROP]
-        if lineage == self.lineage and step == self.version + 1 and self.complete:
+        if run_id == self.run_id and step == self.version + 1 and self.complete:
             self.unresolved = step
             return []
-        self.lineage, self.version = lineage, step
+        self.run_id, self.version = run_id, step
         self._clear()
         return [Effect.FORGET]
 
     def stage(self, token: Token, step: int, member: str, key: str, number: int = 0) -> bool:
         """A gradient for chunk `key` has come; True: the first one of this step's round `number`.
 
-        Raise RoundError for what does not belong here, above all a second one of the same member.
+        Raise StepProtocolError for what does not belong here, above all a second one of the same member.
         """
         self._check(token, step, member)
         self._reach(number, member)
         if member in self.prepared:
-            raise RoundError(f"{member} has prepared step {step} and sends more of it")
+            raise StepProtocolError(f"{member} has prepared step {step} and sends more of it")
         who = self.staged.setdefault(key, set())
         if member in who:
-            raise RoundError(f"{member} sends its gradient of {key} for step {step} twice")
+            raise StepProtocolError(f"{member} sends its gradient of {key} for step {step} twice")
         who.add(member)
         return len(who) == 1
 
@@ -159,83 +159,94 @@ class StepProtocol:
     def prepare(self, token: Token, step: int, member: str, count: int, number: int = 0) -> list[Effect]:
         """The member has sent all gradients of round `number`: `count` of them to this server.
 
-        Raise RoundError if not.
+        Raise StepProtocolError if not.
         """
         self._check(token, step, member)
         self._reach(number, member)
         found = sum(member in who for who in self.staged.values())
         if found != count:
-            raise RoundError(f"{member} has sent {found} gradients of step {step} and says {count}")
+            raise StepProtocolError(f"{member} has sent {found} gradients of step {step} and says {count}")
         self.prepared.add(member)
         self.complete = self.prepared == self.members
         return [Effect.PREPARED] if self.complete else []
 
-    def commit(self, token: Token, step: int, member: str, recipe: StepSpec) -> list[Effect]:
+    def commit(self, token: Token, step: int, member: str, step_spec: StepSpec) -> list[Effect]:
         """The member has committed the step, which is made when all have.
 
-        Raise RoundError if somebody has not prepared it.
+        Raise StepProtocolError if somebody has not prepared it.
         """
         self._check(token, step, member)
         if not self.complete:
             missing = ", ".join(sorted(self.members - self.prepared))
-            raise RoundError(f"{member} commits step {step}, which {missing} did not prepare")
-        self.check_parts(token, step, member, recipe)
+            raise StepProtocolError(f"{member} commits step {step}, which {missing} did not prepare")
+        self.check_substeps(token, step, member, step_spec)
         self.committed.add(member)
-        self.recipe = recipe
+        self.step_spec = step_spec
         if self.committed != self.members:
             return []
         self.version = step
         self._clear()
         return [Effect.APPLY]
 
-    def check_parts(self, token: Token, step: int, member: str, recipe: StepSpec) -> None:
-        """A member's word on parts of the step: raise RoundError unless all their gradients are here."""
+    def check_substeps(self, token: Token, step: int, member: str, step_spec: StepSpec) -> None:
+        """A member's word on parts of the step: raise StepProtocolError unless all their gradients are
+        here.
+        """
         self._check(token, step, member)
-        there = self.round if self.complete else self.round - 1
-        if beyond := [part.round for part in recipe.parts if part.round > there]:
-            raise RoundError(f"{member} makes round {beyond[0]} of step {step}, which not all have prepared")
+        there = self.backward_pass if self.complete else self.backward_pass - 1
+        if beyond := [part.backward_pass for part in step_spec.substeps if part.backward_pass > there]:
+            raise StepProtocolError(
+                f"{member} makes round {beyond[0]} of step {step}, which not all have prepared"
+            )
 
     def _reach(self, number: int, member: str) -> None:
-        """Begin the next round of the step when it is this one's turn. Raise RoundError if it is not."""
-        if number == self.round:
+        """Begin the next round of the step when it is this one's turn.
+
+        Raise StepProtocolError if it is not.
+        """
+        if number == self.backward_pass:
             return
-        if number != self.round + 1 or not self.complete or number >= ROUNDS_LIMIT:
-            raise RoundError(
-                f"{member} is in round {number} of the step, and this server in {self.round}; there are "
-                f"at most {ROUNDS_LIMIT}"
+        if number != self.backward_pass + 1 or not self.complete or number >= BACKWARD_PASSES_LIMIT:
+            raise StepProtocolError(
+                f"{member} is in round {number} of the step, and this server in {self.backward_pass}; there "
+                "are "
+                f"at most {BACKWARD_PASSES_LIMIT}"
             )
         if self.committed:
-            raise RoundError(f"{member} goes on with a step that {min(self.committed)} has committed")
-        self.round, self.staged, self.prepared, self.complete = number, {}, set(), False
+            raise StepProtocolError(f"{member} goes on with a step that {min(self.committed)} has committed")
+        self.backward_pass, self.staged, self.prepared, self.complete = number, {}, set(), False
 
     def try_step(self, token: Token, step: int, member: str) -> list[Effect]:
-        """The member, which has committed the step, needs its values now. Raise RoundError if it has not."""
+        """The member, which has committed the step, needs its values now.
+
+        Raise StepProtocolError if it has not.
+        """
         self.check_token(token)
         if step == self.version or (self.tried and step == self.version + 1):
             return []
         self._check(token, step, member)
         if member not in self.committed:
-            raise RoundError(f"{member} needs step {step}, which it has not committed")
+            raise StepProtocolError(f"{member} needs step {step}, which it has not committed")
         self.tried = True
         return [Effect.TRY]
 
     def may_fetch(self, token: Token, step: int) -> None:
-        """Raise RoundError unless the values after `step` are or will be here."""
+        """Raise StepProtocolError unless the values after `step` are or will be here."""
         self.check_token(token)
         if step not in (self.version, self.version + 1):
-            raise RoundError(
+            raise StepProtocolError(
                 f"the values after step {step} are asked for, and those after {self.version} held"
             )
 
-    def check_word(self, token: Token, step: int, member: str) -> None:
-        """Raise RoundError unless it is a member's word on the present step."""
+    def check_vote(self, token: Token, step: int, member: str) -> None:
+        """Raise StepProtocolError unless it is a member's word on the present step."""
         self._check(token, step, member)
 
     def check_token(self, token: Token) -> None:
-        """Raise StaleError, or RoundError for a generation that has not entered."""
+        """Raise StaleError, or StepProtocolError for a generation that has not entered."""
         self._refuse_older(token)
         if token != self.token:
-            raise RoundError(f"generation {token} has not entered")
+            raise StepProtocolError(f"generation {token} has not entered")
 
     @property
     def ready(self) -> bool:
@@ -245,11 +256,11 @@ class StepProtocol:
     def _check(self, token: Token, step: int, member: str) -> None:
         self.check_token(token)
         if not self.ready:
-            raise RoundError("the generation's state is not settled yet")
+            raise StepProtocolError("the generation's state is not settled yet")
         if member not in self.members:
-            raise RoundError(f"{member} is no member of generation {token}")
+            raise StepProtocolError(f"{member} is no member of generation {token}")
         if step != self.version + 1:
-            raise RoundError(f"a word on step {step}, and this server is at {self.version}")
+            raise StepProtocolError(f"a word on step {step}, and this server is at {self.version}")
 
     def _refuse_older(self, token: Token) -> None:
         if self.token is not None and token < self.token:
@@ -258,4 +269,4 @@ class StepProtocol:
     def _clear(self) -> None:
         self.staged, self.prepared, self.committed = {}, set(), set()
         self.complete = self.tried = False
-        self.round = 0
+        self.backward_pass = 0

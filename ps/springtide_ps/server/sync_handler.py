@@ -19,9 +19,9 @@ from springtide_ps.server.kv_handler import Answer, Counters
 from springtide_ps.server.kv_store import KEY_LIMIT
 from springtide_ps.server.shard import Sum
 from springtide_ps.server.shard_store import ShardStore
-from springtide_ps.server.snapshot import Part
-from springtide_ps.server.step_protocol import MEMBERS_LIMIT, NoRoomError, RoundError, Token
-from springtide_ps.wire.client import ServerClient, in_round
+from springtide_ps.server.snapshot import DumpPiece
+from springtide_ps.server.step_protocol import MEMBERS_LIMIT, NoRoomError, StepProtocolError, Token
+from springtide_ps.wire.client import ServerClient, in_backward_pass
 from springtide_ps.wire.frames import (
     DTYPES,
     PART_BYTES,
@@ -35,9 +35,9 @@ from springtide_ps.wire.frames import (
 from springtide_ps.wire.options import spec_in
 from springtide_ps.wire.stream import parse_address
 
-_OF_RANGES: Final = {Kind.FINISHED, Kind.OFFER, Kind.COPY_OFFER}
-KINDS: Final = frozenset(k for k in Kind if Kind.ENTER <= k < Kind.PUSH_RANGE) - _OF_RANGES
-_GRADIENTS: Final = (Kind.STAGE, Kind.STAGE_EARLY, Kind.STAGE_SELECTED)
+_OF_BATCHES: Final = {Kind.FINISHED, Kind.EARLY_PUSH, Kind.COPY_EARLY_PUSH}
+KINDS: Final = frozenset(k for k in Kind if Kind.ENTER <= k < Kind.PUSH_BATCH) - _OF_BATCHES
+_GRADIENTS: Final = (Kind.STAGE, Kind.STAGE_SPECULATIVE, Kind.STAGE_SPARSE)
 _PAYLOAD_KINDS: Final = (*_GRADIENTS, Kind.LOAD, Kind.SUM, Kind.ROWS, Kind.STAGE_ROWS)
 _EMPTY: Final = memoryview(b"")
 
@@ -48,8 +48,8 @@ Connect = Callable[[tuple[str, int]], ServerClient]
 class SyncHandler:
     """Answer the requests of workers that make their steps together, and of servers that keep copies.
 
-    Methods raise RoundError, ChunkError, SparseGradientError or UpdateError for what cannot be done, and
-    FrameError for what no client of ours sends.
+    Methods raise StepProtocolError, ChunkError, SparseGradientError or UpdateError for what cannot be done,
+    and FrameError for what no client of ours sends.
 
     Args:
         connect: opens a connection to another server of the job.
@@ -97,7 +97,7 @@ class SyncHandler:
             return
         key = key_in(meta)
         if kind in _GRADIENTS and _selects(kind, meta):
-            self.store.dense(key).check_selected(nbytes, DTYPES.get(str(meta.get("d"))))
+            self.store.dense(key).check_sparse(nbytes, DTYPES.get(str(meta.get("d"))))
         elif kind in _GRADIENTS:
             self.store.check_gradient(key, nbytes, dtype_in(meta) if "d" in meta else None)
         elif kind in (Kind.ROWS, Kind.STAGE_ROWS):
@@ -106,9 +106,13 @@ class SyncHandler:
             dim, total = piece.table.spec.dim, sum(count for _, count in slices)
             each = 8 if kind is Kind.ROWS else piece.record_bytes(_row_dtype(meta))
             if nbytes != total * each:
-                raise RoundError(f"{total} rows of {key} bring {nbytes} bytes, {total * each} belong there")
+                raise StepProtocolError(
+                    f"{total} rows of {key} bring {nbytes} bytes, {total * each} belong there"
+                )
             if total * 4 * dim > PAYLOAD_LIMIT:
-                raise RoundError(f"{total} rows of {key} are too many for one answer: ask for them in parts")
+                raise StepProtocolError(
+                    f"{total} rows of {key} are too many for one answer: ask for them in parts"
+                )
         elif kind is Kind.LOAD and "of" in meta:
             at, total = number_in(meta, "at"), number_in(meta, "of")
             if not nbytes or at + nbytes > total:
@@ -119,7 +123,7 @@ class SyncHandler:
             said = 0 if "table" in meta else number_in(meta, "options")
             self.check_room(f"chunk {key!r}", max(0, nbytes - said))
         elif kind is Kind.SUM:
-            self.store.check_sum(key, (_step(meta), _round(meta)), nbytes, dtype_in(meta))
+            self.store.check_sum(key, (_step(meta), _backward_pass_in(meta)), nbytes, dtype_in(meta))
 
     def check_room(self, what: str, nbytes: int, besides: int = 0) -> None:
         """Raise NoRoomError when so many more bytes are too many. besides: held beside the chunks."""
@@ -164,14 +168,14 @@ class SyncHandler:
 
         match header.kind:
             case Kind.ENTER:
-                lineage, booked = str(meta.get("lineage")), bool(meta.get("books"))
+                run_id, booked = str(meta.get("lineage")), bool(meta.get("books"))
                 skipped = number_in(meta, "skipped") if booked else 0
-                version = store.enter(token, _members(meta), _step(meta), lineage, booked, skipped)
+                version = store.enter(token, _members(meta), _step(meta), run_id, booked, skipped)
                 self.entered(token)
                 done(Frame(Kind.DONE, number, {"version": version}))
             case Kind.RESOLVE:
-                recipe = meta.get("recipe")
-                store.resolve(token, None if recipe is None else spec_in(meta))
+                step_spec = meta.get("recipe")
+                store.resolve(token, None if step_spec is None else spec_in(meta))
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD if "of" in meta:
                 at, total = number_in(meta, "at"), number_in(meta, "of")
@@ -183,15 +187,15 @@ class SyncHandler:
                 done(Frame(Kind.DONE, number))
             case Kind.INVENTORY:
                 names = "\n".join(store.inventory(token)).encode()
-                about = {"version": store.version, "lost": store.lost.told}
+                about = {"version": store.version, "lost": store.failed_shards.reasons}
                 done(Frame(Kind.VALUES, number, about, len(names)), memoryview(names))
             case Kind.ARRANGE:
                 self._arrange(token, meta)
                 done(Frame(Kind.DONE, number))
-            case Kind.STAGE | Kind.STAGE_SELECTED:
+            case Kind.STAGE | Kind.STAGE_SPARSE:
                 # A gradient has no answer of its own: PREPARE counts them.
                 self._stage(header.kind, token, meta, payload, own)
-            case Kind.STAGE_EARLY:
+            case Kind.STAGE_SPECULATIVE:
                 self._stage(header.kind, token, meta, payload, own)
                 store.fetch_speculative(token, _step(meta), key_in(meta), _values_later(number, reply))
                 self._counters.pulls += 1
@@ -201,7 +205,7 @@ class SyncHandler:
                 words = piece.records_in(payload, _row_dtype(meta))
                 for key, count in slices:
                     stop = start + count * piece.record_words
-                    store.stage(token, _step(meta), me, key, words[start:stop], _round(meta))
+                    store.stage(token, _step(meta), me, key, words[start:stop], _backward_pass_in(meta))
                     self._counters.pushes += 1
                     self._counters.row_updates += count
                     start = stop
@@ -211,7 +215,7 @@ class SyncHandler:
                 self._counters.looked_up += looked_up
             case Kind.SUM:
                 key = key_in(meta)
-                which = (_step(meta), _round(meta))
+                which = (_step(meta), _backward_pass_in(meta))
                 store.take_sum(token, which, key, payload.view(dtype_in(meta)))
                 done(Frame(Kind.DONE, number))
             case Kind.PREPARE:
@@ -224,7 +228,7 @@ class SyncHandler:
                     _later(
                         number, reply, lambda norms: (Frame(Kind.DONE, number, {"square_norms": norms}), None)
                     ),
-                    _round(meta),
+                    _backward_pass_in(meta),
                 )
             case Kind.COMMIT:
                 store.commit(
@@ -242,21 +246,21 @@ class SyncHandler:
                 self._counters.pulls += 1
             case Kind.EXPECT:
                 if self._has_no_second_copy():
-                    raise RoundError(f"{NO_ROOM} for a second copy of the chunks")
-                recipe = spec_in(meta)
-                store.expect(token, _step(meta), str(meta.get("me")), recipe)
+                    raise StepProtocolError(f"{NO_ROOM} for a second copy of the chunks")
+                step_spec = spec_in(meta)
+                store.expect(token, _step(meta), str(meta.get("me")), step_spec)
                 done(Frame(Kind.DONE, number))
-            case Kind.FETCH_EARLY:
+            case Kind.FETCH_INTERMEDIATE:
                 count, values = number_in(meta, "parts"), _values_later(number, reply)
                 store.fetch_intermediate(token, _step(meta), key_in(meta), count, values)
                 self._counters.pulls += 1
-            case Kind.WITHIN:
+            case Kind.REPORT_SUBSTEPS:
                 if self._has_no_second_copy():
-                    raise RoundError(
+                    raise StepProtocolError(
                         f"{NO_ROOM} for a second copy of the chunks, which values within a body need"
                     )
-                recipe = spec_in(meta)
-                store.add_parts(token, _step(meta), str(meta.get("me")), recipe)
+                step_spec = spec_in(meta)
+                store.add_substeps(token, _step(meta), str(meta.get("me")), step_spec)
                 done(Frame(Kind.DONE, number))
             case Kind.DUMP:
                 reading = number_in(meta, "reading") if "reading" in meta else 0
@@ -295,7 +299,7 @@ class SyncHandler:
             gradient = unpack(payload, chunk.dtype, chunk.values.numel())
         else:
             gradient = payload.view(dtype_in(meta) if "d" in meta else self.store.dtype(key))
-        self.store.stage(token, _step(meta), str(meta.get("me")), key, gradient, _round(meta), own)
+        self.store.stage(token, _step(meta), str(meta.get("me")), key, gradient, _backward_pass_in(meta), own)
         self._counters.pushes += 1
 
     def _loaded(self, meta: dict[str, Any], payload: torch.Tensor) -> Chunk | Slice:
@@ -336,7 +340,7 @@ class SyncHandler:
         try:
             fresh = self._connect(parse_address(address))
         except (OSError, ValueError) as error:
-            raise RoundError(f"server {address} cannot be reached for copies: {error}") from None
+            raise StepProtocolError(f"server {address} cannot be reached for copies: {error}") from None
         with self._lock:
             self._peers[address] = fresh
         if peer is not None:
@@ -352,7 +356,7 @@ class SyncHandler:
         done: Callable[[Exception | None], None],
     ) -> None:
         token, (step, number) = self.store.token, which
-        about = {"s": step, "k": key} | in_round(number)
+        about = {"s": step, "k": key} | in_backward_pass(number)
         try:
             future = self._peers[address].ask_step(Kind.SUM, token, about, total, typed=True)
         except (KeyError, ConnectionError) as error:
@@ -368,9 +372,11 @@ class SyncHandler:
     def _fill(
         self, address: str, key: str, version: int, meta: dict[str, Any], payload: torch.Tensor
     ) -> Future[Any]:
-        return self.tell(address, Kind.LOAD, self.store.token, {**meta, "s": version, "k": key}, payload)
+        return self.ask_for_copy(
+            address, Kind.LOAD, self.store.token, {**meta, "s": version, "k": key}, payload
+        )
 
-    def tell(
+    def ask_for_copy(
         self, address: str, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor
     ) -> Future[Any]:
         """Ask a server that copies go to; what one thread tells arrives in that order.
@@ -401,7 +407,7 @@ def _values_later(number: int, reply: Reply) -> Callable[[Any, Exception | None]
 
 
 def _selects(kind: Kind, meta: dict[str, Any]) -> bool:
-    return kind is Kind.STAGE_SELECTED or (kind is Kind.STAGE_EARLY and meta.get("sel") is True)
+    return kind is Kind.STAGE_SPARSE or (kind is Kind.STAGE_SPECULATIVE and meta.get("sel") is True)
 
 
 def token_in(meta: dict[str, Any]) -> Token:
@@ -438,7 +444,7 @@ def _part_in(meta: dict[str, Any]) -> tuple[int, int | None]:
     return number_in(meta, "at"), most
 
 
-def _part(number: int, part: Part, about: dict[str, Any]) -> tuple[Frame, memoryview]:
+def _part(number: int, part: DumpPiece, about: dict[str, Any]) -> tuple[Frame, memoryview]:
     """The answer that brings it; with its first bytes comes what it is of."""
     said, block, total = part
     return Frame(Kind.VALUES, number, {**said, **about, "of": total}, block.nbytes), memory(block)
@@ -459,7 +465,7 @@ def dtype_in(meta: dict[str, Any]) -> torch.dtype:
     return dtype
 
 
-def _round(meta: dict[str, Any]) -> int:
+def _backward_pass_in(meta: dict[str, Any]) -> int:
     return number_in(meta, "round") if "round" in meta else 0
 
 

@@ -24,7 +24,7 @@ from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.sparse_gradient import SparseGradient, pack
 from springtide_ps.wire.frames import DTYPE_NAMES, NO_REPLY, Frame, FrameError, Header, Kind, joined, memory
-from springtide_ps.wire.keepalive import PULSE_SECONDS, SILENT_SECONDS
+from springtide_ps.wire.keepalive import KEEPALIVE_SECONDS, SILENT_SECONDS
 from springtide_ps.wire.options import SentOptions
 from springtide_ps.wire.stream import PeerClosedError, Stream, connect
 
@@ -86,8 +86,8 @@ class ServerClient:
         self._stream, self.about = connect(address, token, timeout, tls)
         self._process, self._patience = os.getpid(), patience
         self._silent = silent
-        if self._stream.pulses:
-            self._stream.tick(PULSE_SECONDS, self._look)
+        if self._stream.keepalives:
+            self._stream.tick(KEEPALIVE_SECONDS, self._look)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
@@ -198,10 +198,10 @@ class ServerClient:
         number: of the step's round.
         """
         about, payload = _staged(token, step, member, key, gradient)
-        kind = Kind.STAGE_SELECTED if isinstance(gradient, SparseGradient) else Kind.STAGE
-        self._send_unanswered(kind, about | in_round(number), payload)
+        kind = Kind.STAGE_SPARSE if isinstance(gradient, SparseGradient) else Kind.STAGE
+        self._send_unanswered(kind, about | in_backward_pass(number), payload)
 
-    def stage_early(
+    def stage_speculative(
         self,
         token: tuple[int, int, int],
         step: int,
@@ -228,9 +228,9 @@ class ServerClient:
         about, payload = _staged(token, step, member, key, gradient)
         if isinstance(gradient, SparseGradient):
             about["sel"] = True
-        return self._ask(Kind.STAGE_EARLY, about | {"rank": rank}, payload, out)
+        return self._ask(Kind.STAGE_SPECULATIVE, about | {"rank": rank}, payload, out)
 
-    def offer(
+    def push_early(
         self,
         token: tuple[int, int, int],
         member: str,
@@ -241,7 +241,7 @@ class ServerClient:
     ) -> None:
         """Send a gradient that a later PUSH_RANGE names (`gradient_stash`); it must not change until then."""
         about = {"t": list(token), "me": member, "k": key, "o": number, **form}
-        self._send_unanswered(Kind.OFFER, about, gradient)
+        self._send_unanswered(Kind.EARLY_PUSH, about, gradient)
 
     def stage_rows(
         self,
@@ -257,7 +257,7 @@ class ServerClient:
         """As `stage`, for rows of a table. slices: (number, how many of the records). dtype: of gradients."""
         numbers, counts = ([part[i] for part in slices] for i in (0, 1))
         about = {"t": list(token), "s": step, "me": member, "k": table, "p": numbers, "n": counts}
-        about |= in_round(number)
+        about |= in_backward_pass(number)
         if dtype is not torch.float32:
             about["d"] = DTYPE_NAMES[dtype]
         return self._send_unanswered(Kind.STAGE_ROWS, about, records)
@@ -372,7 +372,7 @@ class ServerClient:
 
     def _look(self) -> None:
         """No byte has come for another PULSE_SECONDS."""
-        waits, silence = len(self._pending) + len(self._unsent), self._stream.silence * PULSE_SECONDS
+        waits, silence = len(self._pending) + len(self._unsent), self._stream.silence * KEEPALIVE_SECONDS
         if waits and silence >= self._silent:
             raise ConnectionError(f"no sign of life for {silence:.0f} s, while {waits} requests wait")
 
@@ -387,7 +387,7 @@ class ServerClient:
             self._break(f"the connection broke: {error}")
 
     def _take(self, stream: Stream, header: Header, meta: dict[str, Any]) -> None:
-        if header.kind is Kind.PULSE:
+        if header.kind is Kind.KEEPALIVE:
             return
         if header.request == NO_REPLY and header.kind is Kind.REFUSED:
             self.refusal = str(meta.get("message", "refused"))
@@ -458,6 +458,6 @@ def _staged(
     return about, pack(gradient) if isinstance(gradient, SparseGradient) else gradient
 
 
-def in_round(number: int) -> dict[str, Any]:
+def in_backward_pass(number: int) -> dict[str, Any]:
     """Return how a request names round `number` of a step: not at all if it is the first."""
     return {"round": number} if number else {}

@@ -75,10 +75,12 @@ class Kind(IntEnum):
     FETCH = 47  # {"t", "s", "k"}; answered with the values after step s
     # As STAGE, with "sel" as STAGE_SELECTED; answered as FETCH, before the step is decided: with the values
     # after it if it is made as expected.
-    STAGE_EARLY = 57
+    STAGE_SPECULATIVE = 57
     EXPECT = 52  # {"t", "s", "me", "recipe"}: how the member expects the step to be made
-    FETCH_EARLY = 53  # {"t", "s", "k", "parts"}; answered with the values after so many parts of step s
-    WITHIN = 63  # {"t", "s", "me", "recipe"}: the parts of the step that the member has made so far
+    FETCH_INTERMEDIATE = (
+        53  # {"t", "s", "k", "parts"}; answered with the values after so many parts of step s
+    )
+    REPORT_SUBSTEPS = 63  # {"t", "s", "me", "recipe"}: the parts of the step that the member has made so far
     SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
     RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from
     # {"t", "k"}; answered with what LOAD brings, and "of". With "at", "most": so many bytes from there on, in
@@ -95,7 +97,7 @@ class Kind(IntEnum):
     # Embedding tables in steps: table "k", slices "p" with so many ids "n" each.
     # Answered with their rows after step s; with "parts" as FETCH_EARLY.
     ROWS = 60  # {"t", "s", "k", "p", "n"} + ids
-    STAGE_SELECTED = 62  # as STAGE: numbers of elements, then the gradient there (`sparse_gradient`)
+    STAGE_SPARSE = 62  # as STAGE: numbers of elements, then the gradient there (`sparse_gradient`)
     STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me", "d"} + records (`embedding_shard`)
 
     # Training without common steps (`async_handler`); "r" is a range, "recipe" how it is applied.
@@ -103,23 +105,25 @@ class Kind(IntEnum):
     # PUSH_RANGE and COPY_RANGE may name an offer "o" instead of "d", "sel" and the gradient; if that is not
     # here, the answer to the former is {"whole": True}.
     # The gradient of a slice is records (`embedding_shard`), of as many of its rows as were used.
-    PUSH_RANGE = 70  # {"t", "k", "r", "d", "recipe"} + gradient; with "sel" as in STAGE_SELECTED
+    PUSH_BATCH = 70  # {"t", "k", "r", "d", "recipe"} + gradient; with "sel" as in STAGE_SELECTED
     PULL_CHUNK = 71  # {"t", "k"}; answered with {"applied", "ranges"} + the newest values
-    BOOKS = 72  # {"t"}; answered with JSON: {"applied", "ranges"} by chunk
-    COPY_RANGE = 73  # as PUSH_RANGE with "me", from the chunk's first server to the others
+    APPLIED_BATCHES = 72  # {"t"}; answered with JSON: {"applied", "ranges"} by chunk
+    COPY_BATCH = 73  # as PUSH_RANGE with "me", from the chunk's first server to the others
     OPEN = 74  # {"t", "ranges", "clocks", "bound"}: these are finished, the others may be given out
     LEASE = 75  # {"t", "me", "first", "stop", "sent"}; answered with {"range"} if any, "finished", "waited"
-    OFFER = 55  # {"t", "me", "k", "o", "d"} + gradient, with "sel" as in STAGE_SELECTED: set it aside as "o"
+    EARLY_PUSH = (
+        55  # {"t", "me", "k", "o", "d"} + gradient, with "sel" as in STAGE_SELECTED: set it aside as "o"
+    )
     # As OFFER with "r" and "recipe" of its push; answered with {"applied", "ranges"} + what the
     # values are with it then, or {"late": True}. A push with "bare" is answered without values.
-    OFFER_EARLY = 80
-    COPY_OFFER = 56  # as OFFER, from the chunk's first server to the others
+    SPECULATIVE_PUSH = 80
+    COPY_EARLY_PUSH = 56  # as OFFER, from the chunk's first server to the others
     FINISHED = 54  # {"t", "me", "done"}: every chunk has these ranges, which the member worked on
 
     DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}
     VALUES = 31  # {"version"} + values
     REFUSED = 32  # {"error", "message"}: this request failed, the connection is fine
-    PULSE = 33  # the server lives: unasked, to clients that said "pulse" and wait for it (`keepalive`)
+    KEEPALIVE = 33  # the server lives: unasked, to clients that said "pulse" and wait for it (`keepalive`)
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-PULSE_SECONDS: Final = 1.0
+KEEPALIVE_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 10.0
 
 

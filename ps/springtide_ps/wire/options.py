@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from springtide_ps.params.chunk import GROUPS_LIMIT, PARTS_LIMIT, ChunkError, Groups, StepSpec
+from springtide_ps.params.chunk import GROUPS_LIMIT, SUBSTEPS_LIMIT, ChunkError, Groups, StepSpec
 
 OPTIONS_BYTES: Final = 32 * 1024 * 1024
 """Of the JSON of one set of options."""
-KEPT_LIMIT: Final = PARTS_LIMIT + 8
+KEPT_LIMIT: Final = SUBSTEPS_LIMIT + 8
 """Sets that a connection remembers: as many as the parts of a step can have, and some more."""
 _KEPT: Final = 8
 _SHARED: Final = 16
@@ -43,7 +43,7 @@ class SentOptions:
             order.
         """
         frames: list[tuple[dict[str, Any], bytes]] = []
-        dropped = self._forget([part.groups for part in spec.parts])
+        dropped = self._forget([part.groups for part in spec.substeps])
 
         def number_of(groups: Groups) -> int:
             number = self._number_of(groups)

@@ -51,12 +51,12 @@ class Stream:
         self._ahead = memoryview(bytearray(_AHEAD))
         self._at = self._end = 0  # of what has been read ahead
         self._sending = threading.Lock()
-        self._pace = read_pace(os.environ)
+        self._send_rate = read_send_rate(os.environ)
         self._free_again = 0.0
         self._on_tick: Callable[[], None] = lambda: None
         self.silence = 0
         """Ticks in a row in which a byte was waited for and none came."""
-        self.pulses = False
+        self.keepalives = False
         """Whether the client wants to hear that the server lives, and the server says so."""
         with contextlib.suppress(OSError):  # a Unix socket has no delay
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -71,8 +71,8 @@ class Stream:
             if not payload:
                 self.socket.sendall(head)
                 return
-            if self._pace:
-                self._wait_for_turn(len(payload) / self._pace, since)
+            if self._send_rate:
+                self._wait_for_turn(len(payload) / self._send_rate, since)
             if isinstance(self.socket, TlsSocket):
                 self.socket.sendall(head)
                 self.socket.sendall(payload)
@@ -179,19 +179,19 @@ def _send_both(sock: socket.socket, head: bytes, payload: memoryview) -> None:
         sock.sendall(rest)
 
 
-def read_pace(environment: Mapping[str, str]) -> float:
+def read_send_rate(environment: Mapping[str, str]) -> float:
     """Bytes per second at which this process sends on each connection; 0: as fast as it can.
 
     SPRINGTIDE_PS_PACE is for measurements of how much waiting is hidden. Raise ValueError for no number.
     """
     text = environment.get("SPRINGTIDE_PS_PACE", "") or "0"
     try:
-        pace = float(text)
+        send_rate = float(text)
     except ValueError:
-        pace = -1.0
-    if not 0 <= pace < float("inf"):
+        send_rate = -1.0
+    if not 0 <= send_rate < float("inf"):
         raise ValueError(f"environment variable SPRINGTIDE_PS_PACE: {text!r} is no rate in bytes per second")
-    return pace
+    return send_rate
 
 
 def connect(
@@ -222,7 +222,7 @@ def connect(
         _expect(header, Kind.ACCEPTED)
         if not auth.holds(meta.get("proof"), token, "server", theirs, ours):
             raise RejectedError(f"{address[0]}:{address[1]} does not know this job's token")
-        stream.pulses = meta.get("pulse") is True
+        stream.keepalives = meta.get("pulse") is True
         congestion.choose(plain)
         sock.settimeout(None)
         return stream, meta
@@ -253,8 +253,8 @@ def accept(
         if theirs is None or not auth.holds(meta.get("proof"), token, "client", ours, theirs):
             stream.send(Frame(Kind.REFUSED, meta={"error": "RejectedError", "message": "another token"}))
             raise RejectedError("a client with another token was refused")
-        stream.pulses = meta.get("pulse") is True
-        answer = {**about, "proof": auth.proof(token, "server", ours, theirs), "pulse": stream.pulses}
+        stream.keepalives = meta.get("pulse") is True
+        answer = {**about, "proof": auth.proof(token, "server", ours, theirs), "pulse": stream.keepalives}
         stream.send(Frame(Kind.ACCEPTED, meta=answer))
         congestion.choose(accepted)
         sock.settimeout(None)

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide_coordinator import wire
-from springtide_coordinator.evaluation import KEPT, Evaluations, Finished, Key, Mismatch, Range, Total
+from springtide_coordinator.evaluation import (
+    KEPT_EVALUATIONS,
+    Evaluations,
+    Finished,
+    Key,
+    Mismatch,
+    SampleRange,
+    Total,
+)
 from springtide_protocol import codec
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.names import GenerationName, Incarnation, StateName
@@ -17,7 +25,7 @@ KEY = Key(STATE, 0)
 KINDS = st.sampled_from(["finish", "gone", "again", "late"])
 
 
-def found(taken: Range) -> Finished:
+def found(taken: SampleRange) -> Finished:
     """As if each sample's value were its number."""
     total = float(sum(range(taken.start, taken.stop)))
     return Finished(taken, {"mean": total}, {"mean": float(taken.stop - taken.start)})
@@ -31,9 +39,9 @@ def found(taken: Range) -> Finished:
 )
 def test_each_sample_counts_once(samples: int, unit: int, actions: list[tuple[str, int]]) -> None:
     evaluations = Evaluations()
-    holds: dict[str, Range | None] = {}  # by member: its range; None: it waits
+    holds: dict[str, SampleRange | None] = {}  # by member: its range; None: it waits
     totals: dict[str, Total] = {}
-    stale: list[tuple[str, Range]] = []
+    stale: list[tuple[str, SampleRange]] = []
     numbers = 0
 
     def ask(member: str, finished: Finished | None) -> None:
@@ -42,14 +50,14 @@ def test_each_sample_counts_once(samples: int, unit: int, actions: list[tuple[st
         holds[member] = None
         tell(evaluations.ask(member, numbers, KEY, samples, unit, finished, 4))
 
-    def tell(answers: dict[str, tuple[int, Range | Total | Mismatch]]) -> None:
+    def tell(answers: dict[str, tuple[int, SampleRange | Total | Mismatch]]) -> None:
         for member, (_, answer) in answers.items():
             assert holds.get(member, "unknown") is None, "an answer that nobody waits for"
             if isinstance(answer, Total):
                 totals[member] = answer
                 del holds[member]
             else:
-                assert isinstance(answer, Range)
+                assert isinstance(answer, SampleRange)
                 holds[member] = answer
 
     def act(what: str, member: str) -> None:
@@ -88,10 +96,10 @@ def test_each_sample_counts_once(samples: int, unit: int, actions: list[tuple[st
 def test_a_range_of_a_lost_worker_goes_to_one_that_waits() -> None:
     evaluations = Evaluations()
     first = evaluations.ask("a", 1, KEY, 10, 10, None, 2)
-    assert first == {"a": (1, Range(0, 10))}
+    assert first == {"a": (1, SampleRange(0, 10))}
     assert evaluations.ask("b", 5, KEY, 10, 10, None, 2) == {}
-    assert evaluations.gone("a", 2) == {"b": (5, Range(0, 10))}
-    answers = evaluations.ask("b", 6, KEY, 10, 10, found(Range(0, 10)), 2)
+    assert evaluations.gone("a", 2) == {"b": (5, SampleRange(0, 10))}
+    answers = evaluations.ask("b", 6, KEY, 10, 10, found(SampleRange(0, 10)), 2)
     assert answers == {"b": (6, Total({"mean": 4.5}, 10))}
     # Somebody who comes later gets the total at once.
     assert evaluations.ask("c", 1, KEY, 10, 10, None, 2) == {"c": (1, Total({"mean": 4.5}, 10))}
@@ -104,7 +112,7 @@ def test_shares_shrink_towards_the_end() -> None:
         answer = evaluations.ask("a", number, KEY, 1000, 10, None, 3)["a"][1]
         if isinstance(answer, Total):
             break
-        assert isinstance(answer, Range)
+        assert isinstance(answer, SampleRange)
         sizes.append(answer.stop - answer.start)
         evaluations.ask("a", number, KEY, 1000, 10, found(answer), 3)
     assert sum(sizes) >= 1000
@@ -118,14 +126,14 @@ def test_other_arguments_and_old_evaluations() -> None:
     answer = evaluations.ask("b", 2, KEY, 11, 5, None, 2)["b"][1]
     assert isinstance(answer, Mismatch)
     assert "10 samples" in answer.problem
-    for index in range(1, KEPT + 5):
+    for index in range(1, KEPT_EVALUATIONS + 5):
         evaluations.ask("a", 1, Key(STATE, index), 10, 5, None, 2)
     known = [
         index
-        for index in range(KEPT + 5)
+        for index in range(KEPT_EVALUATIONS + 5)
         if isinstance(evaluations.ask("b", 3, Key(STATE, index), 11, 5, None, 2)["b"][1], Mismatch)
     ]
-    assert known == list(range(5, KEPT + 5))
+    assert known == list(range(5, KEPT_EVALUATIONS + 5))
 
 
 def test_messages() -> None:
@@ -138,7 +146,7 @@ def test_messages() -> None:
     message.sums["x"], message.weights["x"] = 3.0, 2.0
     asked = wire.to_evaluate(message)
     assert asked.key == KEY
-    assert asked.finished == Finished(Range(0, 2), {"x": 3.0}, {"x": 2.0})
+    assert asked.finished == Finished(SampleRange(0, 2), {"x": 3.0}, {"x": 2.0})
     for number in range(70):
         message.sums[str(number)] = 1.0
     with pytest.raises(codec.MalformedError, match="more than 64 names"):

@@ -23,7 +23,7 @@ from springtide_coordinator.settings import (
     read_options,
 )
 from springtide_coordinator.streams import MAX_WAITING
-from springtide_operator.link import to_report
+from springtide_operator.coordinator_connection import to_report
 from springtide_operator.plan.observation import FailureReport
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.limits import MAX_STORE_VALUE_BYTES

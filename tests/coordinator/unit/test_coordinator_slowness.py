@@ -21,7 +21,7 @@ from springtide_protocol.names import Incarnation
 
 def told(watch: Slowness, now: float, **busy: float) -> None:
     for member, seconds in busy.items():
-        watch.heard(member, 50, 0.2, seconds / 4, seconds * 3 / 4, 0.2 - seconds, now)
+        watch.note_report(member, 50, 0.2, seconds / 4, seconds * 3 / 4, 0.2 - seconds, now)
 
 
 def test_slow_worker_is_named_once_it_delayed_others_a_while() -> None:
@@ -66,9 +66,9 @@ def test_members_of_whom_nothing_is_known_make_it_wait() -> None:
 def test_a_worker_that_recovers_is_forgotten_within_some_steps() -> None:
     watch = Slowness()
     told(watch, 100.0, a=0.05, b=0.2)
-    watch.heard("b", int(4 * HALF_LIFE_STEPS), 0.2, 0.0, 0.05, 0.1, 101.0)
+    watch.note_report("b", int(4 * HALF_LIFE_STEPS), 0.2, 0.0, 0.05, 0.1, 101.0)
     assert watch.times["b"].busy == pytest.approx(0.05, abs=0.011)
-    watch.heard("b", 0, 9.0, 9.0, 9.0, 9.0, 102.0)
+    watch.note_report("b", 0, 9.0, 9.0, 9.0, 9.0, 102.0)
     assert watch.times["b"].busy == pytest.approx(0.05, abs=0.011), "no steps say nothing"
     watch.keep(["a"])
     assert set(watch.times) == {"a"}

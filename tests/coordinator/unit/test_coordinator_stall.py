@@ -33,7 +33,7 @@ class Watched(Room):
 
     def does(self, member: str, step: int, doing: pb.Doing, seconds: float = 1.0, where: str = "") -> None:
         said = pb.Activity(step=step, doing=doing, seconds=seconds, where=where)
-        self.motion.heard(member, said, self.now)
+        self.motion.note_report(member, said, self.now)
 
     def stalled(self, step: int = 0) -> Stall | None:
         self.look()
@@ -190,7 +190,7 @@ def test_member_of_a_hanging_pod_is_cut_off_and_others_go_on() -> None:
         room.feed(Synced(3, 1, 8, living, hung=frozenset(uids)))
 
     hung("w1")
-    assert room.cut == ["w1"]
+    assert room.disconnected == ["w1"]
     assert room.last("w1", say.Refused).retry
     assert "pod-w1 is lost: it hangs, and its pod is replaced" in room.last("w0", say.Prepare).reason
     room.hello("w1", Standing.ACTIVE, generation=generation(1), state=state(4))
@@ -199,7 +199,7 @@ def test_member_of_a_hanging_pod_is_cut_off_and_others_go_on() -> None:
     assert room.members == ("w0", "w2")
     room.form()
     hung("w1")
-    assert room.cut == ["w1"], "a process outside of the generation disturbs nobody"
+    assert room.disconnected == ["w1"], "a process outside of the generation disturbs nobody"
     room.park("w1", ParkReason.DROPPED, state(4))
     assert room.last("w1", say.Leave).reason == "its pod is held for gone"
 

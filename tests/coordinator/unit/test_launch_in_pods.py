@@ -13,10 +13,10 @@ from springtide_coordinator.membership.events import PodSeen, Synced
 from springtide_coordinator.membership.messages import ParkReason, Standing
 from springtide_operator.api.job import Job
 from springtide_operator.api.reasons import END_FAILED
-from springtide_operator.link import to_request
+from springtide_operator.coordinator_connection import to_request
 from springtide_operator.manifests.init_process import text
 from springtide_operator.manifests.worker import TemplateError, worker_pod
-from springtide_operator.plan.coordinator_sync import word
+from springtide_operator.plan.coordinator_sync import make_sync
 from springtide_operator.plan.observation import Observation
 from springtide_operator.plan.outcome import read_end
 
@@ -60,7 +60,7 @@ def test_the_command_is_run_by_the_launcher() -> None:
 
 
 def test_sizes_are_told_in_processes() -> None:
-    request = to_request(word(job(4, ["x"]), Observation(), 1, 0.0))
+    request = to_request(make_sync(job(4, ["x"]), Observation(), 1, 0.0))
     assert (request.target, request.minimum, request.maximum) == (12, 8, 20)
     assert request.processes_per_pod == 4
 

@@ -385,7 +385,7 @@ def test_coordinator_hearing_of_a_newer_makes_no_generations(
     if on:
         assert room.last("w1", say.Refused).retry
         assert room.last("w0", say.Refused).retry
-        assert sorted(room.cut) == ["w0", "w1"]
+        assert sorted(room.disconnected) == ["w0", "w1"]
         room.hello("w2")
         assert room.last("w2", say.Refused).retry
         assert room.status.reason == "Superseded"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from springtide_coordinator import wire
 from springtide_coordinator.membership import boundary, succession
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.membership.consistency import why_cut, why_refused
+from springtide_coordinator.membership.consistency import why_epoch_end, why_refused
 from springtide_coordinator.membership.messages import Consistency
 from springtide_coordinator.settings import BadEnvironmentError, read_options
 from springtide_protocol import codec
@@ -140,7 +140,9 @@ def stop_at_the_end(room: Room, step: int) -> None:
     """All meet at the end of an epoch, after `step`, and stop there."""
     name = current(room).name
     for worker in room.members:
-        room.tell(worker, say.Parked(say.ParkReason.BOUNDARY, name, say.StateName(name, step), cut=True))
+        room.tell(
+            worker, say.Parked(say.ParkReason.BOUNDARY, name, say.StateName(name, step), at_epoch_end=True)
+        )
     room.form()
 
 
@@ -149,7 +151,12 @@ def test_common_steps_begin_where_all_stop_at_an_epoch_end() -> None:
     everybody(room, consistency=SYNCHRONOUS)
     asked = room.last("w0", say.Boundary)
     text = "consistency BoundedStaleness (9 steps) becomes Synchronous at the end of the epoch"
-    assert (asked.at_epochs_end, asked.reason, why_cut(room.m), why_refused(room.m)) == (True, text, text, "")
+    assert (asked.at_epochs_end, asked.reason, why_epoch_end(room.m), why_refused(room.m)) == (
+        True,
+        text,
+        text,
+        "",
+    )
     everybody(room, consistency=SYNCHRONOUS)
     assert room.told("w0", say.Boundary) == 1
     assert room.status.reason == "Running"
@@ -174,7 +181,7 @@ def test_common_steps_begin_where_all_stop_at_an_epoch_end() -> None:
     # One of them has what all get, for some things were each worker's own.
     assert start.transfers == (say.Transfer("w2", "w0"),)
     assert start.reason == "consistency BoundedStaleness (9 steps) becomes Synchronous"
-    assert why_cut(room.m) == ""
+    assert why_epoch_end(room.m) == ""
     # From then on all have the same.
     room.hello("w3")
     room.park("w3")
@@ -187,7 +194,7 @@ def test_change_unwanted_once_all_have_stopped_is_not_done() -> None:
     room = starts_in(FREE)
     everybody(room, consistency=SYNCHRONOUS)
     everybody(room, consistency=FREE)
-    assert why_cut(room.m) == ""
+    assert why_epoch_end(room.m) == ""
     stop_at_the_end(room, 8)
     assert in_force(room) == {FREE}
 
@@ -201,13 +208,15 @@ def test_first_giver_fails_and_another_member_gives_the_values() -> None:
     everybody(room, consistency=SYNCHRONOUS)
     name = current(room).name
     for worker in room.members:
-        room.tell(worker, say.Parked(say.ParkReason.BOUNDARY, name, say.StateName(name, 8), cut=True))
+        room.tell(
+            worker, say.Parked(say.ParkReason.BOUNDARY, name, say.StateName(name, 8), at_epoch_end=True)
+        )
     room.tell("w1", say.Formed(current(room).name))
     room.lose("w0")
     everybody_but(room, "w0")
     for worker, cut in (("w1", False), ("w2", True)):
         failed = say.ParkReason.FORMATION_FAILED
-        room.tell(worker, say.Parked(failed, current(room).name, say.StateName(name, 8), cut=cut))
+        room.tell(worker, say.Parked(failed, current(room).name, say.StateName(name, 8), at_epoch_end=cut))
     assert in_force(room) == {SYNCHRONOUS}
     # w1 has what w0 gave, and w2 may not.
     assert room.last("w1", say.Start).transfers == (say.Transfer("w2", "w1"),)
@@ -217,13 +226,20 @@ def test_an_end_that_others_went_on_from_is_none() -> None:
     """w1 has stopped at an epoch's end and is away, while the others go on in ranges."""
     room = starts_in(FREE)
     name = current(room).name
-    room.tell("w1", say.Parked(say.ParkReason.BOUNDARY, name, say.StateName(name, 8), cut=True))
+    room.tell("w1", say.Parked(say.ParkReason.BOUNDARY, name, say.StateName(name, 8), at_epoch_end=True))
     room.lose("w1")
     everybody_but(room, "w1")
     room.tell("w0", say.Parked(say.ParkReason.DROPPED, name, say.StateName(name, 8)))
     room.form()
     room.lose("w0")
-    room.hello("w1", say.Standing.PARKED, generation=name, state=say.StateName(name, 8), cut=True, books=True)
+    room.hello(
+        "w1",
+        say.Standing.PARKED,
+        generation=name,
+        state=say.StateName(name, 8),
+        at_epoch_end=True,
+        keeps_applied_batches=True,
+    )
     room.sync("w1", serving=room.servers, consistency=SYNCHRONOUS)
     room.tick(5.0)
     assert room.members == ("w1",)
@@ -301,10 +317,14 @@ def test_what_is_wanted_last_is_what_they_train_in(words: list[Word]) -> None:
     ("module", "name", "instead"),
     [
         (boundary, "why_other_consistency", lambda m, generation: None),
-        (succession, "next_consistency", lambda m, members, at_cut: m.consistency_at_first),
-        (succession, "next_consistency", lambda m, members, at_cut: m.current and m.current.consistency),
-        (succession, "is_cut", lambda m, members, chosen: True),
-        (succession, "is_cut", lambda m, members, chosen: False),
+        (succession, "next_consistency", lambda m, members, at_epoch_end: m.consistency_at_first),
+        (
+            succession,
+            "next_consistency",
+            lambda m, members, at_epoch_end: m.current and m.current.consistency,
+        ),
+        (succession, "is_epoch_end", lambda m, members, chosen: True),
+        (succession, "is_epoch_end", lambda m, members, chosen: False),
     ],
     ids=[
         "an edit asks for a boundary",

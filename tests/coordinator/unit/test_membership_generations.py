@@ -349,7 +349,7 @@ def test_another_protocol_version_is_refused_with_both_versions() -> None:
     refused = room.last("w0", say.Refused)
     assert not refused.retry
     assert "version 7" in refused.reason
-    assert room.cut == ["w0"]
+    assert room.disconnected == ["w0"]
 
 
 def test_messages_of_an_older_generation_are_ignored() -> None:
@@ -392,7 +392,7 @@ def test_a_process_alone_that_holds_the_state_is_never_cut_off() -> None:
     for _ in range(6):
         room.park("w0", ParkReason.FORMATION_FAILED, state(4))
         room.tick(0.31)
-    assert room.cut == []
+    assert room.disconnected == []
     assert room.members == ("w0",)
 
 

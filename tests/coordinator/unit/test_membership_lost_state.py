@@ -57,16 +57,20 @@ def test_never_trained_processes_go_on_without_trained_ones() -> None:
     assert room.last("w2", say.Start).fresh
 
 
-def with_checkpoints(room: Room, books: bool = False) -> None:
+def with_checkpoints(room: Room, keeps_applied_batches: bool = False) -> None:
     for record in room.m.members.values():
-        record.checkpoints, record.storage, record.books = not books, True, books
+        record.checkpoints, record.storage, record.keeps_applied_batches = (
+            not keeps_applied_batches,
+            True,
+            keeps_applied_batches,
+        )
 
 
-@pytest.mark.parametrize("books", [False, True])
-def test_with_checkpoints_holders_of_the_state_stay_and_go_back(books: bool) -> None:
+@pytest.mark.parametrize("keeps_applied_batches", [False, True])
+def test_with_checkpoints_holders_of_the_state_stay_and_go_back(keeps_applied_batches: bool) -> None:
     """Also without common steps, where a state between two epochs' ends cannot be saved."""
     room = trains()
-    with_checkpoints(room, books)
+    with_checkpoints(room, keeps_applied_batches)
     lacking(room)
     assert room.number == 3
     for worker in ("w0", "w1"):

@@ -396,18 +396,18 @@ def test_a_new_coordinator_learns_what_is_still_being_copied() -> None:
     assert not settled(room.m)
 
 
-@pytest.mark.parametrize("books", [False, True])
-def test_older_state_loses_nothing_if_servers_know_the_training(books: bool) -> None:
+@pytest.mark.parametrize("keeps_applied_batches", [False, True])
+def test_older_state_loses_nothing_if_servers_know_the_training(keeps_applied_batches: bool) -> None:
     room = trains()
     for record in room.m.members.values():
-        record.books = books
+        record.keeps_applied_batches = keeps_applied_batches
     room.lose("w1")
     room.sync("w0", serving=("s0", "s1"))
     room.m.current.base = state(5)  # type: ignore[union-attr]
     room.park("w0", say.ParkReason.DROPPED, at=state(3))
     assert room.number == 2
-    assert room.m.states_lost == (0 if books else 1)
-    assert ("StateLost" in room.last("w0", say.Start).reason) is not books
+    assert room.m.states_lost == (0 if keeps_applied_batches else 1)
+    assert ("StateLost" in room.last("w0", say.Start).reason) is not keeps_applied_batches
 
 
 def test_adopted_server_whose_pod_has_a_new_process_is_lost() -> None:

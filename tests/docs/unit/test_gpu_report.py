@@ -84,7 +84,7 @@ def test_capability_without_a_test_is_not_run() -> None:
 
 
 def test_capability_with_tests_left_over_is_not_run() -> None:
-    """Those that ran have passed: the others may not have."""
+    """A capability counts as passed only where all of its tests ran."""
     found = report(ALL_PASSED, not_run={"joins": "2 tests did not begin: the time was over"})
     assert capability(found, "joins")["status"] == "not run"
     assert exit_code(found) == 1

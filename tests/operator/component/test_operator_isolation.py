@@ -18,9 +18,9 @@ from operator_running import operator, until
 from springtide_operator.api import names, reasons
 from springtide_operator.cache import Cache
 from springtide_operator.cluster import KubeCluster
+from springtide_operator.coordinator_connection import to_report
 from springtide_operator.guarded_http import GuardedResponse
 from springtide_operator.kube import ApiError, Kube
-from springtide_operator.link import to_report
 from springtide_operator.plan import conditions, observe
 from springtide_operator.plan.outcome import read_end
 from springtide_operator.plan.values import parse_time, timestamp

@@ -190,13 +190,13 @@ async def test_pods_that_answer_again_were_silent_for_nothing() -> None:
     seen = lookout.seen()
     assert seen is not None
     told = {one.uid: one for one in seen.testimonies}
-    assert (told["uid-0"].heard, told["uid-0"].silent) == (False, 3.0)
-    assert (told["uid-1"].heard, told["uid-1"].missing) == (True, 4.0)
+    assert (told["uid-0"].reached, told["uid-0"].silent) == (False, 3.0)
+    assert (told["uid-1"].reached, told["uid-1"].missing) == (True, 4.0)
     silent.clear()
     await lookout.look(observed())
     seen = lookout.seen()
     assert seen is not None
-    assert all(one.heard for one in seen.testimonies)
+    assert all(one.reached for one in seen.testimonies)
     lookout.rest()
     assert lookout.seen() is None
 

@@ -14,16 +14,16 @@ from operator_world import World
 
 from springtide_coordinator.membership import Membership
 from springtide_coordinator.membership.events import Synced
-from springtide_coordinator.membership.machine import hear_operator
+from springtide_coordinator.membership.machine import take_in_sync
 from springtide_coordinator.membership.settings import Settings as Rules
 from springtide_operator.api import names
 from springtide_operator.cache import Cache
+from springtide_operator.coordinator_connection import CoordinatorConnection
 from springtide_operator.executor import ClusterExecutor
 from springtide_operator.handlers import configure
 from springtide_operator.intervals import calm_seconds, resync_seconds
 from springtide_operator.job_loop import JobLoop, calm
 from springtide_operator.lease import DURATION, RETRY, STANDBY_RETRY, Lease
-from springtide_operator.link import Link
 from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.manifests.protection import Doors
 from springtide_operator.metrics import Metrics
@@ -115,13 +115,13 @@ def test_a_job_that_starts_is_not_calm() -> None:
 
 def test_coordinator_waits_for_operator_that_calls_seldom() -> None:
     m = Membership(Incarnation(1, 0), 0.0, 1, 1, 1, Rules(operator_silence=15.0))
-    hear_operator(m, Synced(1, 1, 1, ()), 100.0)
+    take_in_sync(m, Synced(1, 1, 1, ()), 100.0)
     assert not m.deaf(114.0)
     assert m.deaf(116.0)
-    hear_operator(m, Synced(1, 1, 1, (), pause=40.0), 120.0)
+    take_in_sync(m, Synced(1, 1, 1, (), pause=40.0), 120.0)
     assert not m.deaf(219.0)
     assert m.deaf(221.0)
-    hear_operator(m, Synced(1, 1, 1, (), pause=2.0), 230.0)
+    take_in_sync(m, Synced(1, 1, 1, (), pause=2.0), 230.0)
     assert m.deaf(246.0)
 
 
@@ -215,18 +215,20 @@ async def test_a_take_over_of_many_jobs_mends_them_by_and_by() -> None:
 
     make = ManifestMaker("t" * 16, "img", doors=Doors("ns"))
     performer = Performer(ClusterExecutor(cluster, cache, key, make, clock=clock), lambda: True, clock=clock)
-    link = Link("t" * 16, 1.0, FakeCoordinator().connect)
+    connection = CoordinatorConnection("t" * 16, 1.0, FakeCoordinator().connect)
     meter = Metrics(list, lambda: True)
-    loop = JobLoop(key, uid, cluster, cache, performer, link, lambda: True, meter, clock=clock, patience=20.0)
-    await loop.round()
+    loop = JobLoop(
+        key, uid, cluster, cache, performer, connection, lambda: True, meter, clock=clock, patience=20.0
+    )
+    await loop.reconcile()
     applied = ("create_secret", "apply_service", "apply_network_policy")
     assert [cluster.calls[call] for call in applied] == [0, 0, 0]
     now[0] += 21
-    await loop.round()
+    await loop.reconcile()
     assert [cluster.calls[call] for call in applied] == [1, 1, 1]
     assert ("networkpolicies", "default", "digits-pods") in cluster.objects
     now[0] += 100
-    await loop.round()
+    await loop.reconcile()
     assert [cluster.calls[call] for call in applied] == [1, 1, 1]
     assert ("networkpolicies", "default", "digits-pods") not in cluster.objects
 

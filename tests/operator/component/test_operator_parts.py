@@ -24,10 +24,10 @@ from springtide_operator import rootkey
 from springtide_operator.__main__ import prepare
 from springtide_operator.cache import Cache
 from springtide_operator.cluster import KubeCluster, merge_patch
+from springtide_operator.coordinator_connection import CoordinatorConnection, news, to_report
 from springtide_operator.credentials import find_credentials
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import DEADLINE, DURATION, NAME, Lease
-from springtide_operator.link import Link, news, to_report
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.metrics import Metrics
 from springtide_operator.plan.actions import Action
@@ -307,51 +307,51 @@ POD = CoordinatorPod("digits-coordinator-2", "c", 2, "Running", ip="10.1.1.1")
 
 async def test_an_answer_of_another_incarnation_is_not_taken() -> None:
     coordinator = FakeCoordinator()
-    link = Link("token", 1.0, coordinator.connect)
+    connection = CoordinatorConnection("token", 1.0, coordinator.connect)
     coordinator.reply.incarnation.number = 1
-    assert not await link.call(POD, WORD)
-    assert "it is incarnation 1, not 2" in link.why
-    assert link.report is None
-    assert link.unreachable_since is not None
+    assert not await connection.call(POD, WORD)
+    assert "it is incarnation 1, not 2" in connection.why
+    assert connection.report is None
+    assert connection.unreachable_since is not None
     coordinator.reply.incarnation.number = 2
-    assert await link.call(POD, WORD)
-    assert link.unreachable_since is None
-    assert link.report is not None
-    assert link.report.told_living == {"u"}
-    await link.close()
+    assert await connection.call(POD, WORD)
+    assert connection.unreachable_since is None
+    assert connection.report is not None
+    assert connection.report.asked_living == {"u"}
+    await connection.close()
     assert coordinator.open == 0
 
 
 async def test_a_failing_line_keeps_the_last_word_and_says_since_when() -> None:
     coordinator, clock = FakeCoordinator(), Clock()
-    link = Link("token", 1.0, coordinator.connect, clock)
-    assert await link.call(POD, WORD)
+    connection = CoordinatorConnection("token", 1.0, coordinator.connect, clock)
+    assert await connection.call(POD, WORD)
     coordinator.error = "UNAVAILABLE: connection refused"
     clock.now = 5.0
-    assert not await link.call(POD, WORD)
+    assert not await connection.call(POD, WORD)
     clock.now = 9.0
-    assert not await link.call(POD, WORD)
-    assert link.unreachable_since == 5.0
-    assert "connection refused" in link.why
-    assert link.report is not None
-    await link.close()
+    assert not await connection.call(POD, WORD)
+    assert connection.unreachable_since == 5.0
+    assert "connection refused" in connection.why
+    assert connection.report is not None
+    await connection.close()
 
 
 async def test_new_pod_gets_a_new_line_and_an_old_one_steps_down() -> None:
     coordinator = FakeCoordinator()
-    link = Link("token", 1.0, coordinator.connect)
-    await link.call(POD, WORD)
+    connection = CoordinatorConnection("token", 1.0, coordinator.connect)
+    await connection.call(POD, WORD)
     newer = CoordinatorPod("digits-coordinator-3", "d", 3, "Running", ip="fd00::1")
     coordinator.reply.incarnation.number = 3
-    await link.call(newer, WORD)
-    await link.retire(POD, WORD)
+    await connection.call(newer, WORD)
+    await connection.retire(POD, WORD)
     assert [address for _, address, _ in coordinator.told] == [
         "10.1.1.1:7070",
         "[fd00::1]:7070",
         "10.1.1.1:7070",
     ]
     assert coordinator.open == 1
-    await link.close()
+    await connection.close()
 
 
 def test_numbers_that_always_move_are_no_news() -> None:

@@ -24,11 +24,11 @@ from springtide_operator.priority_semaphore import PrioritySemaphore
 
 
 async def test_turns_are_limited_and_urgent_ones_come_first() -> None:
-    turns, order, most, now = PrioritySemaphore(2, 2), [], 0, 0
+    semaphore, order, most, now = PrioritySemaphore(2, 2), [], 0, 0
 
     async def job(name: str, urgent: bool) -> None:
         nonlocal most, now
-        async with turns.turn(urgent):
+        async with semaphore.turn(urgent):
             now += 1
             most = max(most, now)
             order.append(name)
@@ -40,17 +40,17 @@ async def test_turns_are_limited_and_urgent_ones_come_first() -> None:
     await asyncio.gather(*tasks)
     assert most == 2
     assert order == ["a", "b", "d", "f", "c", "e"]
-    assert turns.waiting == 0
+    assert semaphore.waiting == 0
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["run", "cancel", "fail"])), max_size=12))
 def test_turns_are_given_back_whatever_happens(jobs: list[tuple[bool, str]]) -> None:
     async def all_of_them() -> None:
-        turns = PrioritySemaphore(2, 2)
+        semaphore = PrioritySemaphore(2, 2)
 
         async def job(urgent: bool, kind: str) -> None:
-            async with turns.turn(urgent):
+            async with semaphore.turn(urgent):
                 await asyncio.sleep(0)
                 if kind == "fail":
                     raise ValueError(kind)
@@ -64,8 +64,8 @@ def test_turns_are_given_back_whatever_happens(jobs: list[tuple[bool, str]]) -> 
         for task, _ in tasks:
             with suppress(ValueError, asyncio.CancelledError):
                 await task
-        assert turns.waiting == 0
-        async with asyncio.timeout(60), turns.turn(), turns.turn():  # both are free again
+        assert semaphore.waiting == 0
+        async with asyncio.timeout(60), semaphore.turn(), semaphore.turn():  # both are free again
             pass
 
     asyncio.run(all_of_them())
@@ -74,15 +74,15 @@ def test_turns_are_given_back_whatever_happens(jobs: list[tuple[bool, str]]) -> 
 class Simulated:
     """Jobs of namespaces that take a turn, hold it for some simulated seconds, and come again."""
 
-    def __init__(self, turns: PrioritySemaphore) -> None:
-        self.turns = turns
+    def __init__(self, semaphore: PrioritySemaphore) -> None:
+        self.semaphore = semaphore
         self.now = 0.0
         self.began: dict[str, float] = {}  # the first turn of each job
         self.held: list[tuple[float, int, asyncio.Event]] = []
 
     async def job(self, namespace: str, name: str, rounds: int, seconds: float, urgent: bool = False) -> None:
         for _ in range(rounds):
-            async with self.turns.turn(urgent, namespace):
+            async with self.semaphore.turn(urgent, namespace):
                 self.began.setdefault(name, self.now)
                 done = asyncio.Event()
                 heapq.heappush(self.held, (self.now + seconds, len(self.began) + len(self.held), done))
@@ -111,14 +111,14 @@ async def test_a_flood_of_one_namespace_delays_no_other() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert world.turns.waiting == 0
+    assert world.semaphore.waiting == 0
 
 
 async def test_namespaces_take_turns_and_trains_go_first() -> None:
-    turns, order = PrioritySemaphore(1, 1), []
+    semaphore, order = PrioritySemaphore(1, 1), []
 
     async def job(namespace: str, name: str, urgent: bool = False) -> None:
-        async with turns.turn(urgent, namespace):
+        async with semaphore.turn(urgent, namespace):
             order.append(name)
             await asyncio.sleep(0)
 
@@ -131,11 +131,11 @@ async def test_namespaces_take_turns_and_trains_go_first() -> None:
 
 
 async def test_no_namespace_holds_more_than_its_share() -> None:
-    turns, held, most = PrioritySemaphore(8), 0, 0
+    semaphore, held, most = PrioritySemaphore(8), 0, 0
 
     async def job() -> None:
         nonlocal held, most
-        async with turns.turn(of="a"):
+        async with semaphore.turn(of="a"):
             held += 1
             most = max(most, held)
             await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from operator_bad_days import Day, Object, live_through, refused, server, worker
+from operator_failure_table import Day, Object, live_through, refused, server, worker
 from operator_world import World
 
 

@@ -8,7 +8,7 @@ from springtide_cli import story as stories
 from springtide_cli.jobview import progress, view
 from springtide_cli.screen import LiveScreen, PlainScreen, facts, make_screen, panel
 from springtide_cli.story import Line, Story, Tone
-from springtide_cli.watch import Back, Lost, Seen
+from springtide_cli.watch import Back, Disconnected, Seen
 
 WAITING = (False, "WaitingForWorkers", "2 of 3 workers are ready")
 TRAINING = (True, "Training", "3 of 3 workers train in generation 1")
@@ -31,7 +31,7 @@ def tell(*seen: object, start: Story | None = None) -> tuple[Story, list[str]]:
     story, said = start or Story(since=0.0), []
     for item in seen:
         story, lines = stories.job_news(
-            story, item if isinstance(item, Lost | Back | Seen) else Seen("MODIFIED", item)
+            story, item if isinstance(item, Disconnected | Back | Seen) else Seen("MODIFIED", item)
         )  # type: ignore[arg-type]
         said += [line.text for line in lines]
     return story, said
@@ -143,7 +143,7 @@ def test_another_job_of_the_same_name_is_not_followed() -> None:
 
 
 def test_an_api_server_that_goes_and_comes_back() -> None:
-    story, said = tell(job(), Lost("the API server at X does not answer: refused"))
+    story, said = tell(job(), Disconnected("the API server at X does not answer: refused"))
     assert said == ["the API server at X does not answer: refused; the job goes on without it, still trying"]
     assert stories.tick(story, 100.0)[1] == []  # then the operator is not to blame
     story, said = tell(Back(), start=story)

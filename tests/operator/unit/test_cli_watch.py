@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from springtide_cli import watch
 from springtide_cli.kube import ApiRefusal
 from springtide_cli.podlogs import PodLogs, Reading, container, has_ended, has_started, split_stamp
-from springtide_cli.watch import Back, Lost, Seen
+from springtide_cli.watch import Back, Disconnected, Seen
 
 PATH = "/apis/x"
 
@@ -84,7 +84,7 @@ async def test_what_did_not_change_in_a_break_is_not_told_again() -> None:
     kube.send(PATH, "MODIFIED", changed)
     assert await take(news, 4) == [
         Seen("ADDED", same),
-        Lost(str(UNREACHABLE)),
+        Disconnected(str(UNREACHABLE)),
         Back(),
         Seen("MODIFIED", changed),
     ]
@@ -94,7 +94,7 @@ async def test_a_long_silence_is_said_once() -> None:
     kube = FakeKube()
     kube.lists[PATH] = [UNREACHABLE, UNREACHABLE, ApiRefusal(503, "", "starting"), [job()]]
     told = await take(following(kube), 3)
-    assert [type(item) for item in told] == [Lost, Back, Seen]
+    assert [type(item) for item in told] == [Disconnected, Back, Seen]
     assert len(kube.requests) == 4
 
 
@@ -105,7 +105,7 @@ async def test_a_broken_watch_is_listed_again(broken: str | None) -> None:
     kube = FakeKube()
     kube.lists[PATH] = [[]]
     kube.stream(PATH).put_nowait(broken)
-    assert [type(item) for item in await take(following(kube), 2)] == [Lost, Back]
+    assert [type(item) for item in await take(following(kube), 2)] == [Disconnected, Back]
 
 
 @pytest.mark.parametrize("code", [401, 403, 404])
@@ -199,7 +199,7 @@ async def test_log_of_a_gone_pod_ends_and_a_silent_one_is_cut() -> None:
     kube.stream(gone).put_nowait(ApiRefusal(404, "NotFound", "no such pod"))
     logs.news(Seen("ADDED", pod("gone", uid="1")))
     logs.news(Seen("ADDED", pod("silent", uid="2")))
-    logs.news(Lost("x"))
+    logs.news(Disconnected("x"))
     async with asyncio.timeout(60):
         await logs.finish(0.01)
     assert sorted(path for path, _ in kube.opened) == sorted([gone, silent])

@@ -12,7 +12,7 @@ from operator_world import World, job_object
 
 from springtide_operator.plan.actions import CreateWorker, DeletePod, Plan
 from springtide_operator.plan.capacity import RETRY_LIMIT_SECONDS, Extras, Room, step, wait
-from springtide_operator.plan.coordinator_sync import word
+from springtide_operator.plan.coordinator_sync import make_sync
 from springtide_operator.plan.decide import plan
 from springtide_operator.plan.observation import Node, Refusal
 from springtide_operator.plan.values import timestamp
@@ -223,10 +223,10 @@ def test_job_takes_the_room_there_is_and_is_not_degraded() -> None:
 def test_coordinator_is_told_the_size_that_stands_in_status() -> None:
     world = elastic()
     live_on(world, 6, 12)
-    said = word(world.parsed(), world.observe(), 1, world.now)
+    said = make_sync(world.parsed(), world.observe(), 1, world.now)
     assert (said.target, said.maximum) == (6, 6)
     world.die()
-    assert word(world.parsed(), world.observe(), 1, world.now).target == 6
+    assert make_sync(world.parsed(), world.observe(), 1, world.now).target == 6
     assert not [a for a in world.plan().actions if isinstance(a, CreateWorker | DeletePod)]
 
 

@@ -61,10 +61,10 @@ def test_job_ended_between_two_calls_is_told_by_coordinator() -> None:
         world.end(pod, 0, finished_message(1))
     assert world.round().wake_at == pytest.approx(world.now, abs=1.0)
     assert world.status["state"] == "Starting"
-    world.reports(restored="/volume/step-30", restored_step=30, told_living=frozenset(uids[:1]))
+    world.reports(restored="/volume/step-30", restored_step=30, asked_living=frozenset(uids[:1]))
     world.round()
     assert world.status["state"] == "Starting", "it was asked before the first worker's end was known"
-    world.reports(restored="/volume/step-30", restored_step=30, states_lost=1, told_living=frozenset())
+    world.reports(restored="/volume/step-30", restored_step=30, states_lost=1, asked_living=frozenset())
     decided = world.round()
     assert world.status["state"] == "Succeeded"
     assert world.status["restored"] == "/volume/step-30"
@@ -132,7 +132,7 @@ def test_coordinator_silent_before_the_end_is_asked_once_more() -> None:
     world.round()
     assert world.status["state"] == "Starting"
     world.unreachable_since = None
-    world.reports(restored="/volume/step-30", restored_step=30, told_living=frozenset())
+    world.reports(restored="/volume/step-30", restored_step=30, asked_living=frozenset())
     world.round()
     assert (world.status["state"], world.status["restored"]) == ("Succeeded", "/volume/step-30")
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from operator_bad_days import stalled, worker
+from operator_failure_table import stalled, worker
 from operator_world import World, job_object
 
-from springtide_operator.link import news, to_report, to_request
+from springtide_operator.coordinator_connection import news, to_report, to_request
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan import hangs
 from springtide_operator.plan.actions import CreateWorker, DeletePod
-from springtide_operator.plan.coordinator_sync import word
+from springtide_operator.plan.coordinator_sync import make_sync
 from springtide_protocol import coordinator_pb2 as pb
 
 
@@ -28,17 +28,17 @@ def trains(**policy: Any) -> World:
 
 def test_the_coordinator_is_told_the_limit_and_whom_to_cut_off() -> None:
     world = trains(hangTimeoutSeconds=60, onHang="Replace")
-    said = word(world.parsed(), world.observe(), 1, world.now)
+    said = make_sync(world.parsed(), world.observe(), 1, world.now)
     assert (said.hang_seconds, said.hung) == (60.0, ())
     uid = worker(world, 1)["metadata"]["uid"]
     stalled(world, 1, seconds=60.0)
-    said = word(world.parsed(), world.observe(), 1, world.now)
+    said = make_sync(world.parsed(), world.observe(), 1, world.now)
     assert said.hung == (), "not before its end is counted: the coordinator would forget the stall"
     decided = world.round()
     gone = next(action for action in decided.actions if isinstance(action, DeletePod))
     assert (gone.because, gone.grace_seconds) == ("Hung", 1)
     world.reports()
-    said = word(world.parsed(), world.observe(), 1, world.now)
+    said = make_sync(world.parsed(), world.observe(), 1, world.now)
     assert said.hung == (uid,), "it goes, and its process may still be there"
     assert uid not in {pod.uid for pod in said.living}
     request = to_request(said)

@@ -25,7 +25,7 @@ from springtide_operator.plan.actions import (
     ReportWorkload,
     UpdateWorkload,
 )
-from springtide_operator.plan.coordinator_sync import word
+from springtide_operator.plan.coordinator_sync import make_sync
 from springtide_operator.plan.workload import workload_seen
 
 Object = dict[str, Any]
@@ -135,7 +135,7 @@ def test_fewer_workers_may_be_admitted_and_all_hear_of_it() -> None:
     world = running_world(workers=3)
     assert len(world.workers()) == 3
     assert world.status["workers"]["desired"] == 3
-    said = word(world.observe_job(), world.observe(), 1, world.now)
+    said = make_sync(world.observe_job(), world.observe(), 1, world.now)
     assert (said.target, said.minimum, said.maximum) == (3, 2, 3)
     degraded = condition(world, "Degraded")
     assert degraded["reason"] == "QueueLimitsSize"

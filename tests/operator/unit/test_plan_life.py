@@ -12,7 +12,7 @@ from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeleteJob, DeletePod
-from springtide_operator.plan.coordinator_sync import word
+from springtide_operator.plan.coordinator_sync import make_sync
 from springtide_operator.plan.values import parse_time, timestamp
 
 
@@ -62,7 +62,7 @@ def test_suspending_ends_workers_then_coordinator_uncounted() -> None:
     assert sorted(a.name for a in gone) == [f"digits-worker-{n}-0" for n in range(3)]
     assert {a.because for a in gone} == {"Suspended"}
     assert [e.reason for e in decided.events] == ["ProgressNotSaved", "JobSuspended"]
-    assert word(world.parsed(), world.observe(), 1, world.now).target == 0
+    assert make_sync(world.parsed(), world.observe(), 1, world.now).target == 0
     assert len(world.coordinators()) == 1  # the leaving workers still talk to it
     assert "3 workers leave" in world.status["message"] or world.round()
     assert world.status["state"] == "Suspended"
@@ -89,7 +89,7 @@ def test_resuming_makes_new_pods_and_coordinator_by_new_names() -> None:
         "digits-worker-1-1",
     ]
     # The coordinator is told that the job had state: it must not begin anew without saying so.
-    assert word(world.parsed(), world.observe(), 2, world.now).generation == 1
+    assert make_sync(world.parsed(), world.observe(), 2, world.now).generation == 1
     assert condition(world, "Degraded")["status"] == "False"
 
 

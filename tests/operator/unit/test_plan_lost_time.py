@@ -6,7 +6,7 @@ from typing import Any
 
 from operator_world import World
 
-from springtide_operator.link import news, to_report
+from springtide_operator.coordinator_connection import news, to_report
 from springtide_operator.metrics import Metrics
 from springtide_operator.plan.observation import SlowReport
 from springtide_protocol import coordinator_pb2 as pb

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_bad_days import done, worker
+from operator_failure_table import done, worker
 from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import names
 from springtide_operator.plan import nodes, observe
 from springtide_operator.plan.actions import DeletePod
-from springtide_operator.plan.coordinator_sync import word
+from springtide_operator.plan.coordinator_sync import make_sync
 from springtide_operator.plan.observation import MemberReport, Node
 from springtide_operator.plan.values import timestamp
 
@@ -52,7 +52,7 @@ def counts(world: World) -> tuple[int, int]:
 def living(world: World) -> list[str]:
     """Those that the coordinator is told about."""
     seen = nodes.with_node_health(world.observe(), world.now)
-    return [pod.name for pod in word(world.parsed(), seen, 1, world.now).living]
+    return [pod.name for pod in make_sync(world.parsed(), seen, 1, world.now).living]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from springtide_operator.api.checkpoint import Checkpoint
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan.actions import DeletePod
-from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, word
+from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, make_sync
 from springtide_operator.plan.observation import CheckpointReport
-from springtide_operator.plan.suspend import DEAF_SECONDS, LAST_WORD_SECONDS, SAVE_SECONDS
+from springtide_operator.plan.suspend import DEAF_SECONDS, LAST_REPORT_SECONDS, SAVE_SECONDS
 
 NAME = "step-000000000030-g1.0.1"
 
@@ -45,7 +45,7 @@ def saved(step: int = 30) -> CheckpointReport:
 
 
 def said(world: World) -> CoordinatorUpdate:
-    return word(world.observe_job(), world.observe(), 1, world.now)
+    return make_sync(world.observe_job(), world.observe(), 1, world.now)
 
 
 def deleted(world: World) -> list[str]:
@@ -137,11 +137,11 @@ def test_missing_last_word_is_not_awaited_longer_than_said() -> None:
     world = training()
     left(world)
     ended_at = world.now
-    world.now += LAST_WORD_SECONDS - 12
+    world.now += LAST_REPORT_SECONDS - 12
     tell(world)
     some_rounds(world)
     assert len(world.coordinators()) == 1
-    assert world.round().wake_at == pytest.approx(ended_at + LAST_WORD_SECONDS, abs=6)
+    assert world.round().wake_at == pytest.approx(ended_at + LAST_REPORT_SECONDS, abs=6)
     world.now += 10
     world.settle()
     assert world.pods == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_bad_days import RAISED, disrupted, done, waits, worker
+from operator_failure_table import RAISED, disrupted, done, waits, worker
 from operator_world import World, job_object
 
 from springtide_operator.api import reasons

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_bad_days import Day, done, live_through, server, worker
+from operator_failure_table import Day, done, live_through, server, worker
 from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
-from springtide_operator.link import news, to_report, to_request
+from springtide_operator.coordinator_connection import news, to_report, to_request
 from springtide_operator.plan.actions import (
     Action,
     ApplyServerBudget,
@@ -22,7 +22,7 @@ from springtide_operator.plan.actions import (
     DeletePod,
     Plan,
 )
-from springtide_operator.plan.coordinator_sync import word
+from springtide_operator.plan.coordinator_sync import make_sync
 from springtide_operator.plan.observation import ServerReport
 from springtide_operator.plan.servers import MUTE_SECONDS
 from springtide_protocol import coordinator_pb2 as pb
@@ -87,7 +87,7 @@ def test_the_coordinator_is_told_of_pods_that_may_live() -> None:
     gone, going, _ = world.servers()
     world.vanish(gone)
     world.ask_deletion(going, 30)
-    told = word(world.parsed(), world.observe(), 1, world.now)
+    told = make_sync(world.parsed(), world.observe(), 1, world.now)
     assert told.servers == 3
     assert [(pod.name, pod.leave_by > 0) for pod in told.living_servers] == [
         ("digits-ps-1-0", True),
@@ -446,7 +446,7 @@ def test_edit_of_consistency_goes_to_coordinator_not_to_pods() -> None:
     decided = world.round()
     assert not decided.actions
     job = Job.parse(world.job)
-    said = word(job, world.observe(), 1, world.now)
+    said = make_sync(job, world.observe(), 1, world.now)
     assert (said.consistency, said.staleness) == ("Asynchronous", 0)
     asked = to_request(said)
     assert (asked.consistency.mode, asked.consistency.staleness) == ("Asynchronous", 0)

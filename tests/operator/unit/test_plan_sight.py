@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_bad_days import done, worker
+from operator_failure_table import done, worker
 from operator_world import World, avoided, job_object
 
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.plan import nodes, sight
 from springtide_operator.plan.actions import CreateCoordinator, DeletePod
-from springtide_operator.plan.coordinator_sync import word
+from springtide_operator.plan.coordinator_sync import make_sync
 from springtide_operator.plan.observation import (
     LeaseSeen,
     MemberReport,
@@ -42,7 +42,7 @@ class Doubted(World):
 
     def says(self, slot: int, **told: Any) -> Told:
         meta = worker(self, slot)["metadata"]
-        return Told(meta["uid"], meta["name"], **{"heard": True, **told})
+        return Told(meta["uid"], meta["name"], **{"reached": True, **told})
 
 
 def doubted() -> Doubted:
@@ -79,9 +79,9 @@ def test_workers_that_miss_it_make_a_successor_elsewhere() -> None:
 
 def test_late_lease_makes_a_successor_where_no_worker_speaks() -> None:
     world = doubted()
-    world.sees(14.0, world.says(1, heard=False, silent=14.0), n0=LeaseSeen(11.9))
+    world.sees(14.0, world.says(1, reached=False, silent=14.0), n0=LeaseSeen(11.9))
     assert successor(world) is None
-    world.sees(14.1, world.says(1, heard=False, silent=14.1), n0=LeaseSeen(12.0))
+    world.sees(14.1, world.says(1, reached=False, silent=14.1), n0=LeaseSeen(12.0))
     made = successor(world)
     assert made is not None
     assert made.reason == "digits-coordinator-1 does not answer, and its node n0 does not renew its lease"
@@ -159,23 +159,23 @@ def test_successor_is_not_kept_off_the_only_node() -> None:
 
 
 def unheard(world: Doubted) -> set[int]:
-    said = word(world.parsed(), nodes.with_node_health(world.observe(), world.now), 1, world.now)
+    said = make_sync(world.parsed(), nodes.with_node_health(world.observe(), world.now), 1, world.now)
     return {pod.slot for pod in said.living if pod.unheard}
 
 
 def test_silent_address_is_told_to_the_coordinator() -> None:
     world = doubted()
-    world.sees(9.0, world.says(0, heard=False, silent=2.9), world.says(1, missing=8.0))
+    world.sees(9.0, world.says(0, reached=False, silent=2.9), world.says(1, missing=8.0))
     assert unheard(world) == set()
-    world.sees(9.0, world.says(0, heard=False, silent=3.0), world.says(1, missing=8.0))
+    world.sees(9.0, world.says(0, reached=False, silent=3.0), world.says(1, missing=8.0))
     assert unheard(world) == {0}
-    world.sees(9.0, world.says(0, heard=False, silent=9.0), n0=LeaseSeen(1.0, renewed=True))
+    world.sees(9.0, world.says(0, reached=False, silent=9.0), n0=LeaseSeen(1.0, renewed=True))
     assert unheard(world) == set(), "its node lives: a policy may keep the operator from it"
 
 
 def test_silence_of_all_addresses_is_a_firewall_and_no_loss() -> None:
     world = doubted()
-    silent = [world.says(slot, heard=False, silent=9.0) for slot in range(3)]
+    silent = [world.says(slot, reached=False, silent=9.0) for slot in range(3)]
     world.sees(9.0, *silent)
     assert unheard(world) == set()
     world.sees(9.0, *silent, n0=LeaseSeen(12.0))
@@ -190,7 +190,7 @@ def test_late_lease_speaks_for_all_pods_of_its_node() -> None:
 
 def test_connected_worker_is_heard_of() -> None:
     world = doubted()
-    world.sees(0.0, world.says(0, heard=False, silent=60.0), world.says(1, missing=0.0))
+    world.sees(0.0, world.says(0, reached=False, silent=60.0), world.says(1, missing=0.0))
     world.unreachable_since = None
     assert unheard(world) == set()
     assert world.report is not None
@@ -205,11 +205,11 @@ def test_connected_worker_is_heard_of() -> None:
 def test_job_of_which_nothing_is_known_does_not_train() -> None:
     world = doubted()
     since = timestamp(world.now)
-    world.sees(3.4, world.says(0, heard=False, silent=3.0), world.says(1, missing=3.0, idle=5.0))
+    world.sees(3.4, world.says(0, reached=False, silent=3.0), world.says(1, missing=3.0, idle=5.0))
     decided = world.round()
     assert world.status["state"] == "Running"
     assert decided.wake_at == pytest.approx(world.now + 0.1)
-    world.sees(3.5, world.says(0, heard=False, silent=3.1), world.says(1, missing=3.1, idle=5.1))
+    world.sees(3.5, world.says(0, reached=False, silent=3.1), world.says(1, missing=3.1, idle=5.1))
     world.round()
     assert world.status["state"] == "Recovering"
     assert world.status["samplesPerSecond"] == "0"

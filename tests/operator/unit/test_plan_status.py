@@ -11,7 +11,7 @@ from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import reasons
 from springtide_operator.api.crd import custom_resource_definition
-from springtide_operator.plan.coordinator_sync import UNREACHABLE_LOST_SECONDS, word
+from springtide_operator.plan.coordinator_sync import UNREACHABLE_LOST_SECONDS, make_sync
 from springtide_operator.plan.decide import invalid
 from springtide_operator.plan.observation import FailureReport
 from springtide_operator.plan.progress import rounded
@@ -256,7 +256,7 @@ def test_the_word_for_the_coordinator_lists_who_may_still_run() -> None:
     world.ask_deletion(leaving, 30)
     world.ask_deletion(lost, 30)
     lost["metadata"]["deletionTimestamp"] = "2020-01-01T00:00:00Z"
-    said = word(world.parsed(), world.observe(), 5, world.now)
+    said = make_sync(world.parsed(), world.observe(), 5, world.now)
     assert (said.target, said.minimum, said.maximum, said.incarnation) == (4, 1, 1000, 5)
     by_uid = {pod.uid: pod for pod in said.living}
     assert gone["metadata"]["uid"] not in by_uid
@@ -275,18 +275,18 @@ def test_pod_of_lost_node_is_gone_long_before_its_grace_ends() -> None:
             {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
             {"type": "Ready", "status": ready},
         ]
-    both = word(world.parsed(), world.observe(), 5, world.now + UNREACHABLE_LOST_SECONDS - 1)
+    both = make_sync(world.parsed(), world.observe(), 5, world.now + UNREACHABLE_LOST_SECONDS - 1)
     assert len(both.living) == 2
-    later = word(world.parsed(), world.observe(), 5, world.now + UNREACHABLE_LOST_SECONDS)
+    later = make_sync(world.parsed(), world.observe(), 5, world.now + UNREACHABLE_LOST_SECONDS)
     assert [pod.uid for pod in later.living] == [drained["metadata"]["uid"]], "its kubelet keeps to the grace"
 
 
 def test_the_coordinator_hears_whether_the_job_has_trained() -> None:
     world = started(2)
-    assert word(world.parsed(), world.observe(), 1, world.now).generation == 0
+    assert make_sync(world.parsed(), world.observe(), 1, world.now).generation == 0
     world.reports(generation=4)
     world.round()
-    assert word(world.parsed(), world.observe(), 1, world.now).generation == 4
+    assert make_sync(world.parsed(), world.observe(), 1, world.now).generation == 4
 
 
 def test_a_stand_still_for_members_out_of_reach_is_no_training() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_bad_days import Object, disrupted, done, refused, server, worker
+from operator_failure_table import Object, disrupted, done, refused, server, worker
 from operator_world import World, job_object
 
 from springtide_operator.api import reasons

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_bad_days import unschedulable
+from operator_failure_table import unschedulable
 from operator_world import World, job_object
 
-from springtide_operator.link import news, to_report
+from springtide_operator.coordinator_connection import news, to_report
 from springtide_operator.plan.actions import Plan
 from springtide_operator.plan.observation import RateReport
 from springtide_operator.plan.throughput import AGAIN_SECONDS, Scene, Search, Verdict, brings, search, step

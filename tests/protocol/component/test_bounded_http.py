@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from springtide_protocol.bounded_http import BoundedServer, Kept, Reply, Request, in_words
+from springtide_protocol.bounded_http import BoundedServer, Reply, Request, ThrottledValue, in_words
 from springtide_protocol.lobby import Lobby, raise_descriptor_limit
 
 
@@ -191,7 +191,7 @@ def test_asking_without_a_pause_costs_a_tenth() -> None:
         made.append(now[0])
         return len(made)
 
-    kept = Kept(compute, clock=lambda: now[0])
+    kept = ThrottledValue(compute, clock=lambda: now[0])
     assert [kept() for _ in range(4)] == [1, 2, 3, 4]  # a burst sees numbers of now
     while now[0] < 1000.0:
         kept()

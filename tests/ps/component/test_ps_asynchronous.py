@@ -57,7 +57,7 @@ class Client:
         out = torch.zeros(len(gradient))
         about = {"k": key, "r": number, "recipe": StepSpec(1.0, False, ({"lr": lr},)).to_json()}
         payload = torch.tensor(gradient, dtype=dtype)
-        future = self.ask(Kind.PUSH_RANGE, token, about, payload=payload, out=out, typed=True)
+        future = self.ask(Kind.PUSH_BATCH, token, about, payload=payload, out=out, typed=True)
         answer = future.result(20)
         return out.tolist(), answer.meta
 
@@ -66,8 +66,8 @@ class Client:
         self.ask(Kind.PULL_CHUNK, token, {"k": key}, out=out).result(20)
         return out.tolist()
 
-    def books(self, token: tuple[int, int, int]) -> dict[str, Any]:
-        answer = self.ask(Kind.BOOKS, token, {}, any_size=True).result(20)
+    def applied_batches(self, token: tuple[int, int, int]) -> dict[str, Any]:
+        answer = self.ask(Kind.APPLIED_BATCHES, token, {}, any_size=True).result(20)
         assert answer.payload is not None
         found = json.loads(answer.payload.numpy().tobytes())
         assert isinstance(found, dict)
@@ -122,8 +122,8 @@ def test_a_range_counts_once(clients: list[Client], running: list[Server]) -> No
     values, said = client.push(FIRST, 2, "k", [1.0, 0.0], lr=0.5)
     assert values == client.pull(FIRST, "k") == [0.0, 1.5]
     assert said["before"] == 1
-    assert client.books(FIRST) == {"k": {"applied": 2, "ranges": [2, 4]}}
-    assert (running[0].counters.ranges, running[0].counters.repeated) == (2, 1)
+    assert client.applied_batches(FIRST) == {"k": {"applied": 2, "ranges": [2, 4]}}
+    assert (running[0].counters.batches, running[0].counters.repeated) == (2, 1)
 
 
 def test_a_new_generation_renews_the_token_and_nothing_else(clients: list[Client]) -> None:
@@ -135,7 +135,7 @@ def test_a_new_generation_renews_the_token_and_nothing_else(clients: list[Client
         client.push(FIRST, 1, "k", [1.0, 1.0])
     with pytest.raises(RefusedError, match="is over"):
         client.pull(FIRST, "k")
-    assert client.books(SECOND) == {"k": {"applied": 1, "ranges": [0, 1]}}
+    assert client.applied_batches(SECOND) == {"k": {"applied": 1, "ranges": [0, 1]}}
     values, said = client.push(SECOND, 1, "k", [1.0, 1.0])  # sent again
     assert (values, said["already"]) == ([-1.0, 0.0], False)
 
@@ -149,8 +149,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(clients: list[Client])
         client.push(FIRST, 0, "other", [1.0])
     about = {"k": "k", "r": 0, "recipe": StepSpec(1.0, False, ({}, {})).to_json()}
     with pytest.raises(RefusedError, match="2 parameter groups"):
-        client.ask(Kind.PUSH_RANGE, FIRST, about, payload=torch.zeros(2), typed=True).result(20)
-    assert client.books(FIRST) == {"k": {"applied": 0, "ranges": []}}
+        client.ask(Kind.PUSH_BATCH, FIRST, about, payload=torch.zeros(2), typed=True).result(20)
+    assert client.applied_batches(FIRST) == {"k": {"applied": 0, "ranges": []}}
 
 
 def test_a_chunk_takes_its_book_along(clients: list[Client]) -> None:
@@ -160,8 +160,8 @@ def test_a_chunk_takes_its_book_along(clients: list[Client]) -> None:
     answer = client.ask(Kind.DUMP, FIRST, {"k": "k"}, any_size=True).result(20)
     assert answer.payload is not None
     again = Chunk.load(answer.meta, answer.payload)
-    assert isinstance(again.book, AppliedBatches)
-    assert again.book.to_json() == {"applied": 1, "ranges": [7, 8]}
+    assert isinstance(again.applied_batches, AppliedBatches)
+    assert again.applied_batches.to_json() == {"applied": 1, "ranges": [7, 8]}
 
 
 def test_a_copy_has_every_update_that_was_answered(clients: list[Client]) -> None:
@@ -171,14 +171,14 @@ def test_a_copy_has_every_update_that_was_answered(clients: list[Client]) -> Non
     first.ask(Kind.ARRANGE, FIRST, {"fill": {"k": [second.address]}}).result(20)
     # Updates go on while the copy is made; from it on, each answer means that the copy has the update.
     number = 1
-    while "k" not in second.books(FIRST):
+    while "k" not in second.applied_batches(FIRST):
         first.push(FIRST, number, "k", [1.0, 0.0])
         number += 1
     for more in range(number, number + 20):
         # In 16 bits on the way, of which the copy gets what the first one got.
         values, _ = first.push(FIRST, more, "k", [1.0, 0.0], dtype=torch.bfloat16)
         assert second.pull(FIRST, "k") == values == [-more - 1.0, 0.0]
-    assert second.books(FIRST) == first.books(FIRST)
+    assert second.applied_batches(FIRST) == first.applied_batches(FIRST)
 
 
 def test_a_push_is_not_answered_when_its_copy_fails(clients: list[Client], running: list[Server]) -> None:
@@ -190,7 +190,7 @@ def test_a_push_is_not_answered_when_its_copy_fails(clients: list[Client], runni
     second.enter(SECOND, ["a"])  # refuses the old token
     with pytest.raises(RefusedError, match="copy could not be made"):
         first.push(FIRST, 1, "k", [1.0, 0.0])
-    assert second.books(SECOND) == {"k": {"applied": 1, "ranges": [0, 1]}}
+    assert second.applied_batches(SECOND) == {"k": {"applied": 1, "ranges": [0, 1]}}
 
 
 def test_push_waits_for_hanging_copy_until_next_generation(
@@ -204,7 +204,7 @@ def test_push_waits_for_hanging_copy_until_next_generation(
     values = torch.zeros(2)
     with running[1].sync_handler.store.shard("k").lock:
         pushed = first.ask(
-            Kind.PUSH_RANGE, FIRST, about, payload=torch.tensor([1.0, 0.0]), out=values, typed=True
+            Kind.PUSH_BATCH, FIRST, about, payload=torch.tensor([1.0, 0.0]), out=values, typed=True
         )
         with pytest.raises(NoAnswer):
             pushed.result(0.05)
@@ -213,7 +213,7 @@ def test_push_waits_for_hanging_copy_until_next_generation(
             pushed.result(20)
     # What the copy says in the end comes too late for anybody.
     assert first.push(SECOND, 0, "k", [1.0, 0.0])[1]["already"]
-    assert second.books(FIRST) == {"k": {"applied": 1, "ranges": [0, 1]}}
+    assert second.applied_batches(FIRST) == {"k": {"applied": 1, "ranges": [0, 1]}}
     assert not values.any()
 
 

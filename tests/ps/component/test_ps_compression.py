@@ -26,7 +26,7 @@ from springtide_ps.params.chunk import Chunk, ChunkError
 from springtide_ps.params.sparse_gradient import (
     SparseGradient,
     SparseGradientError,
-    count_selected,
+    count_elements,
     pack,
     unpack,
 )
@@ -44,7 +44,7 @@ CHUNK = PlannedChunk("0.0", 0, 0, ELEMENTS, 8 * ELEMENTS, ((0, 0, 0, 5), (1, 0, 
 def test_selected_elements_come_back(numbers: set[int], dtype: torch.dtype) -> None:
     indices = torch.tensor(sorted(numbers), dtype=torch.int32)
     block = pack(SparseGradient(indices, torch.randn(len(numbers)).to(dtype)))
-    assert count_selected(block.numel(), dtype, 41) == len(numbers)
+    assert count_elements(block.numel(), dtype, 41) == len(numbers)
     found = unpack(block, dtype, 41)
     dense = torch.zeros(41, dtype=dtype)
     dense[indices] = found.values
@@ -76,10 +76,10 @@ def test_chunk_refuses_misfits_before_memory_is_taken() -> None:
     chunk = Chunk(torch.zeros(5), [(0, 0, 0, 5)], "sgd", [{"lr": 0.1}])
     for nbytes, dtype in ((7, torch.float32), (48, torch.float32)):
         with pytest.raises(SparseGradientError, match="no selection from 5 elements"):
-            chunk.check_selected(nbytes, dtype)
+            chunk.check_sparse(nbytes, dtype)
     for other in (torch.float16, torch.int64, None):
         with pytest.raises(ChunkError, match=r"elements of a gradient are .*float32 here"):
-            chunk.check_selected(8, other)
+            chunk.check_sparse(8, other)
 
 
 class Owing(RuleBasedStateMachine):
@@ -155,7 +155,7 @@ class Owing(RuleBasedStateMachine):
         before = self.total.clone(), self.applied.clone()
         for number, parts in enumerate(rounds):
             if number:
-                self.wire.begin_round(rounds[number - 1])
+                self.wire.begin_backward_pass(rounds[number - 1])
                 numbers = data.draw(st.lists(st.integers(-9, 9), min_size=ELEMENTS, max_size=ELEMENTS))
                 self.gradient = torch.tensor(numbers, dtype=torch.float64)
                 self.push()
@@ -238,7 +238,7 @@ class Owing(RuleBasedStateMachine):
         for last in (False, True):
             for number in range(2):
                 if number:
-                    self.wire.begin_round([(1,)])
+                    self.wire.begin_backward_pass([(1,)])
                     self.push()
                 else:
                     self.body(data)
@@ -254,7 +254,7 @@ class Owing(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         assert self.wire.residuals is not None
         self.wire.residuals.begin(((1, 0, self.generation), self.step + 1))
-        owed = self.wire.residuals.kept(CHUNK.key)  # as the next body finds it
+        owed = self.wire.residuals.residual(CHUNK.key)  # as the next body finds it
         if owed is None:
             owed = torch.zeros(ELEMENTS, dtype=torch.float64)
         assert torch.equal(self.applied + owed, self.total)
@@ -276,7 +276,7 @@ def owed(member: Any) -> torch.Tensor:
     """By parameter's element, flat: what the member owes."""
     flats = [torch.zeros(size) for size in member.layout.sizes]
     for chunk in member.exchange.chunks:
-        kept = member.exchange.compression.residuals.kept(chunk.key)
+        kept = member.exchange.compression.residuals.residual(chunk.key)
         if kept is not None:
             flats[chunk.bucket][chunk.start : chunk.stop] = kept
     slots = zip(member.layout.fields, member.layout.slots, strict=True)
@@ -398,7 +398,7 @@ def test_rubbish_in_sparse_gradients_is_refused_server_lives() -> None:
             ({**about, "k": "nowhere"}, block),
             (about, torch.zeros(1 << 20, dtype=torch.uint8)),
         ):
-            stream.send(Frame(Kind.STAGE_SELECTED, 7, meta, payload.numel()), frames.memory(payload))
+            stream.send(Frame(Kind.STAGE_SPARSE, 7, meta, payload.numel()), frames.memory(payload))
             header, answer = stream.receive()
             assert header.kind is Kind.REFUSED, json.dumps(answer)
         stream.close()

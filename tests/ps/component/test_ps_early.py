@@ -136,8 +136,8 @@ def test_members_that_foresee_different_steps_get_nothing_early() -> None:
         job.step()
         job.check()
         backend = b.exchange.sync_backend
-        assert backend.recipe is not None
-        backend.recipe = replace(backend.recipe, scale=3.0)
+        assert backend.step_spec is not None
+        backend.step_spec = replace(backend.step_spec, scale=3.0)
         a.send(0, 2)
         b.send(1, 2)
         asked = [job.early, asked_early(b)]
@@ -278,32 +278,32 @@ def test_optimizer_changing_gradients_leaves_a_kept_sum(monkeypatch: pytest.Monk
 
 
 def test_what_members_foresee_holds_while_all_foresee_the_same() -> None:
-    recipe, other = StepSpec(1.0, False, GROUPS), StepSpec(0.5, False, GROUPS)
-    first = ExpectedStep(-1, None).with_another(3, recipe)
-    assert first.with_another(3, recipe).recipe == recipe
+    step_spec, other = StepSpec(1.0, False, GROUPS), StepSpec(0.5, False, GROUPS)
+    first = ExpectedStep(-1, None).with_another(3, step_spec)
+    assert first.with_another(3, step_spec).step_spec == step_spec
     split = first.with_another(3, other)
-    assert split.recipe is None
-    assert split.with_another(3, recipe).recipe is None
-    assert split.with_another(4, recipe).recipe == recipe
+    assert split.step_spec is None
+    assert split.with_another(3, step_spec).step_spec is None
+    assert split.with_another(4, step_spec).step_spec == step_spec
 
 
 def test_second_copy_makes_same_bits_and_leaves_the_chunk() -> None:
-    recipe, early = StepSpec(0.5, False, GROUPS), SpeculativeCopy()
+    step_spec, early = StepSpec(0.5, False, GROUPS), SpeculativeCopy()
     one, expected = chunk(), chunk()
     for step in range(1, 5):
         total = torch.full((6,), float(step))
         before = one.values.clone()
-        made = early.make(one, total, step, recipe)
+        made = early.make(one, total, step, step_spec)
         assert torch.equal(total, torch.full((6,), float(step)))
         assert torch.equal(one.values, before)
-        expected.apply(total.clone(), recipe)
+        expected.apply(total.clone(), step_spec)
         assert torch.equal(made.values, expected.values)
-        assert early.holds(step, recipe)
+        assert early.holds(step, step_spec)
         assert not early.holds(step, StepSpec(1.0, False, GROUPS))
-        assert not early.holds(step + 1, recipe)
+        assert not early.holds(step + 1, step_spec)
         one = early.swap(one)
         assert torch.equal(one.values, expected.values)
-        assert not early.holds(step, recipe)
+        assert not early.holds(step, step_spec)
 
 
 def test_a_chunk_becomes_another_only_in_its_own_form() -> None:

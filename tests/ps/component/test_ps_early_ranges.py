@@ -21,10 +21,10 @@ from springtide.ps.backend import PsBackend
 from springtide.ps.connections import ServerError
 from springtide_ps.params.applied import AppliedBatches
 from springtide_ps.params.chunk import Chunk, StepSpec
-from springtide_ps.server import speculative_ranges
+from springtide_ps.server import speculative_batches
 from springtide_ps.server.server import Server
 from springtide_ps.server.shard import LockedShard, Shard
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 from springtide_ps.wire.client import RefusedError
 from springtide_ps.wire.frames import Frame, Kind
 from springtide_ps.wire.stream import connect, parse_address
@@ -71,19 +71,19 @@ def test_values_arrive_before_push_and_count_from_commit_on() -> None:
             assert len(early) == (len(loose.exchange.chunks) if body else 0)
             assert all(future.result().meta["applied"] == body + 1 for future in early)
             assert torch.equal(loose.values(), before)
-            assert body == 0 or loose.books() == {(0, body)}
+            assert body == 0 or loose.applied_batches() == {(0, body)}
             after = states_on(loose.exchange) if body else {}
             assert all(torch.equal(after[k][n], states[k][n]) for k in states for n in states[k])
             loose.exchange.commit(1.0, ())
             assert torch.equal(loose.values(), wanted[body + 1])
         assert torch.equal(loose.held(), wanted[4])
-        assert loose.books() == {(0, 4)}
+        assert loose.applied_batches() == {(0, 4)}
         loose.exchange.close()
 
 
 def bytes_out(server: Server) -> int:
     """Of all that has been answered: a client may have an answer before the server has counted it."""
-    until(lambda: all(c.outgoing.unsent == 0 for c in server.connections), "the last count")
+    until(lambda: all(c.send_queue.unsent == 0 for c in server.connections), "the last count")
     return server.counters.bytes_out
 
 
@@ -125,8 +125,10 @@ def test_another_workers_range_in_between_is_in_the_next_values() -> None:
         newest = first.held()
         assert torch.equal(second.held(), newest)
         assert not torch.equal(own, newest), "the other one's range is not in what came early"
-        assert first.books() == {(0, 4)}
-        assert {book.applied for book in first.batches.books().values()} == {4}
+        assert first.applied_batches() == {(0, 4)}
+        assert {applied_batches.applied for applied_batches in first.batches.applied_batches().values()} == {
+            4
+        }
         for loose in (first, second):
             loose.exchange.close()
 
@@ -209,7 +211,7 @@ def test_without_room_for_copies_values_come_after_the_push() -> None:
             assert 0 < len(refused) < len(early)
             loose.exchange.commit(1.0, ())
             assert torch.equal(loose.values(), undisturbed(body + 1, "None"))
-        assert loose.books() == {(0, 4)}
+        assert loose.applied_batches() == {(0, 4)}
         loose.exchange.close()
 
 
@@ -235,7 +237,7 @@ def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
             other.start()
             other.join(10)
             if other.is_alive():
-                raise RoundError("a chunk is held")
+                raise StepProtocolError("a chunk is held")
             return look(besides)
 
         steps.has_room_twice = while_another_one_looks  # type: ignore[method-assign]
@@ -260,7 +262,7 @@ def test_a_lost_server_is_made_again_from_values_that_came_early() -> None:
         loose.running = running[1:]
         loose.begin()
         assert torch.equal(loose.values(), undisturbed(3, "None"))
-        assert loose.books() == {(0, 3)}
+        assert loose.applied_batches() == {(0, 3)}
         loose.exchange.close()
 
 
@@ -274,7 +276,7 @@ def test_gradients_stay_until_push_has_left_though_values_came() -> None:
         exchange.commit(1.0, ())
         loose.values()
         assert offered(loose)
-        [other] = [server for server in running if f"s{server.port}" != batches.desk]
+        [other] = [server for server in running if f"s{server.port}" != batches.lease_server]
         for client in other.connections:
             client.stream.abort()
         until(lambda: exchange.connections[f"s{other.port}"].broken is not None, "the connection's end")
@@ -292,7 +294,7 @@ def test_gradients_stay_until_push_has_left_though_values_came() -> None:
         with pytest.raises(ServerError):
             exchange.make_way()
         loose.begin()
-        assert loose.books() == {(0, 2)}
+        assert loose.applied_batches() == {(0, 2)}
         assert torch.equal(loose.held(), undisturbed(2, "None"))
         exchange.close()
 
@@ -306,7 +308,7 @@ def test_an_early_offer_without_a_number_is_refused() -> None:
         try:
             about = {"t": [1, 0, 1], "me": "m0", "k": chunk.key, "o": 1, "d": "float32", "r": 0}
             payload = memoryview(bytes(chunk.nbytes))
-            stream.send(Frame(Kind.OFFER_EARLY, 0, {**about, "recipe": {}}, chunk.nbytes), payload)
+            stream.send(Frame(Kind.SPECULATIVE_PUSH, 0, {**about, "recipe": {}}, chunk.nbytes), payload)
             header, _ = stream.receive()
             assert header.kind == Kind.REFUSED
         finally:
@@ -317,7 +319,7 @@ def test_an_early_offer_without_a_number_is_refused() -> None:
 # ---- the second copy
 
 GROUPS = ({"lr": 0.1},)
-RECIPES = (StepSpec(1.0, False, GROUPS), StepSpec(0.5, False, GROUPS), StepSpec(1.0, True, GROUPS))
+STEP_SPECS = (StepSpec(1.0, False, GROUPS), StepSpec(0.5, False, GROUPS), StepSpec(1.0, True, GROUPS))
 
 
 class Ranges(RuleBasedStateMachine):
@@ -325,7 +327,7 @@ class Ranges(RuleBasedStateMachine):
     pushes: the chunk always has its bits, and what is sent early is what it would have with the range.
     """
 
-    owners, recipes = st.sampled_from(["a", "b"]), st.sampled_from(RECIPES)
+    owners, step_specs = st.sampled_from(["a", "b"]), st.sampled_from(STEP_SPECS)
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,43 +339,46 @@ class Ranges(RuleBasedStateMachine):
     def make() -> Chunk:
         values = torch.arange(6, dtype=torch.float32)
         chunk = Chunk(values, [(0, 0, 0, 4), (1, 0, 4, 6)], "adam", GROUPS)
-        chunk.book = AppliedBatches()
+        chunk.applied_batches = AppliedBatches()
         return chunk
 
-    @rule(owner=owners, of_range=st.integers(0, 40), recipe=recipes)
-    def offer(self, owner: str, of_range: int, recipe: StepSpec) -> None:
+    @rule(owner=owners, of_batch=st.integers(0, 40), step_spec=step_specs)
+    def offer(self, owner: str, of_batch: int, step_spec: StepSpec) -> None:
         self.number += 1
         gradient = torch.full((6,), float(self.number % 7) - 2.5)
-        book = self.reference.book
-        assert book is not None
-        made = speculative_ranges.speculate(
-            LockedShard(self.held), self.number, of_range, recipe, lambda chunk: gradient
+        applied_batches = self.reference.applied_batches
+        assert applied_batches is not None
+        made = speculative_batches.speculate(
+            LockedShard(self.held), self.number, of_batch, step_spec, lambda chunk: gradient
         )
         assert torch.equal(gradient, torch.full((6,), float(self.number % 7) - 2.5))
-        assert (made is None) is (of_range in book.ranges)
+        assert (made is None) is (of_batch in applied_batches.intervals)
         if made is not None:
             would = self.reference.again(*self.reference.dump())
-            would.apply(gradient.clone(), recipe)
+            would.apply(gradient.clone(), step_spec)
             assert torch.equal(made[1], would.values)
-            assert (made[0].applied, len(made[0].ranges)) == (book.applied + 1, len(book.ranges) + 1)
-        self.offers[owner] = self.number, of_range, recipe, gradient
+            assert (made[0].applied, len(made[0].intervals)) == (
+                applied_batches.applied + 1,
+                len(applied_batches.intervals) + 1,
+            )
+        self.offers[owner] = self.number, of_batch, step_spec, gradient
 
-    @rule(owner=owners, recipe=st.one_of(st.none(), recipes))
-    def push(self, owner: str, recipe: StepSpec | None) -> None:
+    @rule(owner=owners, step_spec=st.one_of(st.none(), step_specs))
+    def push(self, owner: str, step_spec: StepSpec | None) -> None:
         if owner not in self.offers:
             return
-        number, of_range, foreseen, gradient = self.offers.pop(owner)
-        recipe = recipe or foreseen
-        chunk, book = self.held.chunk, self.reference.book
+        number, of_batch, foreseen, gradient = self.offers.pop(owner)
+        step_spec = step_spec or foreseen
+        chunk, applied_batches = self.held.chunk, self.reference.applied_batches
         assert chunk is not None
-        assert chunk.book is not None
-        assert book is not None
-        before = chunk.book.applied
-        fresh = chunk.book.enter(of_range, recipe.skip)
-        assert fresh is book.enter(of_range, recipe.skip)
+        assert chunk.applied_batches is not None
+        assert applied_batches is not None
+        before = chunk.applied_batches.applied
+        fresh = chunk.applied_batches.enter(of_batch, step_spec.skip)
+        assert fresh is applied_batches.enter(of_batch, step_spec.skip)
         if fresh:
-            self.reference.apply(gradient.clone(), recipe)
-            speculative_ranges.apply(LockedShard(self.held), number, before, recipe, gradient)
+            self.reference.apply(gradient.clone(), step_spec)
+            speculative_batches.apply(LockedShard(self.held), number, before, step_spec, gradient)
 
     @rule(owner=owners)
     def leave(self, owner: str) -> None:
@@ -389,9 +394,9 @@ class Ranges(RuleBasedStateMachine):
         chunk = self.held.chunk
         assert isinstance(chunk, Chunk)
         assert torch.equal(chunk.values, self.reference.values)
-        assert chunk.book is not None
-        assert self.reference.book is not None
-        assert chunk.book.to_json() == self.reference.book.to_json()
+        assert chunk.applied_batches is not None
+        assert self.reference.applied_batches is not None
+        assert chunk.applied_batches.to_json() == self.reference.applied_batches.to_json()
         for piece in range(2):
             mine, wanted = chunk.state_of(piece), self.reference.state_of(piece)
             assert mine.keys() == wanted.keys()
@@ -403,15 +408,17 @@ TestRanges.settings = settings(max_examples=40, stateful_step_count=30, deadline
 
 
 def test_second_copy_takes_chunks_place_if_nothing_came_between() -> None:
-    held, recipe = Shard(chunk=Ranges.make()), RECIPES[0]
+    held, step_spec = Shard(chunk=Ranges.make()), STEP_SPECS[0]
     for number in range(1, 4):
         gradient = torch.full((6,), float(number))
-        speculative_ranges.speculate(LockedShard(held), number, number, recipe, lambda chunk, g=gradient: g)
+        speculative_batches.speculate(
+            LockedShard(held), number, number, step_spec, lambda chunk, g=gradient: g
+        )
         second, chunk = held.speculative.chunk, held.chunk
         assert isinstance(chunk, Chunk)
-        assert chunk.book is not None
-        before = chunk.book.applied
-        chunk.book.enter(number)
-        speculative_ranges.apply(LockedShard(held), number, before, recipe, gradient)
+        assert chunk.applied_batches is not None
+        before = chunk.applied_batches.applied
+        chunk.applied_batches.enter(number)
+        speculative_batches.apply(LockedShard(held), number, before, step_spec, gradient)
         assert held.chunk is second
         assert held.speculative.chunk is chunk

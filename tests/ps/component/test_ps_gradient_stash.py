@@ -18,18 +18,18 @@ from ps_servers import TOKEN, names, servers
 
 from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.sparse_gradient import SparseGradient, pack
-from springtide_ps.server.gradient_stash import GradientStash, Offer
+from springtide_ps.server.gradient_stash import GradientStash, StashedGradient
 from springtide_ps.server.server import Server
 from springtide_ps.wire.client import RefusedError, ServerClient
 from springtide_ps.wire.frames import Frame, Kind
 from springtide_ps.wire.stream import connect, parse_address
 
 FIRST, SECOND = (1, 0, 1), (1, 0, 2)
-RECIPE = StepSpec(1.0, False, ({"lr": 1.0},)).to_json()
+STEP_SPEC = StepSpec(1.0, False, ({"lr": 1.0},)).to_json()
 
 
-def offer(number: int, size: int = 4, answers: dict[str, Any] | None = None) -> Offer:
-    return Offer(number, {"d": "float32"}, torch.zeros(size, dtype=torch.uint8), 0, answers or {})
+def offer(number: int, size: int = 4, answers: dict[str, Any] | None = None) -> StashedGradient:
+    return StashedGradient(number, {"d": "float32"}, torch.zeros(size, dtype=torch.uint8), 0, answers or {})
 
 
 class Connection(RuleBasedStateMachine):
@@ -43,7 +43,7 @@ class Connection(RuleBasedStateMachine):
         super().__init__()
         self.offers = GradientStash()
         self.generation = self.body = 1
-        self.mine: dict[tuple[str, str], Offer] = {}
+        self.mine: dict[tuple[str, str], StashedGradient] = {}
         self.here: dict[tuple[str, str], int] = {}
 
     @property
@@ -112,17 +112,17 @@ class Client:
         self.link.ask_step(Kind.LOAD, FIRST, {**meta, "k": "k", "s": 0}, payload).result(60)
         return self
 
-    def offer(
+    def push_early(
         self, number: int, gradient: list[float] | torch.Tensor, token: Any = FIRST, **more: Any
     ) -> None:
         sent = gradient if isinstance(gradient, torch.Tensor) else torch.tensor(gradient)
-        self.link.offer(token, self.me, "k", number, {"d": "float32", **more}, sent)
+        self.link.push_early(token, self.me, "k", number, {"d": "float32", **more}, sent)
 
-    def push(self, number: int, of_range: int, token: Any = FIRST) -> tuple[list[float], dict[str, Any]]:
+    def push(self, number: int, of_batch: int, token: Any = FIRST) -> tuple[list[float], dict[str, Any]]:
         """(values, what the server says) of a push that names the offer of that number."""
-        about = {"k": "k", "r": of_range, "recipe": RECIPE, "o": number, "me": self.me}
+        about = {"k": "k", "r": of_batch, "recipe": STEP_SPEC, "o": number, "me": self.me}
         out = torch.full((self.size,), -9.0)
-        said = self.link.ask_step(Kind.PUSH_RANGE, token, about, out=out).result(60).meta
+        said = self.link.ask_step(Kind.PUSH_BATCH, token, about, out=out).result(60).meta
         return out.tolist(), said
 
     def pull(self, token: Any = FIRST) -> list[float]:
@@ -158,13 +158,13 @@ def client_of(server: Server, me: str = "a", size: int = 2) -> Iterator[Client]:
 
 def test_offer_changes_nothing_until_its_push_without_gradient(server: Server) -> None:
     with client_of(server) as client:
-        client.enter().load().offer(1, [1.0, 2.0])
+        client.enter().load().push_early(1, [1.0, 2.0])
         assert client.pull() == [0.0, 0.0]
-        assert server.offered_bytes == 8  # the answer to the pull came after the offer
+        assert server.stashed_bytes == 8  # the answer to the pull came after the offer
         received = server.counters.bytes_in
         values, said = client.push(1, 5)
         assert (values, said["ranges"], said["already"]) == ([-1.0, -2.0], [5, 6], False)
-        assert (server.offered_bytes, server.counters.bytes_in) == (0, received)
+        assert (server.stashed_bytes, server.counters.bytes_in) == (0, received)
 
 
 def test_a_push_is_told_to_bring_what_is_not_there(server: Server) -> None:
@@ -172,17 +172,17 @@ def test_a_push_is_told_to_bring_what_is_not_there(server: Server) -> None:
         client.enter().load()
         missing = ([-9.0, -9.0], {"whole": True})
         assert client.push(1, 0) == missing  # never offered
-        client.offer(1, [1.0, 1.0])
+        client.push_early(1, [1.0, 1.0])
         assert client.push(2, 0) == missing  # of another body
-        client.offer(2, [1.0, 1.0])
+        client.push_early(2, [1.0, 1.0])
         assert client.push(2, 0)[0] == [-1.0, -1.0]
         assert client.push(2, 1) == missing  # used
         assert client.pull() == [-1.0, -1.0]
-        client.offer(3, [1.0, 1.0])
+        client.push_early(3, [1.0, 1.0])
         client.enter(SECOND)
         assert client.push(3, 1, SECOND) == missing  # of the generation before
         with client_of(server) as other:
-            client.offer(4, [1.0, 1.0], SECOND)
+            client.push_early(4, [1.0, 1.0], SECOND)
             assert client.pull(SECOND) == [-1.0, -1.0]
             assert other.push(4, 1, SECOND) == missing  # of another connection
         assert client.push(4, 1, SECOND)[0] == [-2.0, -2.0]
@@ -190,11 +190,11 @@ def test_a_push_is_told_to_bring_what_is_not_there(server: Server) -> None:
 
 def test_range_that_the_chunk_has_only_uses_up_its_offer(server: Server) -> None:
     with client_of(server) as client:
-        client.enter().load().offer(1, [1.0, 0.0])
+        client.enter().load().push_early(1, [1.0, 0.0])
         client.push(1, 0)
-        client.offer(2, [5.0, 5.0])
+        client.push_early(2, [5.0, 5.0])
         values, said = client.push(2, 0)
-        assert (values, said["already"], server.offered_bytes) == ([-1.0, 0.0], True, 0)
+        assert (values, said["already"], server.stashed_bytes) == ([-1.0, 0.0], True, 0)
         assert client.push(2, 1)[1] == {"whole": True}
 
 
@@ -202,10 +202,10 @@ def test_a_worker_that_is_gone_leaves_nothing_behind(server: Server) -> None:
     with client_of(server) as steady:
         steady.enter().load()
         with client_of(server, "b") as gone:
-            gone.offer(1, [1.0, 1.0])
+            gone.push_early(1, [1.0, 1.0])
             gone.pull()
-            assert server.offered_bytes == 8
-        until(lambda: server.offered_bytes == 0, "the connection's end")
+            assert server.stashed_bytes == 8
+        until(lambda: server.stashed_bytes == 0, "the connection's end")
         assert steady.pull() == [0.0, 0.0]
 
 
@@ -214,13 +214,13 @@ def test_client_has_one_offer_per_chunk_within_the_memory() -> None:
     with servers(1, memory_limit=64) as (server,), client_of(server, size=8) as client:
         client.enter().load()
         for number in range(50):
-            client.offer(number, [number + 1.0] * 8)
+            client.push_early(number, [number + 1.0] * 8)
         client.pull()
-        assert server.offered_bytes == 32
+        assert server.stashed_bytes == 32
         assert client.push(0, 0)[0] == [-1.0] * 8
         assert "does not fit" in client.link.refusal
         assert client.push(49, 1)[1] == {"whole": True}
-        assert server.offered_bytes == 0
+        assert server.stashed_bytes == 0
 
 
 def test_what_is_no_offer_is_refused_and_the_client_goes_on(server: Server) -> None:
@@ -228,46 +228,46 @@ def test_what_is_no_offer_is_refused_and_the_client_goes_on(server: Server) -> N
     with client_of(server) as client:
         client.enter().load()
         stranger = Client(server, "stranger")
-        stranger.offer(1, [1.0, 1.0])
+        stranger.push_early(1, [1.0, 1.0])
         for number, gradient, more in (
             (1, [1.0], {}),
             (2, [1.0, 1.0, 1.0], {}),
             (3, block[:-1].clone(), {"sel": True}),
             (4, block, {"sel": True, "d": "float16"}),
         ):
-            client.offer(number, gradient, **more)
+            client.push_early(number, gradient, **more)
             assert client.push(number, number)[1] == {"whole": True}
             assert client.link.refusal
         with pytest.raises(RefusedError, match="is over"):
             client.push(1, 1, (1, 0, 0))
         stranger.pull()
         assert "no member" in stranger.link.refusal
-        assert server.offered_bytes == 0
+        assert server.stashed_bytes == 0
         stranger.close()
-        client.offer(5, block, sel=True)
+        client.push_early(5, block, sel=True)
         assert client.push(5, 5)[0] == [0.0, -2.0]
         wrong = Client(server)
-        about = {"k": "k", "r": 6, "recipe": RECIPE, "o": 1, "me": "a"}
+        about = {"k": "k", "r": 6, "recipe": STEP_SPEC, "o": 1, "me": "a"}
         with pytest.raises(RefusedError, match="brings no tensor"):  # one that names an offer has no gradient
-            wrong.link.ask_step(Kind.PUSH_RANGE, FIRST, about, torch.zeros(2)).result(60)
+            wrong.link.ask_step(Kind.PUSH_BATCH, FIRST, about, torch.zeros(2)).result(60)
         wrong.close()
         assert client.pull() == [0.0, -2.0]
 
 
 def test_a_refused_push_uses_the_offer_up_and_changes_nothing(server: Server) -> None:
     with client_of(server) as client:
-        client.enter().load().offer(1, [1.0, 1.0])
+        client.enter().load().push_early(1, [1.0, 1.0])
         about = {"k": "k", "r": 0, "recipe": StepSpec(1.0, False, ({}, {})).to_json(), "o": 1, "me": "a"}
         with pytest.raises(RefusedError, match="2 parameter groups"):
-            client.link.ask_step(Kind.PUSH_RANGE, FIRST, about).result(60)
-        assert (client.pull(), server.offered_bytes) == ([0.0, 0.0], 0)
+            client.link.ask_step(Kind.PUSH_BATCH, FIRST, about).result(60)
+        assert (client.pull(), server.stashed_bytes) == ([0.0, 0.0], 0)
 
 
 VALID: dict[Kind, dict[str, Any]] = {
-    Kind.OFFER: {"t": list(FIRST), "me": "a", "k": "k", "o": 1, "d": "float32"},
-    Kind.COPY_OFFER: {"t": list(FIRST), "me": "b", "k": "k", "o": 1, "d": "float32"},
-    Kind.PUSH_RANGE: {"t": list(FIRST), "me": "a", "k": "k", "o": 1, "r": 1, "recipe": RECIPE},
-    Kind.COPY_RANGE: {"t": list(FIRST), "me": "b", "k": "k", "o": 1, "r": 2, "recipe": RECIPE},
+    Kind.EARLY_PUSH: {"t": list(FIRST), "me": "a", "k": "k", "o": 1, "d": "float32"},
+    Kind.COPY_EARLY_PUSH: {"t": list(FIRST), "me": "b", "k": "k", "o": 1, "d": "float32"},
+    Kind.PUSH_BATCH: {"t": list(FIRST), "me": "a", "k": "k", "o": 1, "r": 1, "recipe": STEP_SPEC},
+    Kind.COPY_BATCH: {"t": list(FIRST), "me": "b", "k": "k", "o": 1, "r": 2, "recipe": STEP_SPEC},
     Kind.FINISHED: {"t": list(FIRST), "me": "a", "done": [1]},
     Kind.LEASE: {"t": list(FIRST), "me": "a", "first": 0, "stop": 4, "sent": [1]},
 }
@@ -293,12 +293,12 @@ def test_random_frames_of_ranges_delay_nobody_and_leave_nothing(server: Server) 
                     frame = Frame(kind, random.choice([0, request]), meta, size)
                     with contextlib.suppress(OSError):  # it may have ended the connection already
                         stream.send(frame, memoryview(bytes(size)))
-                assert server.offered_bytes <= 3 * 8  # one of its own, and one for each member
-                steady.offer(number, [0.0, 0.0])
+                assert server.stashed_bytes <= 3 * 8  # one of its own, and one for each member
+                steady.push_early(number, [0.0, 0.0])
                 assert steady.push(number, 1000 + number)[1]["already"] is False
                 stream.abort()
             until(lambda: server.clients == 1, "the connection's end")
-            assert server.offered_bytes == 0
+            assert server.stashed_bytes == 0
 
 
 # ---- copies
@@ -320,8 +320,8 @@ def test_copy_has_the_offer_before_and_the_values_after_the_push(
 ) -> None:
     first, copy = pair
     for number in range(1, 6):
-        first.offer(number, [1.0 * number, -2.0])
-        until(lambda: copy.server.offered_bytes == 8, "the offer at the copy")
+        first.push_early(number, [1.0 * number, -2.0])
+        until(lambda: copy.server.stashed_bytes == 8, "the offer at the copy")
         # It has said so, and the first server has heard it, when a push to another chunk would be answered.
         until(lambda: all_heard(first.server), "the copy's word")
         received = copy.server.counters.bytes_in
@@ -329,12 +329,12 @@ def test_copy_has_the_offer_before_and_the_values_after_the_push(
         assert said["already"] is False
         assert copy.pull() == values
         assert copy.server.counters.bytes_in == received  # the gradient came with the offer
-        assert copy.server.offered_bytes == 0
+        assert copy.server.stashed_bytes == 0
 
 
 def all_heard(server: Server) -> bool:
     clients = server.connections
-    held = [offer for client in clients for offer in list(client.stash.offers.values())]
+    held = [offer for client in clients for offer in list(client.stash.stashed.values())]
     return all(answer.done() for offer in held for answer in offer.passed.values())
 
 
@@ -343,12 +343,12 @@ def test_copy_that_has_not_confirmed_the_offer_gets_the_gradient(
 ) -> None:
     first, copy = pair
     with copy.server.sync_handler.store.paused():  # it can take nothing in, so it says nothing
-        first.offer(1, [1.0, 2.0])
-        until(lambda: first.server.offered_bytes == 8, "the offer")
-        about = {"k": "k", "r": 0, "recipe": RECIPE, "o": 1, "me": "a"}
+        first.push_early(1, [1.0, 2.0])
+        until(lambda: first.server.stashed_bytes == 8, "the offer")
+        about = {"k": "k", "r": 0, "recipe": STEP_SPEC, "o": 1, "me": "a"}
         out = torch.zeros(2)
-        asked = first.link.ask_step(Kind.PUSH_RANGE, FIRST, about, out=out)
-        until(lambda: first.server.counters.ranges == 1, "the update")
+        asked = first.link.ask_step(Kind.PUSH_BATCH, FIRST, about, out=out)
+        until(lambda: first.server.counters.batches == 1, "the update")
         assert not asked.done()
     asked.result(60)
     assert copy.pull() == out.tolist()
@@ -357,10 +357,10 @@ def test_copy_that_has_not_confirmed_the_offer_gets_the_gradient(
 def test_offers_of_several_workers_lie_side_by_side_at_a_copy(pair: tuple[Client, Client]) -> None:
     first, copy = pair
     with client_of(first.server, "b") as other:
-        first.offer(1, [1.0, 2.0])
-        other.offer(1, [-3.0, 4.0])
-        until(lambda: first.server.offered_bytes == 16 and all_heard(first.server), "the copy's word")
-        assert copy.server.offered_bytes == 16
+        first.push_early(1, [1.0, 2.0])
+        other.push_early(1, [-3.0, 4.0])
+        until(lambda: first.server.stashed_bytes == 16 and all_heard(first.server), "the copy's word")
+        assert copy.server.stashed_bytes == 16
         received = copy.server.counters.bytes_in
         assert first.push(1, 0)[1]["already"] is False
         values, _ = other.push(1, 1)
@@ -376,8 +376,8 @@ def test_copy_without_room_for_offers_gets_gradients_in_pushes() -> None:
             client.enter().load()
         arranged = {"forward": {"k": names([small])}, "fill": {}, "drop": []}
         first.link.ask_step(Kind.ARRANGE, FIRST, arranged).result(60)
-        first.offer(1, [1.0] * 16)
-        until(lambda: one.offered_bytes == 64 and all_heard(one), "the copy's refusal")
+        first.push_early(1, [1.0] * 16)
+        until(lambda: one.stashed_bytes == 64 and all_heard(one), "the copy's refusal")
         assert first.push(1, 0)[0] == copy.pull() == [-1.0] * 16
 
 
@@ -385,7 +385,7 @@ def test_copy_made_between_offer_and_push_has_the_update() -> None:
     with servers(2) as running, client_of(running[0]) as first, client_of(running[1]) as copy:
         for client in (first, copy):
             client.enter()
-        first.load().offer(1, [1.0, 2.0])
+        first.load().push_early(1, [1.0, 2.0])
         fill = {"forward": {}, "fill": {"k": [names(running)[1]]}, "drop": []}
         first.link.ask_step(Kind.ARRANGE, FIRST, fill).result(60)
         held = running[0].sync_handler.store.shard("k")

@@ -150,7 +150,7 @@ def test_each_range_is_worked_on_by_one_group_and_pushed_once(
     answer = AsyncHandler.answer
 
     def note(self: AsyncHandler, header: Header, meta: Any, *rest: Any) -> None:
-        if header.kind in (Kind.PUSH_RANGE, Kind.COPY_RANGE):
+        if header.kind in (Kind.PUSH_BATCH, Kind.COPY_BATCH):
             pushed.append((meta["k"], meta["r"]))
         answer(self, header, meta, *rest)
 

@@ -35,28 +35,28 @@ class Waits:
 
 
 def test_a_pulse_is_due_while_the_server_owes_an_answer() -> None:
-    pulse = Keepalive()
-    assert not pulse.due(Waits())
-    assert pulse.due(Waits(waited_for=True))
+    keepalive = Keepalive()
+    assert not keepalive.due(Waits())
+    assert keepalive.due(Waits(waited_for=True))
 
 
 def test_pulse_is_due_while_a_request_is_read_and_once_after() -> None:
-    pulse = Keepalive()
-    pulse.begin()
-    assert pulse.due(Waits())
-    assert pulse.due(Waits())
-    pulse.end()
-    assert not pulse.due(Waits())
-    pulse.begin()
-    pulse.end()
-    assert pulse.due(Waits())
-    assert not pulse.due(Waits())
+    keepalive = Keepalive()
+    keepalive.begin()
+    assert keepalive.due(Waits())
+    assert keepalive.due(Waits())
+    keepalive.end()
+    assert not keepalive.due(Waits())
+    keepalive.begin()
+    keepalive.end()
+    assert keepalive.due(Waits())
+    assert not keepalive.due(Waits())
 
 
 def test_answers_on_their_way_are_pulses_themselves() -> None:
-    pulse = Keepalive()
-    pulse.begin()
-    assert not pulse.due(Waits(waited_for=True, unsent=1))
+    keepalive = Keepalive()
+    keepalive.begin()
+    assert not keepalive.due(Waits(waited_for=True, unsent=1))
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -76,7 +76,7 @@ def line(
 ) -> Iterator[tuple[CutProxy, Make]]:
     """The way to a server, and how to make a client at its end."""
     for module in (client_module, server_module):
-        monkeypatch.setattr(module, "PULSE_SECONDS", TICK)
+        monkeypatch.setattr(module, "KEEPALIVE_SECONDS", TICK)
     server = Server(Store(0), TOKEN, "127.0.0.1", tls=tls[0])
     proxy = CutProxy(("127.0.0.1", server.port))
     made: list[ServerClient] = []
@@ -107,7 +107,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def heard(stream: Stream, *limits: Any) -> Any:
         header, meta = receive(stream, *limits)
-        if header.kind is Kind.PULSE:
+        if header.kind is Kind.KEEPALIVE:
             came.release()
         return header, meta
 
@@ -125,9 +125,9 @@ def test_an_answer_may_take_longer_than_silence_may(
 ) -> None:
     _, make = line
     client = make()
-    pulses = looks(monkeypatch)
+    keepalives = looks(monkeypatch)
     waiting = asks_what_waits(client)
-    pulses(30)  # three times as long as a silence that breaks the connection
+    keepalives(30)  # three times as long as a silence that breaks the connection
     assert not waiting.done()  # type: ignore[attr-defined]
     assert client.broken is None
 
@@ -174,7 +174,7 @@ def test_a_request_that_takes_the_server_long_is_no_silence(
     """The thread that reads requests carries this one out, and reads no other one meanwhile."""
     _, make = line
     client = make()
-    pulses = looks(monkeypatch)
+    keepalives = looks(monkeypatch)
     goes_on = threading.Event()
     put = Store.create
 
@@ -184,7 +184,7 @@ def test_a_request_that_takes_the_server_long_is_no_silence(
 
     monkeypatch.setattr(Store, "create", slow)
     asked = client.init("w", torch.arange(4.0))
-    pulses(30)
+    keepalives(30)
     goes_on.set()
     assert asked.result(30).meta["created"]
 
@@ -201,7 +201,7 @@ def test_older_server_that_sends_no_pulse_is_waited_for(
 
     def older(*args: Any) -> tuple[Stream, dict[str, Any]]:
         stream, about = plain(*args)
-        stream.pulses = False
+        stream.keepalives = False
         return stream, about
 
     monkeypatch.setattr(client_module, "connect", older)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from ps_servers import TOKEN, names, servers
-from ps_slices import PART, RECIPE, Dumped, dumped, make, record
+from ps_slices import PART, STEP_SPEC, Dumped, dumped, make, record
 
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.load_parts import loads
@@ -47,17 +47,17 @@ class Client:
     def ask(self, kind: Kind, about: dict[str, Any], **more: Any) -> Answer:
         return self.link.ask_step(kind, self.token, about, **more).result(30)
 
-    def enter(self, step: int = 0, *, books: bool = False) -> None:
-        self.enter_only(step, books=books)
+    def enter(self, step: int = 0, *, applied_of: bool = False) -> None:
+        self.enter_only(step, applied_of=applied_of)
         self.resolve()
 
-    def enter_only(self, step: int = 0, *, books: bool = False) -> None:
+    def enter_only(self, step: int = 0, *, applied_of: bool = False) -> None:
         self.number += 1
         about = {"me": "a", "members": ["a"], "s": step, "lineage": "one"}
-        self.ask(Kind.ENTER, {**about, **({"books": True, "skipped": 0} if books else {})})
+        self.ask(Kind.ENTER, {**about, **({"books": True, "skipped": 0} if applied_of else {})})
 
     def resolve(self) -> None:
-        self.ask(Kind.RESOLVE, {"recipe": RECIPE.to_json()})
+        self.ask(Kind.RESOLVE, {"recipe": STEP_SPEC.to_json()})
 
     def load(self, piece: Slice, version: int = 0, part: int = PART) -> None:
         for about, memory in loads(piece, part):
@@ -66,29 +66,29 @@ class Client:
     def step(self, number: int, ids: list[int]) -> None:
         self.link.stage_rows(self.token, number, "a", "t2", [(0, len(ids))], record(ids, number))
         self.ask(Kind.PREPARE, {"s": number, "me": "a", "count": 1, "norm": False})
-        self.ask(Kind.COMMIT, {"s": number, "me": "a", "recipe": RECIPE.to_json()})
+        self.ask(Kind.COMMIT, {"s": number, "me": "a", "recipe": STEP_SPEC.to_json()})
 
     def prepare_only(self, number: int) -> None:
         """A member sends its words to every server; only one has gradients to add."""
         self.ask(Kind.PREPARE, {"s": number, "me": "a", "count": 0, "norm": False})
-        self.ask(Kind.COMMIT, {"s": number, "me": "a", "recipe": RECIPE.to_json()})
+        self.ask(Kind.COMMIT, {"s": number, "me": "a", "recipe": STEP_SPEC.to_json()})
 
     def push(self, number: int, ids: list[int]) -> None:
-        about = {"k": KEY, "r": number, "d": "float32", "recipe": RECIPE.to_json()}
-        self.ask(Kind.PUSH_RANGE, about, payload=record(ids, number))
+        about = {"k": KEY, "r": number, "d": "float32", "recipe": STEP_SPEC.to_json()}
+        self.ask(Kind.PUSH_BATCH, about, payload=record(ids, number))
 
-    def push_offered(self, number: int, ids: list[int], server: Server) -> None:
+    def push_early_one(self, number: int, ids: list[int], server: Server) -> None:
         """When the copies have the offer, too."""
         about = {"k": KEY, "me": "a", "o": number}
-        self.ask(Kind.OFFER, {**about, "d": "float32"}, payload=record(ids, number))
+        self.ask(Kind.EARLY_PUSH, {**about, "d": "float32"}, payload=record(ids, number))
 
         def passed_on() -> bool:
-            offers = [o for c in server.connections for o in c.stash.offers.values()]
+            offers = [o for c in server.connections for o in c.stash.stashed.values()]
             answers = [answer for offer in offers for answer in offer.passed.values()]
             return bool(answers) and all(answer.done() for answer in answers)
 
         until(passed_on, "the offer is not passed on")
-        self.ask(Kind.PUSH_RANGE, {**about, "r": number, "recipe": RECIPE.to_json()})
+        self.ask(Kind.PUSH_BATCH, {**about, "r": number, "recipe": STEP_SPEC.to_json()})
 
     def inventory(self) -> str:
         answer = self.ask(Kind.INVENTORY, {}, any_size=True)
@@ -177,14 +177,14 @@ def test_a_slice_comes_in_parts_and_goes_in_parts(clients: list[Client]) -> None
         first = client.ask(Kind.DUMP, about, any_size=True)
     assert got == dumped(piece)[1]
     assert "reading" not in first.meta
-    piece.apply(record([3, 99], 1), RECIPE)
+    piece.apply(record([3, 99], 1), STEP_SPEC)
     assert client.dump() == dumped(piece)
 
 
 def test_steps_made_during_a_copy_are_all_in_the_copy(
     clients: list[Client], running: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide_ps.server.shard_store.MAX_RECIPES", 2)
+    monkeypatch.setattr("springtide_ps.server.shard_store.MAX_SPECS", 2)
     first, second = clients
     gates, piece, steps = Gates(running[0]), make(30), 12
     for client in clients:
@@ -202,7 +202,7 @@ def test_steps_made_during_a_copy_are_all_in_the_copy(
     wanted = first.dump()
     assert wanted[0]["pushes"] == piece.table.pushes + steps
     assert second.await_copy() == wanted
-    assert running[0].sync_handler.store.snapshots.readings.nbytes == 0
+    assert running[0].sync_handler.store.snapshots.chunk_reads.nbytes == 0
     # And from then on.
     first.step(steps + 1, [1, 500])
     second.prepare_only(steps + 1)
@@ -212,7 +212,7 @@ def test_steps_made_during_a_copy_are_all_in_the_copy(
 def test_steps_are_decided_faster_than_they_are_made(
     clients: list[Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide_ps.server.shard_store.MAX_RECIPES", 2)
+    monkeypatch.setattr("springtide_ps.server.shard_store.MAX_SPECS", 2)
     client, piece, expected, go_on, steps = clients[0], make(20), make(20), threading.Event(), 12
     bring = ShardStore.make_steps
 
@@ -228,7 +228,7 @@ def test_steps_are_decided_faster_than_they_are_made(
         client.step(number, [number, 100 + number])
     go_on.set()
     for number in range(1, steps + 1):
-        expected.apply(record([number, 100 + number], number), RECIPE)
+        expected.apply(record([number, 100 + number], number), STEP_SPEC)
     assert client.inventory() == KEY
     assert client.dump() == dumped(expected)
 
@@ -239,7 +239,7 @@ def test_ranges_pushed_during_a_copy_are_all_in_the_copy(
     first, second = clients
     gates, piece = Gates(running[0]), make(30, max_rows=36)
     for client in clients:
-        client.enter(books=True)
+        client.enter(applied_of=True)
     first.load(piece)
     first.push(0, [1])
     fill(first, second)
@@ -248,7 +248,7 @@ def test_ranges_pushed_during_a_copy_are_all_in_the_copy(
         first.push(number, [number, 100 + number])
         assert second.inventory() == ""
     first.push(2, [2])  # it has that one already
-    first.push_offered(5, [5, 105], running[0])
+    first.push_early_one(5, [5, 105], running[0])
     gates.open_all(piece.dumped_bytes)
     wanted = first.dump()
     assert wanted[0]["book"] == {"applied": 6, "ranges": [0, 4, 5, 6, 7, 8]}
@@ -277,7 +277,7 @@ def test_half_made_copy_is_made_anew_in_the_next_generation(
     shards = [server.sync_handler.store for server in running]
     assert shards[1].held_bytes == 0
     assert shards[1].keys == []
-    assert shards[0].snapshots.readings.nbytes == 0
+    assert shards[0].snapshots.chunk_reads.nbytes == 0
     about = {"k": KEY, "at": PART, "most": PART, "reading": begun.meta["reading"]}
     with pytest.raises(RefusedError, match="not kept here any more"):
         first.ask(Kind.DUMP, about)
@@ -309,7 +309,7 @@ def test_a_copy_that_breaks_off_costs_the_copy_alone(clients: list[Client], runn
 
     until(is_over, "the copy goes on")
     first.step(1, [1])
-    piece.apply(record([1], 1), RECIPE)
+    piece.apply(record([1], 1), STEP_SPEC)
     assert first.dump() == dumped(piece)
 
 
@@ -333,7 +333,7 @@ def test_copy_whose_first_part_is_not_sent_holds_up_no_other(
     assert tried.wait(30)
     fill(first, second)
     assert second.await_copy() == dumped(piece)
-    assert shards.snapshots.readings.nbytes == 0
+    assert shards.snapshots.chunk_reads.nbytes == 0
 
 
 def test_a_copy_that_has_no_answer_is_waited_for_no_longer(
@@ -354,7 +354,7 @@ def test_a_copy_that_has_no_answer_is_waited_for_no_longer(
             return bool(gates.sizes) and not shards.replicator.is_sending
 
     until(is_over, "the copy is still waited for")
-    assert shards.snapshots.readings.nbytes == 0
+    assert shards.snapshots.chunk_reads.nbytes == 0
     assert shards.shard(KEY).forward == []
 
 
@@ -422,7 +422,7 @@ def test_copy_without_room_gets_no_updates_and_delays_none(
     first, second = clients
     running[1].sync_handler.memory_limit = 1
     for client in clients:
-        client.enter(books=True)
+        client.enter(applied_of=True)
     first.load(make(1))
     assert make(1).dumped_bytes <= PART
     fill(first, second)
@@ -452,7 +452,7 @@ def test_copy_to_a_hanging_server_delays_no_step_or_generation(
     fill(first, second)
     until(lambda: bool(gates.sizes), "the copy does not begin")
     first.step(1, [1])
-    piece.apply(record([1], 1), RECIPE)
+    piece.apply(record([1], 1), STEP_SPEC)
     assert first.dump() == dumped(piece)
     first.enter(step=1)
     assert first.inventory() == KEY

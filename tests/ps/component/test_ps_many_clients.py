@@ -37,7 +37,7 @@ def ask(stream: Stream, number: int) -> None:
     """Ask for the server's status, and await the answer."""
     stream.send(Frame(Kind.STATUS, number))
     header, _ = stream.receive()
-    while header.kind is Kind.PULSE:  # it took a while
+    while header.kind is Kind.KEEPALIVE:  # it took a while
         header, _ = stream.receive()
     stream.skip(header.payload_bytes)
     assert (header.kind, header.request) == (Kind.DONE, number)

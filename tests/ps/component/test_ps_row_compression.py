@@ -22,7 +22,7 @@ from springtide_operator.api.job import Job
 from springtide_operator.manifests.worker import worker_pod
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.embedding_shard import ROW_DTYPES, Slice, record_bytes, records, unpack, widened
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 from springtide_ps.server.sync_handler import SyncHandler
 from springtide_ps.wire.frames import FrameError, Header, Kind
 
@@ -58,7 +58,7 @@ def test_server_refuses_misfit_rows_before_it_takes_memory() -> None:
         for name, dtype in ROW_DTYPES.items():
             size = 2 * record_bytes(3, dtype)
             steps.check(Header(Kind.STAGE_ROWS, 0, 0, size), {**about, "d": name})
-            with pytest.raises(RoundError, match=f"bring {size + 2} bytes, {size} belong there"):
+            with pytest.raises(StepProtocolError, match=f"bring {size + 2} bytes, {size} belong there"):
                 steps.check(Header(Kind.STAGE_ROWS, 0, 0, size + 2), {**about, "d": name})
         for wrong in ("float64", "int32", 7, "x" * 9000):
             with pytest.raises(FrameError, match=r"one of float32, bfloat16, float16, not '.{1,32}'$"):
@@ -111,9 +111,9 @@ def train(
                 (model(ids, x) - y).square().sum(1).mean().backward()
                 optimizer.step()
             if not first:
-                assert exchange.sync_backend.recipe is not None
+                assert exchange.sync_backend.step_spec is not None
                 first = {"rows": model.table(torch.arange(12)).detach().clone()}
-                scale = exchange.sync_backend.recipe.scale
+                scale = exchange.sync_backend.step_spec.scale
             exchange.stage_rows = stage  # type: ignore[method-assign]
         return {
             "dense": torch.cat([p.detach().reshape(-1) for p in model.dense.parameters()]),

@@ -15,7 +15,7 @@ from springtide_ps.params.chunk import Chunk
 from springtide_ps.server.kv_handler import Answer
 from springtide_ps.server.send_queue import UNSENT_BYTES, SendQueue
 from springtide_ps.server.server import Server
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 from springtide_ps.wire.client import RefusedError, ServerClient
 from springtide_ps.wire.frames import Frame, FrameError, Kind
 from springtide_ps.wire.stream import connect, parse_address
@@ -86,10 +86,10 @@ def test_requests_without_an_answer_are_bounded() -> None:
     outgoing = SendQueue(open_limit=3, open_bytes=100)
     for number in (1, 2, 3):
         outgoing.open(number, 20)
-    with pytest.raises(RoundError, match=r"3 requests of this client \(60 bytes\) have no answer yet"):
+    with pytest.raises(StepProtocolError, match=r"3 requests of this client \(60 bytes\) have no answer yet"):
         outgoing.open(4, 0)
     outgoing.put(answer(2))
-    with pytest.raises(RoundError, match="wait for some"):
+    with pytest.raises(StepProtocolError, match="wait for some"):
         outgoing.open(4, 61)
     with pytest.raises(FrameError, match="another one is called so"):
         outgoing.open(3, 0)
@@ -101,7 +101,7 @@ def test_requests_without_an_answer_are_bounded() -> None:
 
 def waiting_bytes(server: Server) -> int:
     """Of the client for whom the most is waiting."""
-    return max((client.outgoing.unsent for client in server.connections), default=0)
+    return max((client.send_queue.unsent for client in server.connections), default=0)
 
 
 @pytest.mark.parametrize(

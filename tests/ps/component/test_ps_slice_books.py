@@ -24,7 +24,7 @@ from springtide_ps.wire.frames import DTYPE_NAMES, Kind
 from springtide_ps.wire.stream import parse_address
 
 TOKEN_OF = (1, 0, 1)
-RECIPE = StepSpec(1.0, False, ({"lr": 1.0},))
+STEP_SPEC = StepSpec(1.0, False, ({"lr": 1.0},))
 DIM = 3
 
 
@@ -44,42 +44,44 @@ def record(ids: list[int], value: float, dtype: torch.dtype = torch.float32) -> 
 @settings(deadline=None, max_examples=50)
 def test_a_slice_takes_its_book_along_and_a_cut_does_not(numbers: list[int]) -> None:
     piece = make(max_rows=4)
-    piece.book = AppliedBatches()
+    piece.applied_batches = AppliedBatches()
     for number in numbers:
-        if piece.book.enter(number):
-            piece.apply(record([number], 1.0), RECIPE)
+        if piece.applied_batches.enter(number):
+            piece.apply(record([number], 1.0), STEP_SPEC)
     again = piece.again(*piece.dump())
-    assert again.book is not None
-    assert again.book.to_json() == piece.book.to_json()
-    assert again.book.applied == len(set(numbers)) == again.table.pushes
+    assert again.applied_batches is not None
+    assert again.applied_batches.to_json() == piece.applied_batches.to_json()
+    assert again.applied_batches.applied == len(set(numbers)) == again.table.pushes
     assert again.dump()[0] == piece.dump()[0]
     assert torch.equal(again.dump()[1], piece.dump()[1])
     assert "book" not in describe(piece)["about"]
-    piece.book = None
-    assert piece.again(*piece.dump()).book is None
+    piece.applied_batches = None
+    assert piece.again(*piece.dump()).applied_batches is None
 
 
-@pytest.mark.parametrize("book", [{"applied": -1, "ranges": []}, {"applied": 0, "ranges": [2]}, "book"])
-def test_a_book_that_is_none_is_refused(book: object) -> None:
+@pytest.mark.parametrize(
+    "applied_batches", [{"applied": -1, "ranges": []}, {"applied": 0, "ranges": [2]}, "book"]
+)
+def test_a_book_that_is_none_is_refused(applied_batches: object) -> None:
     meta, payload = make().dump()
     with pytest.raises(ChunkError, match="no slice of a table"):
-        Slice.load({**meta, "book": book}, payload)
+        Slice.load({**meta, "book": applied_batches}, payload)
 
 
 def test_steps_become_a_book_and_a_book_of_all_ranges_steps() -> None:
     held = Shard(make(), 7)
-    assert held.write_book(skipped=2)
+    assert held.begin_applied_batches(skipped=2)
     assert held.chunk is not None
-    assert held.chunk.book is not None
-    assert held.chunk.book.to_json() == {"applied": 7, "ranges": [0, 7], "skipped": 2}
+    assert held.chunk.applied_batches is not None
+    assert held.chunk.applied_batches.to_json() == {"applied": 7, "ranges": [0, 7], "skipped": 2}
     assert held.version == 0
-    held.chunk.book.enter(8)
+    held.chunk.applied_batches.enter(8)
     assert not held.count_steps(9)
-    held.chunk.book.enter(7)
+    held.chunk.applied_batches.enter(7)
     assert not held.count_steps(8)
     assert held.count_steps(9)
-    assert (held.version, held.chunk.book) == (9, None)
-    assert not Shard().write_book(0)  # nothing is here
+    assert (held.version, held.chunk.applied_batches) == (9, None)
+    assert not Shard().begin_applied_batches(0)  # nothing is here
 
 
 # ---- on servers
@@ -102,8 +104,8 @@ class Client:
         self, number: int, ids: list[int], value: float, dtype: torch.dtype = torch.float32
     ) -> dict[str, Any]:
         """What the server says."""
-        about = {"k": "t2.0", "r": number, "d": DTYPE_NAMES[dtype], "recipe": RECIPE.to_json()}
-        return self.ask(Kind.PUSH_RANGE, about, payload=record(ids, value, dtype)).meta
+        about = {"k": "t2.0", "r": number, "d": DTYPE_NAMES[dtype], "recipe": STEP_SPEC.to_json()}
+        return self.ask(Kind.PUSH_BATCH, about, payload=record(ids, value, dtype)).meta
 
     def rows(self, ids: list[int]) -> list[float]:
         """The first number of each."""
@@ -112,8 +114,8 @@ class Client:
         self.ask(Kind.ROWS, about, payload=torch.tensor(ids), out=out)
         return out[:, 0].tolist()
 
-    def books(self) -> dict[str, Any]:
-        answer = self.ask(Kind.BOOKS, {}, any_size=True)
+    def applied_batches(self) -> dict[str, Any]:
+        answer = self.ask(Kind.APPLIED_BATCHES, {}, any_size=True)
         assert answer.payload is not None
         found = json.loads(answer.payload.numpy().tobytes())
         assert isinstance(found, dict)
@@ -147,20 +149,20 @@ def test_a_range_counts_once_also_without_rows(clients: list[Client], running: l
     assert client.push(0, [5], 1.0)["already"] is True
     assert client.push(2, [5], 2.0, torch.bfloat16)["applied"] == 3
     assert client.rows([5, -7]) == [-3.0, -1.0]
-    assert client.books() == {"t2.0": {"applied": 3, "ranges": [0, 3]}}
-    assert (running[0].counters.ranges, running[0].counters.repeated) == (3, 2)
+    assert client.applied_batches() == {"t2.0": {"applied": 3, "ranges": [0, 3]}}
+    assert (running[0].counters.batches, running[0].counters.repeated) == (3, 2)
 
 
 def test_an_offer_is_applied_when_its_range_is_pushed(clients: list[Client], running: list[Server]) -> None:
     client = clients[0]
     client.load()
-    named = {"k": "t2.0", "r": 0, "recipe": RECIPE.to_json(), "o": 4, "me": "a"}
-    assert client.ask(Kind.PUSH_RANGE, named).meta == {"whole": True}
-    client.link.offer(TOKEN_OF, "a", "t2.0", 4, {"d": "float16"}, record([5], 1.0, torch.float16))
+    named = {"k": "t2.0", "r": 0, "recipe": STEP_SPEC.to_json(), "o": 4, "me": "a"}
+    assert client.ask(Kind.PUSH_BATCH, named).meta == {"whole": True}
+    client.link.push_early(TOKEN_OF, "a", "t2.0", 4, {"d": "float16"}, record([5], 1.0, torch.float16))
     assert client.rows([5]) == [0.0]
-    assert client.ask(Kind.PUSH_RANGE, named).meta["applied"] == 1
+    assert client.ask(Kind.PUSH_BATCH, named).meta["applied"] == 1
     assert client.rows([5]) == [-1.0]
-    assert running[0].offered_bytes == 0
+    assert running[0].stashed_bytes == 0
 
 
 def test_a_copy_has_every_range_that_was_answered(clients: list[Client]) -> None:
@@ -170,31 +172,31 @@ def test_a_copy_has_every_range_that_was_answered(clients: list[Client]) -> None
     first.ask(Kind.ARRANGE, {"fill": {"t2.0": [second.address]}})
     # Updates go on while the copy is made; from it on, each answer means that the copy has the update.
     number = 1
-    while "t2.0" not in second.books():
+    while "t2.0" not in second.applied_batches():
         first.push(number, [1], 1.0)
         number += 1
     for more in range(number, number + 10):
         first.push(more, [1, 100 + more], 1.0, torch.bfloat16)
         assert second.rows([1, 100 + more]) == [-more - 1.0, -1.0]
-    assert second.books() == first.books()
+    assert second.applied_batches() == first.applied_batches()
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(clients: list[Client]) -> None:
     client = clients[0]
     client.load()
-    about = {"k": "t2.0", "r": 0, "d": "float32", "recipe": RECIPE.to_json()}
+    about = {"k": "t2.0", "r": 0, "d": "float32", "recipe": STEP_SPEC.to_json()}
     with pytest.raises(RefusedError, match="21 bytes are no gradients of rows, which have 20 bytes"):
-        client.ask(Kind.PUSH_RANGE, about, payload=torch.zeros(21, dtype=torch.uint8))
+        client.ask(Kind.PUSH_BATCH, about, payload=torch.zeros(21, dtype=torch.uint8))
     with pytest.raises(RefusedError, match="travel as one of float32"):
-        client.ask(Kind.PUSH_RANGE, {**about, "d": "float64"}, payload=record([1], 1.0))
+        client.ask(Kind.PUSH_BATCH, {**about, "d": "float64"}, payload=record([1], 1.0))
     with pytest.raises(RefusedError, match="is a slice of a table"):
-        client.ask(Kind.PUSH_RANGE, {**about, "sel": True}, payload=record([1], 1.0))
+        client.ask(Kind.PUSH_BATCH, {**about, "sel": True}, payload=record([1], 1.0))
     two = {**about, "recipe": StepSpec(1.0, False, ({}, {})).to_json()}
     with pytest.raises(RefusedError, match="2 parameter groups"):
-        client.ask(Kind.PUSH_RANGE, two, payload=record([1], 1.0))
+        client.ask(Kind.PUSH_BATCH, two, payload=record([1], 1.0))
     with pytest.raises(RefusedError, match="is a slice of a table"):
         client.ask(Kind.PULL_CHUNK, {"k": "t2.0"}, out=torch.zeros(DIM))
-    assert client.books() == {"t2.0": {"applied": 0, "ranges": []}}
+    assert client.applied_batches() == {"t2.0": {"applied": 0, "ranges": []}}
     assert client.rows([1]) == [0.0]
 
 
@@ -203,5 +205,5 @@ def test_a_book_with_gaps_is_counted(clients: list[Client]) -> None:
     client.load()
     for number in (9, 3, 4):
         client.push(number, [1], 1.0)
-    book = AppliedBatches.from_json(client.books()["t2.0"])
-    assert book.ranges == IntervalSet([(3, 5), (9, 10)])
+    applied_batches = AppliedBatches.from_json(client.applied_batches()["t2.0"])
+    assert applied_batches.intervals == IntervalSet([(3, 5), (9, 10)])

@@ -18,19 +18,19 @@ from worker_ranks import Rank, on_ranks, seeded
 import springtide
 from springtide import kv
 from springtide.checkpoint.staging import GoneError
-from springtide.ps.snapshot import Plan, parts
+from springtide.ps.snapshot import Plan, read_shares
 from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.params.embedding_shard import Slice
-from springtide_ps.server.snapshot import SnapshotKeeper, give, tell
-from springtide_ps.server.snapshot_reader import KEPT_SECONDS
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.snapshot import SnapshotKeeper, describe_shard, give
+from springtide_ps.server.snapshot_reader import READER_SECONDS
+from springtide_ps.server.step_protocol import StepProtocolError
 from springtide_ps.wire.client import RefusedError, ServerClient
 from springtide_ps.wire.frames import PART_BYTES, Kind
 from springtide_ps.wire.stream import parse_address
 
 torch.set_num_threads(1)
 KEYS = ("a", "b", "c")
-RECIPE = StepSpec(1.0, False, ({"lr": 0.5, "momentum": 0.9},))
+STEP_SPEC = StepSpec(1.0, False, ({"lr": 0.5, "momentum": 0.9},))
 
 
 def small(number: int) -> Chunk:
@@ -64,14 +64,14 @@ def test_whatever_changes_first_a_chunk_is_read_as_it_was(moves: list[tuple[str,
             # What has not come to the step yet still makes it; its reader waits for that.
             for other, (own, at) in list(held.items()):
                 while at < step:
-                    own.apply(torch.ones(2), RECIPE)
+                    own.apply(torch.ones(2), STEP_SPEC)
                     at += 1
                 held[other] = own, at
             cuts.take(name, step, 1, [(other, at) for other, (_, at) in held.items()])
             wanted = {other: dumped(own) for other, (own, _) in held.items()}
         elif move == "step" and chunk is not None:
             cuts.before(key, chunk, version)
-            chunk.apply(torch.ones(2), RECIPE)
+            chunk.apply(torch.ones(2), STEP_SPEC)
             held[key] = chunk, version + 1
         elif move == "drop" and chunk is not None:
             cuts.before(key, chunk, version)
@@ -79,10 +79,10 @@ def test_whatever_changes_first_a_chunk_is_read_as_it_was(moves: list[tuple[str,
         elif move == "read" and name:
             cut = cuts.find(name)
             if key not in wanted:
-                with pytest.raises(RoundError):
+                with pytest.raises(StepProtocolError):
                     give(cut, key, chunk, version)
                 continue
-            told = tell(cut, key, chunk, version)
+            told = describe_shard(cut, key, chunk, version)
             assert told is not None
             assert "state" in told
             found = give(cut, key, chunk, version)
@@ -94,16 +94,16 @@ def test_chunk_behind_is_awaited_and_chunk_past_is_refused() -> None:
     cuts, chunk = SnapshotKeeper(lambda: 0.0), small(1)
     cuts.take("one", 4, 1, [("a", 3)])
     cut = cuts.find("one")
-    assert tell(cut, "a", chunk, 3) is None
+    assert describe_shard(cut, "a", chunk, 3) is None
     assert give(cut, "a", chunk, 3) is None
     cuts.before("a", chunk, 3)  # the step to 4 is made
     assert cuts.nbytes == 0
     assert give(cut, "a", chunk, 4) is not None
-    with pytest.raises(RoundError, match="past step 2"):
+    with pytest.raises(StepProtocolError, match="past step 2"):
         cuts.take("two", 2, 1, [("a", 4)])
     cuts.take("two", 9, 1, [("a", 4)])
     cuts.before("a", chunk, 4)  # it is dropped before it has come so far
-    with pytest.raises(RoundError, match="not here any more"):
+    with pytest.raises(StepProtocolError, match="not here any more"):
         give(cuts.find("two"), "a", None, -1)
 
 
@@ -126,12 +126,12 @@ def test_copies_go_after_release_replacement_or_a_long_time() -> None:
     freeze("two")
     cuts.take("three", 3, 1, [("b", 3)])
     assert cuts.nbytes == 0
-    with pytest.raises(RoundError, match="two is not kept here any more"):
+    with pytest.raises(StepProtocolError, match="two is not kept here any more"):
         cuts.find("two")
     freeze("four")
-    now[0] = KEPT_SECONDS + 1
+    now[0] = READER_SECONDS + 1
     cuts.before("b", chunk, 3)
-    with pytest.raises(RoundError, match="four is not kept"):
+    with pytest.raises(StepProtocolError, match="four is not kept"):
         cuts.find("four")
 
 
@@ -143,7 +143,7 @@ def test_members_read_equally_many_bytes_and_everything_once() -> None:
     sizes = [1, 400, 3, 70, 70, 70, 300, 5]
     plan: Any = Plan(None, [Planned(str(n), size) for n, size in enumerate(sizes)], [], {}, {})  # type: ignore[arg-type]
     for count in range(1, 12):
-        found = parts(plan, {}, count)
+        found = read_shares(plan, {}, count)
         assert sorted(key for own in found for key in own) == [str(n) for n in range(len(sizes))]
         most = max(sum(sizes[int(key)] for key in own) for own in found)
         assert most <= sum(sizes) / count + max(sizes)
@@ -293,11 +293,11 @@ def test_pushes_without_common_steps_do_not_reach_the_cut() -> None:
         ask(Kind.ENTER, {"me": "m0", "members": ["m0"], "s": 0, "lineage": "x", "books": True, "skipped": 0})
         meta, payload = small(1).dump()
         ask(Kind.LOAD, {**meta, "k": "a", "s": 0}, payload=payload)
-        about = {"k": "a", "recipe": RECIPE.to_json()}
+        about = {"k": "a", "recipe": STEP_SPEC.to_json()}
 
         def push(number: int) -> torch.Tensor:
             out = torch.zeros(2)
-            ask(Kind.PUSH_RANGE, {**about, "r": number}, payload=torch.ones(2), out=out, typed=True)
+            ask(Kind.PUSH_BATCH, {**about, "r": number}, payload=torch.ones(2), out=out, typed=True)
             return out
 
         wanted = push(0).clone()
@@ -307,8 +307,8 @@ def test_pushes_without_common_steps_do_not_reach_the_cut() -> None:
         answer = ask(Kind.READ_SNAPSHOT, {"name": "cut", "me": "m0", "k": "a"}, any_size=True)
         held = Chunk.load(answer.meta, answer.payload)
         assert torch.equal(held.values, wanted)
-        assert held.book is not None
-        assert list(held.book.ranges.missing(0, 3)) == [1, 2]
+        assert held.applied_batches is not None
+        assert list(held.applied_batches.intervals.missing(0, 3)) == [1, 2]
         with pytest.raises(RefusedError, match="not here any more"):
             ask(Kind.READ_SNAPSHOT, {"name": "cut", "me": "m0", "k": "a"}, any_size=True)
         old = (1, 0, 0)
@@ -338,7 +338,7 @@ def test_tables_are_in_the_cut(strategy: str, part_bytes: int) -> None:
         wanted: Any = None
         for batch in rank.batches((torch.arange(48), torch.randn(48, 1)), batch_size=8, epochs=2, seed=0):
             if rank.step_number == 4:
-                wanted, snapshot = table.export(), rank.trainer.freeze("three", count)
+                wanted, snapshot = table.export(), rank.trainer.take_snapshot("three", count)
             with rank.step():
                 ids, y = batch
                 (model(ids % (8 + 4 * rank.step_number)) - y).square().mean().backward()

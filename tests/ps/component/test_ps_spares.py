@@ -17,7 +17,7 @@ from springtide_ps.wire.frames import Kind
 
 KEY, SIZE = "0.0", 1000
 GROUPS = ({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},)
-RECIPE = StepSpec(0.5, False, GROUPS)
+STEP_SPEC = StepSpec(0.5, False, GROUPS)
 
 
 def chunk() -> Chunk:
@@ -40,7 +40,7 @@ class Job:
 
     def enter(self, step: int) -> None:
         self.ask(0, Kind.ENTER, {"me": "m0", "members": ["m0", "m1"], "s": step, "lineage": "one"})
-        self.ask(0, Kind.RESOLVE, {"recipe": RECIPE.to_json()})
+        self.ask(0, Kind.RESOLVE, {"recipe": STEP_SPEC.to_json()})
 
     def ask(
         self, member: int, kind: Kind, about: dict[str, Any], payload: Any = None, out: Any = None
@@ -56,7 +56,7 @@ class Job:
         about = [{"s": step, "me": f"m{member}"} for member in range(2)]
         for kind, more in (
             (Kind.PREPARE, {"count": 1, "norm": False}),
-            (Kind.COMMIT, {"recipe": RECIPE.to_json()}),
+            (Kind.COMMIT, {"recipe": STEP_SPEC.to_json()}),
         ):
             asked = [
                 link.ask_step(kind, self.token, {**what, **more})
@@ -64,7 +64,7 @@ class Job:
             ]
             for future in asked:
                 future.result(30)
-        self.expected.apply(total, RECIPE)
+        self.expected.apply(total, STEP_SPEC)
         self.check(step)
 
     def check(self, step: int) -> None:
@@ -156,7 +156,7 @@ def test_refused_or_partial_gradient_costs_its_memory_only(job: Job) -> None:
     assert job.held.spare is None
     job.step(2)
     other = ServerClient(("127.0.0.1", job.server.port), TOKEN)
-    future = other.stage_early(job.token, 9, "m0", KEY, gradient(9, 0), torch.empty(SIZE), 0)
+    future = other.stage_speculative(job.token, 9, "m0", KEY, gradient(9, 0), torch.empty(SIZE), 0)
     with pytest.raises(RefusedError, match="step"):
         future.result(30)
     other.close()

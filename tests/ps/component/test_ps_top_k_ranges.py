@@ -42,7 +42,7 @@ class OwingByAnswers(RuleBasedStateMachine):
         self.total, self.brought = (torch.zeros(ELEMENTS, dtype=torch.float64) for _ in range(2))
         self.pending: tuple[torch.Tensor, torch.Tensor, tuple[int, ...]] | None = None
 
-    def outgoing(self, numbers: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def send_queue(self, numbers: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """(gradient, what travels of it)."""
         gradient = torch.tensor(numbers, dtype=torch.float64)
         out = self.wire.outgoing(CHUNK, gradient)
@@ -54,12 +54,12 @@ class OwingByAnswers(RuleBasedStateMachine):
     @precondition(lambda self: self.pending is None)
     @rule(numbers=gradients, unused=st.sampled_from([(), (0,), (1,), (0, 1)]))
     def is_sent(self, numbers: list[int], unused: tuple[int, ...]) -> None:
-        self.pending = (*self.outgoing(numbers), unused)
+        self.pending = (*self.send_queue(numbers), unused)
 
     @precondition(lambda self: self.pending is None)
     @rule(numbers=gradients)
     def is_dropped_before_it_is_sent(self, numbers: list[int]) -> None:
-        self.outgoing(numbers)
+        self.send_queue(numbers)
 
     @rule(step=st.integers(1, 9))
     def another_body_begins(self, step: int) -> None:
@@ -86,7 +86,7 @@ class OwingByAnswers(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         assert self.wire.residuals is not None
-        owed = self.wire.residuals.kept(CHUNK.key)
+        owed = self.wire.residuals.residual(CHUNK.key)
         owed = torch.zeros(ELEMENTS, dtype=torch.float64) if owed is None else owed
         assert torch.equal(self.brought + owed, self.total)
         assert owed[5] == 0
@@ -117,7 +117,7 @@ def client_of(server: Server) -> ServerClient:
 def push(client: ServerClient, number: int, selected: torch.Tensor, **more: Any) -> dict[str, Any]:
     about = {"k": "k", "r": number, "recipe": StepSpec(0.5, False, ({"lr": 1.0},)).to_json()}
     about |= {"d": "float32", "sel": True, **more}
-    return client.ask_step(Kind.PUSH_RANGE, FIRST, about, selected, torch.zeros(4)).result(60).meta
+    return client.ask_step(Kind.PUSH_BATCH, FIRST, about, selected, torch.zeros(4)).result(60).meta
 
 
 def values(client: ServerClient) -> list[float]:
@@ -193,7 +193,7 @@ def train(size: int, consistency: str, taken: bool = False) -> list[tuple[torch.
                 owed = {
                     c.key
                     for c in servers_here.chunks
-                    if servers_here.compression.residuals.kept(c.key) is not None
+                    if servers_here.compression.residuals.residual(c.key) is not None
                 }
         rank.runtime.settle(None)
         flat = torch.cat([item.detach().reshape(-1) for item in model.parameters()]).clone()
@@ -210,7 +210,7 @@ def bring_the_first_range(exchange: Any) -> None:
     key, size = chunk.key, chunk.stop - chunk.start
     about = {"k": key, "r": 0, "d": "float32", "recipe": StepSpec(1.0, True, ({},)).to_json()}
     asked = exchange.connections.ask(
-        exchange.context.generation.homes[key][0], Kind.COPY_RANGE, FIRST, about, torch.zeros(size)
+        exchange.context.generation.homes[key][0], Kind.COPY_BATCH, FIRST, about, torch.zeros(size)
     )
     asked.result(60)
 

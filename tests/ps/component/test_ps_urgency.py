@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ps_members import Store, members, together
 from ps_servers import TOKEN, names, servers
 
-from springtide.ps.sharding import cut
+from springtide.ps.sharding import chunk_starts
 from springtide_ps.params.placement import CHUNK_BYTES
 from springtide_ps.server.send_queue import SendQueue
 from springtide_ps.wire.frames import Frame, Kind
@@ -33,7 +33,7 @@ def test_chunks_grow_with_what_is_needed_before_them(
     first: int, count: int, itemsize: int, before: int, limit: int
 ) -> None:
     count = min(count, 3000 * limit // itemsize)
-    starts = cut(first, first + count, itemsize, before, limit)
+    starts = chunk_starts(first, first + count, itemsize, before, limit)
     assert starts == sorted(set(starts), reverse=True)
     assert starts[-1] == first
     for start, end in pairwise([*starts[::-1], first + count]):
@@ -43,10 +43,10 @@ def test_chunks_grow_with_what_is_needed_before_them(
 
 def test_a_large_first_layer_makes_few_chunks_more() -> None:
     large = 512 * KIB * KIB
-    assert len(cut(0, large // 4, 4, 0, CHUNK_BYTES)) < large // CHUNK_BYTES + 24
-    assert [4 * (b - a) for a, b in pairwise([*cut(0, 256 * KIB, 4, 0, CHUNK_BYTES)[::-1], 256 * KIB])] == [
-        64 * KIB * 4
-    ] * 4
+    assert len(chunk_starts(0, large // 4, 4, 0, CHUNK_BYTES)) < large // CHUNK_BYTES + 24
+    assert [
+        4 * (b - a) for a, b in pairwise([*chunk_starts(0, 256 * KIB, 4, 0, CHUNK_BYTES)[::-1], 256 * KIB])
+    ] == [64 * KIB * 4] * 4
 
 
 def test_values_are_asked_for_by_place_in_the_forward_pass(monkeypatch: Any) -> None:

@@ -14,22 +14,24 @@ from ps_members import Member, Store, build, gradients_of, members, together
 from ps_servers import servers
 from worker_groups import addresses
 
-from springtide_ps.params.chunk import ROUNDS_LIMIT, Chunk, ChunkError, StepSpec
-from springtide_ps.server.intermediate import Parts, make_parts
+from springtide_ps.params.chunk import BACKWARD_PASSES_LIMIT, Chunk, ChunkError, StepSpec
+from springtide_ps.server.intermediate import Substeps, make_substeps
 from springtide_ps.server.server import Server
 from springtide_ps.server.shard_store import ShardStore
-from springtide_ps.server.step_protocol import Effect, RoundError, StepProtocol, Token
+from springtide_ps.server.step_protocol import Effect, StepProtocol, StepProtocolError, Token
 
 FIRST: Token = (1, 0, 1)
 SECOND: Token = (1, 0, 2)
 
 
-def recipe(*rounds: int, lr: float = 0.1) -> StepSpec:
+def step_spec(*rounds: int, lr: float = 0.1) -> StepSpec:
     """Of parts with the sums of these rounds."""
-    parts = tuple(StepSpec(1.0 + n, False, ({"lr": lr},), round=number) for n, number in enumerate(rounds))
+    parts = tuple(
+        StepSpec(1.0 + n, False, ({"lr": lr},), backward_pass=number) for n, number in enumerate(rounds)
+    )
     return StepSpec(
         **{
-            **{name: getattr(parts[-1], name) for name in ("scale", "skip", "groups", "round")},
+            **{name: getattr(parts[-1], name) for name in ("scale", "skip", "groups", "backward_pass")},
             "before": parts[:-1],
         }
     )
@@ -47,39 +49,39 @@ def begun(*done: tuple[str, int]) -> StepProtocol:
 
 def test_a_round_begins_when_all_have_prepared_the_one_before() -> None:
     rounds = begun(("a", 0))
-    with pytest.raises(RoundError, match="a is in round 1 of the step, and this server in 0"):
+    with pytest.raises(StepProtocolError, match="a is in round 1 of the step, and this server in 0"):
         rounds.stage(FIRST, 1, "a", "chunk", 1)
     rounds = begun(("a", 0), ("b", 0))
     assert rounds.complete
-    with pytest.raises(RoundError, match="in round 2"):
+    with pytest.raises(StepProtocolError, match="in round 2"):
         rounds.stage(FIRST, 1, "a", "chunk", 2)
     # The first one to say so begins it, if only by having nothing to send here.
     assert rounds.prepare(FIRST, 1, "a", 0, 1) == []
-    assert (rounds.round, rounds.complete) == (1, False)
-    with pytest.raises(RoundError, match="b is in round 0"):
+    assert (rounds.backward_pass, rounds.complete) == (1, False)
+    with pytest.raises(StepProtocolError, match="b is in round 0"):
         rounds.stage(FIRST, 1, "b", "chunk", 0)
     assert rounds.stage(FIRST, 1, "b", "chunk", 1)
     assert rounds.prepare(FIRST, 1, "b", 1, 1) == [Effect.PREPARED]
 
 
 def test_rounds_have_a_limit() -> None:
-    rounds = begun(*[(member, number) for number in range(ROUNDS_LIMIT) for member in "ab"])
-    with pytest.raises(RoundError, match=f"at most {ROUNDS_LIMIT}"):
-        rounds.stage(FIRST, 1, "a", "chunk", ROUNDS_LIMIT)
+    rounds = begun(*[(member, number) for number in range(BACKWARD_PASSES_LIMIT) for member in "ab"])
+    with pytest.raises(StepProtocolError, match=f"at most {BACKWARD_PASSES_LIMIT}"):
+        rounds.stage(FIRST, 1, "a", "chunk", BACKWARD_PASSES_LIMIT)
 
 
 def test_committed_step_ends_and_missing_round_is_not_committed() -> None:
     rounds = begun(("a", 0), ("b", 0))
-    with pytest.raises(RoundError, match="a makes round 1 of step 1, which not all have prepared"):
-        rounds.commit(FIRST, 1, "a", recipe(0, 1))
-    with pytest.raises(RoundError, match="round 1"):
-        rounds.check_parts(FIRST, 1, "a", recipe(1))
-    rounds.check_parts(FIRST, 1, "a", recipe(0, 0))
-    rounds.commit(FIRST, 1, "a", recipe(0))
-    with pytest.raises(RoundError, match="b goes on with a step that a has committed"):
+    with pytest.raises(StepProtocolError, match="a makes round 1 of step 1, which not all have prepared"):
+        rounds.commit(FIRST, 1, "a", step_spec(0, 1))
+    with pytest.raises(StepProtocolError, match="round 1"):
+        rounds.check_substeps(FIRST, 1, "a", step_spec(1))
+    rounds.check_substeps(FIRST, 1, "a", step_spec(0, 0))
+    rounds.commit(FIRST, 1, "a", step_spec(0))
+    with pytest.raises(StepProtocolError, match="b goes on with a step that a has committed"):
         rounds.stage(FIRST, 1, "b", "chunk", 1)
-    assert rounds.commit(FIRST, 1, "b", recipe(0)) == [Effect.APPLY]
-    assert (rounds.version, rounds.round) == (1, 0)
+    assert rounds.commit(FIRST, 1, "b", step_spec(0)) == [Effect.APPLY]
+    assert (rounds.version, rounds.backward_pass) == (1, 0)
     assert rounds.stage(FIRST, 2, "b", "chunk")
 
 
@@ -101,34 +103,36 @@ def test_next_generation_begins_from_whole_step_or_none_of_it(
     assert rounds.enter(SECOND, ["a"], step, "run") == effects
     assert rounds.unresolved == unresolved
     if unresolved is None:
-        assert rounds.round == 0
+        assert rounds.backward_pass == 0
         return
-    assert rounds.round == 1
-    assert rounds.resolve(SECOND, recipe(0, 1)) == [Effect.APPLY]
-    assert (rounds.round, rounds.version) == (0, 1)
+    assert rounds.backward_pass == 1
+    assert rounds.resolve(SECOND, step_spec(0, 1)) == [Effect.APPLY]
+    assert (rounds.backward_pass, rounds.version) == (0, 1)
 
 
 @given(st.lists(st.integers(1, 4), max_size=8), st.lists(st.integers(1, 4), max_size=8), st.data())
 @settings(deadline=None, max_examples=80)
 def test_members_doing_the_same_agree_in_any_order(a: list[int], b: list[int], data: st.DataObject) -> None:
     """Each of them tells of more and more parts."""
-    whole = recipe(0, 0, 1, 2)
+    whole = step_spec(0, 0, 1, 2)
     words = [sorted(a), sorted(b)]
-    parts, told = Parts(), 0
+    parts, told = Substeps(), 0
     while any(words):
         own = data.draw(st.sampled_from([word for word in words if word]))
         count = own.pop(0)
-        parts, told = parts.with_word(7, whole.first(count)), max(told, count)
+        parts, told = parts.with_report(7, whole.first(count)), max(told, count)
         assert parts.first(7, count) == whole.first(count)
-        assert parts.recipe == whole.first(told)
-    with pytest.raises(RoundError, match="which nobody has told of"):
+        assert parts.step_spec == whole.first(told)
+    with pytest.raises(StepProtocolError, match="which nobody has told of"):
         parts.first(7, told + 1)
-    with pytest.raises(RoundError, match="which nobody has told of"):
+    with pytest.raises(StepProtocolError, match="which nobody has told of"):
         parts.first(8, 1)
     if told:
-        with pytest.raises(RoundError, match="the members make different optimizer steps within step 7"):
-            parts.with_word(7, recipe(0, 0, 1, 2, lr=0.2).first(told))
-        assert parts.with_word(8, recipe(0)).first(8, 1) == recipe(0)
+        with pytest.raises(
+            StepProtocolError, match="the members make different optimizer steps within step 7"
+        ):
+            parts.with_report(7, step_spec(0, 0, 1, 2, lr=0.2).first(told))
+        assert parts.with_report(8, step_spec(0)).first(8, 1) == step_spec(0)
 
 
 def test_parts_are_made_one_after_another_and_sums_may_be_kept() -> None:
@@ -137,19 +141,28 @@ def test_parts_are_made_one_after_another_and_sums_may_be_kept() -> None:
 
     groups = ({"lr": 1.0, "momentum": 0.5},)
     whole = StepSpec(
-        1.0, False, groups, round=1, before=(StepSpec(2.0, False, groups), StepSpec(1.0, False, groups))
+        1.0,
+        False,
+        groups,
+        backward_pass=1,
+        before=(StepSpec(2.0, False, groups), StepSpec(1.0, False, groups)),
     )
     assert StepSpec.from_json(whole.to_json()) == whole
     totals = {0: torch.ones(2), 1: torch.full((2,), 3.0)}
     kept, used = chunk(), chunk()
-    make_parts(kept, totals, whole, keep=True)
+    make_substeps(kept, totals, whole, keep=True)
     assert (totals[0].tolist(), totals[1].tolist()) == ([1, 1], [3, 3])
-    make_parts(used, totals, whole, keep=False)
+    make_substeps(used, totals, whole, keep=False)
     # Momentum 2, then 1 + 1, then 1 + 3: the sums of round 0 twice.
     assert kept.values.tolist() == used.values.tolist() == [-8.0, -8.0]
-    for broken in ({"round": -1}, {"round": ROUNDS_LIMIT}, {"before": [whole.to_json()]}, {"before": 3}):
+    for broken in (
+        {"round": -1},
+        {"round": BACKWARD_PASSES_LIMIT},
+        {"before": [whole.to_json()]},
+        {"before": 3},
+    ):
         with pytest.raises(ChunkError):
-            StepSpec.from_json({**recipe(0).to_json(), **broken})
+            StepSpec.from_json({**step_spec(0).to_json(), **broken})
 
 
 # ---- with servers
@@ -178,9 +191,9 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
             shards.stage(FIRST, step, "a", "k", torch.full((2,), 0.25))
             shards.prepare(FIRST, step, "a", 1, False, done("prepared"))
             if step == 1:
-                shards.commit(FIRST, 1, "a", recipe(0, lr=1.0), done("committed"))
+                shards.commit(FIRST, 1, "a", step_spec(0, lr=1.0), done("committed"))
         assert stopped.wait(60)
-        shards.add_parts(FIRST, 2, "a", recipe(0, lr=1.0))
+        shards.add_substeps(FIRST, 2, "a", step_spec(0, lr=1.0))
         shards.fetch_intermediate(FIRST, 2, "k", 1, done("values"))
         assert [name for name, _ in told] == ["prepared", "committed", "prepared"]
         go.set()
@@ -190,7 +203,7 @@ def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
             time.sleep(0.002)
         assert told[3][0] == "values"
         assert told[3][1].tolist() == [0.5, 0.5]
-        with pytest.raises(RoundError, match="after step 3 are asked for"):
+        with pytest.raises(StepProtocolError, match="after step 3 are asked for"):
             shards.fetch_intermediate(FIRST, 3, "k", 1, done("never"))
     finally:
         go.set()
@@ -218,7 +231,7 @@ def run_rounds(member: Member, part: int, parts: int) -> None:
     exchange.begin_step()
     for number in range(2):
         if number:
-            exchange.begin_round()
+            exchange.begin_backward_pass()
         exchange.settle()
         gradients_of(member.model, 10 * (member.step + 1) + number, part, parts)
         member.flats = [torch.zeros(size) for size in member.layout.sizes]

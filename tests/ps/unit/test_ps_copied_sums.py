@@ -12,7 +12,7 @@ from ps_loose import until
 
 from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.server.shard_store import ShardStore
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.step_protocol import StepProtocolError
 
 TOKEN = (1, 0, 1)
 OPTIONS = {"lr": 0.5}
@@ -70,8 +70,8 @@ def test_only_the_sum_of_a_copy_that_stays_is_missed(given_up: bool) -> None:
         shards.stage(TOKEN, 1, "a", "k", torch.ones(8))
         until(lambda: len(sums) == 1, "the sum is sent")
         if given_up:
-            copy.set_exception(RoundError("no room"))
-        sums[0](RoundError("chunk 'k' is not held here"))
+            copy.set_exception(StepProtocolError("no room"))
+        sums[0](StepProtocolError("chunk 'k' is not held here"))
         shards.prepare(TOKEN, 1, "a", 1, False, lambda _, error: answers.append(error))
         until(lambda: len(answers) == 1, "an answer")
         assert (answers[0] is None) == given_up

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ps_slices import RECIPE, make, record
+from ps_slices import STEP_SPEC, make, record
 
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
@@ -41,7 +41,7 @@ def train(shards: ShardStore, key: str) -> None:
     """Of twelve rows, eight at most stay, and some more go than must."""
     with shards.locked(TOKEN, key) as lent:
         assert isinstance(lent.chunk, Slice)
-        lent.chunk.apply(record(list(range(12))), RECIPE)
+        lent.chunk.apply(record(list(range(12))), STEP_SPEC)
 
 
 def test_rows_that_another_thread_lets_go_meanwhile_count(

@@ -15,14 +15,14 @@ from springtide_ps.params.applied import AppliedBatches, IntervalSet
 from springtide_ps.params.chunk import Chunk, StepSpec
 from springtide_ps.server.shard import Shard
 from springtide_ps.server.shard_store import ShardStore
-from springtide_ps.server.step_protocol import Effect, RoundError, StepProtocol
+from springtide_ps.server.step_protocol import Effect, StepProtocol, StepProtocolError
 
-RECIPE = StepSpec(1.0, False, ({"lr": 1.0},))
+STEP_SPEC = StepSpec(1.0, False, ({"lr": 1.0},))
 
 
-def chunk_with(book: AppliedBatches | None = None) -> Chunk:
+def chunk_with(applied_batches: AppliedBatches | None = None) -> Chunk:
     chunk = Chunk(torch.zeros(2), [(0, 0, 0, 2)], "sgd", [{"lr": 1.0}])
-    chunk.book = book
+    chunk.applied_batches = applied_batches
     return chunk
 
 
@@ -35,7 +35,10 @@ def test_entering_in_another_kind_turns_one_into_the_other() -> None:
     assert rounds.enter((1, 0, 1), ("a",), 7, "L") == [Effect.FENCE, Effect.FORGET]
     rounds.stage((1, 0, 1), 8, "a", "k")
     rounds.prepare((1, 0, 1), 8, "a", 1)
-    assert rounds.enter((1, 0, 2), ("a",), 0, "L", booked=True) == [Effect.FENCE, Effect.BOOK]
+    assert rounds.enter((1, 0, 2), ("a",), 0, "L", booked=True) == [
+        Effect.FENCE,
+        Effect.BEGIN_APPLIED_BATCHES,
+    ]
     assert (rounds.booked, rounds.version, rounds.staged) == (True, 0, {})
     assert rounds.enter((1, 0, 2), ("a",), 0, "L", booked=True) == []
     assert rounds.enter((1, 0, 3), ("a",), 0, "L", booked=True) == [Effect.FENCE, Effect.DROP]
@@ -51,26 +54,30 @@ def test_a_step_that_was_only_tried_is_in_no_book() -> None:
         rounds.stage((1, 0, 1), 1, member, "k")
     for member in ("a", "b"):
         rounds.prepare((1, 0, 1), 1, member, 1)
-    rounds.commit((1, 0, 1), 1, "a", RECIPE)
+    rounds.commit((1, 0, 1), 1, "a", STEP_SPEC)
     assert rounds.try_step((1, 0, 1), 1, "a") == [Effect.TRY]
     effects = rounds.enter((1, 0, 2), ("b",), 0, "L", booked=True)
-    assert effects == [Effect.FENCE, Effect.UNDO, Effect.BOOK]
+    assert effects == [Effect.FENCE, Effect.ROLL_BACK, Effect.BEGIN_APPLIED_BATCHES]
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 5), st.integers(0, 5))
 def test_books_of_the_first_steps_and_their_number_mean_the_same(version: int, skipped: int) -> None:
     held = Shard(chunk_with(), version)
-    assert held.write_book(skipped)
+    assert held.begin_applied_batches(skipped)
     chunk = held.chunk
     assert isinstance(chunk, Chunk)
-    assert chunk.book is not None
-    assert (chunk.book.ranges, chunk.book.applied, chunk.book.skipped) == (up_to(version), version, skipped)
+    assert chunk.applied_batches is not None
+    assert (
+        chunk.applied_batches.intervals,
+        chunk.applied_batches.applied,
+        chunk.applied_batches.skipped,
+    ) == (up_to(version), version, skipped)
     assert held.version == 0
-    assert held.write_book(skipped + 1)
-    assert chunk.book.skipped == skipped  # what has a book keeps it
+    assert held.begin_applied_batches(skipped + 1)
+    assert chunk.applied_batches.skipped == skipped  # what has a book keeps it
     assert held.count_steps(version)
-    assert (held.version, chunk.book) == (version, None)
+    assert (held.version, chunk.applied_batches) == (version, None)
 
 
 @pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 5)], [(0, 3), (4, 5)], [(1, 4)], []])
@@ -80,14 +87,14 @@ def test_a_chunk_with_other_ranges_is_at_no_step(ranges: list[tuple[int, int]]) 
     )
     assert not held.count_steps(4)
     assert isinstance(held.chunk, Chunk)
-    assert held.chunk.book is not None
+    assert held.chunk.applied_batches is not None
 
 
 def test_no_range_is_taken_where_steps_are_counted() -> None:
     shards = ShardStore(forward, forward)
     try:
         shards.enter((1, 0, 1), ["a"], 0, "L")
-        with pytest.raises(RoundError, match="step together: it has no ranges"):
+        with pytest.raises(StepProtocolError, match="step together: it has no ranges"):
             shards.check_token((1, 0, 1), booked=True)
         shards.enter((1, 0, 2), ["a"], 0, "L", True)
         shards.check_token((1, 0, 2), booked=True)
@@ -132,10 +139,10 @@ class Server:
     def push(self, number: int) -> None:
         """As a worker's push of a range is applied."""
         with self.shards.locked(self.token, "k") as held:
-            book = held.chunk.book
-            assert book is not None
-            if book.enter(number):
-                held.chunk.apply(torch.ones(2), RECIPE)
+            applied_batches = held.chunk.applied_batches
+            assert applied_batches is not None
+            if applied_batches.enter(number):
+                held.chunk.apply(torch.ones(2), STEP_SPEC)
         self.truth.add(number)
 
     def step(self, commits: int) -> None:
@@ -146,7 +153,7 @@ class Server:
         for member in ("a", "b"):
             self.shards.prepare(self.token, step, member, 1, False, lambda *_: None)
         for member in ("a", "b")[:commits]:
-            self.shards.commit(self.token, step, member, RECIPE, lambda *_: None)
+            self.shards.commit(self.token, step, member, STEP_SPEC, lambda *_: None)
         if commits == 2:
             self.truth.add(self.done)
             self.done += 1
@@ -155,7 +162,9 @@ class Server:
         """How often the chunk was updated, and its book."""
         self.shards.inventory(self.token)  # waits for what is decided
         with self.shards.locked(self.token, "k") as held:
-            return -float(held.chunk.values[0]), copy.deepcopy(held.chunk.book and held.chunk.book.ranges)
+            return -float(held.chunk.values[0]), copy.deepcopy(
+                held.chunk.applied_batches and held.chunk.applied_batches.intervals
+            )
 
     def check(self) -> None:
         updates, ranges = self.holds()
@@ -210,7 +219,7 @@ WALK: list[Word] = [
 @pytest.mark.parametrize(
     ("owner", "name", "instead"),
     [
-        (Shard, "write_book", lambda held, skipped: True),
+        (Shard, "begin_applied_batches", lambda held, skipped: True),
         (Shard, "count_steps", lambda held, version: True),
         (ShardStore, "keep_where", lambda shards, change: None),
     ],
@@ -221,5 +230,5 @@ def test_without_one_of_the_rules_it_goes_wrong(
 ) -> None:
     live_through(WALK)
     monkeypatch.setattr(owner, name, instead)
-    with pytest.raises((AssertionError, RoundError)):
+    with pytest.raises((AssertionError, StepProtocolError)):
         live_through(WALK)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide_ps.params.chunk import GROUPS_LIMIT, PARTS_LIMIT, ChunkError, Groups, StepSpec
+from springtide_ps.params.chunk import GROUPS_LIMIT, SUBSTEPS_LIMIT, ChunkError, Groups, StepSpec
 from springtide_ps.wire.frames import META_LIMIT, Frame, Kind, pack
 from springtide_ps.wire.options import KEPT_LIMIT, ReceivedOptions, SentOptions, SharedOptions, spec_in
 
@@ -108,7 +108,9 @@ def test_steps_arrive_as_they_were_sent(steps: list[list[tuple[int, int]]]) -> N
 def test_a_step_of_as_many_parts_as_can_be_arrives_often() -> None:
     ends = Ends()
     for turn in range(3):
-        parts = tuple(StepSpec(1.0, False, groups(0.1 + turn + number, 2)) for number in range(PARTS_LIMIT))
+        parts = tuple(
+            StepSpec(1.0, False, groups(0.1 + turn + number, 2)) for number in range(SUBSTEPS_LIMIT)
+        )
         spec = replace(parts[-1], before=parts[:-1])
         about, options = ends.sent.describe(spec)
         for meta, text in options:

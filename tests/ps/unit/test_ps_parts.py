@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide_ps.params.optim import Update, UpdateError
-from springtide_ps.params.placement import cut, place, spread
+from springtide_ps.params.placement import place, split, spread
 from springtide_ps.server.kv_store import Store, StoreError
 from springtide_ps.server.settings import read
 from springtide_ps.wire import auth, frames
@@ -189,7 +189,7 @@ def test_memory_is_bounded_and_updates_fit_the_dtype() -> None:
 )
 @settings(deadline=None, max_examples=100)
 def test_no_server_holds_much_more_than_its_share(sizes: list[int], servers: int, chunk_bytes: int) -> None:
-    chunks = [c for i, size in enumerate(sizes) for c in cut(f"t{i}", size, 4, chunk_bytes)]
+    chunks = [c for i, size in enumerate(sizes) for c in split(f"t{i}", size, 4, chunk_bytes)]
     for i, size in enumerate(sizes):
         mine = [c for c in chunks if c.key == f"t{i}"]
         assert mine[0].start == 0
@@ -202,22 +202,22 @@ def test_no_server_holds_much_more_than_its_share(sizes: list[int], servers: int
 
 
 def test_one_large_tensor_beside_a_thousand_small_ones() -> None:
-    chunks = cut("embedding", 125_000_000, 4)
+    chunks = split("embedding", 125_000_000, 4)
     for number in range(1000):
-        chunks += cut(f"bias{number}", 256, 4)
+        chunks += split(f"bias{number}", 256, 4)
     placed = place(chunks, dict.fromkeys(("a", "b", "c"), 0))
     loads = [sum(c.nbytes for c in chunks if placed[c.name] == server) for server in ("a", "b", "c")]
     assert max(loads) <= 1.05 * sum(loads) / 3 + 4 * 1024 * 1024
 
 
 def test_spreading_takes_all_servers_and_needs_one() -> None:
-    chunks = cut("w", 8 * 1024 * 1024, 4)
+    chunks = split("w", 8 * 1024 * 1024, 4)
     assert sorted(spread(chunks, 4)) == [0, 0, 1, 1, 2, 2, 3, 3]
     for refused in (lambda: spread(chunks, 0), lambda: place(chunks, {})):
         with pytest.raises(ValueError, match="no parameter server"):
             refused()
     with pytest.raises(ValueError, match="cannot hold elements"):
-        cut("w", 10, 8, 4)
+        split("w", 10, 8, 4)
 
 
 # ---- settings

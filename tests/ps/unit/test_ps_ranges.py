@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from springtide_ps.params.applied import INTERVALS_LIMIT, RANGE_LIMIT, AppliedBatches, IntervalSet, RangeError
+from springtide_ps.params.applied import (
+    BATCH_NUMBER_LIMIT,
+    INTERVALS_LIMIT,
+    AppliedBatches,
+    BatchNumberError,
+    IntervalSet,
+)
 from springtide_ps.server.lease_table import Granted, LeaseError, Leases, Over, Wait, starting_clocks
 
 NUMBERS = st.lists(st.integers(0, 30), max_size=40)
@@ -41,12 +47,12 @@ def test_a_set_of_ranges_is_a_set(a: list[int], b: list[int], first: int, stop: 
 
 @given(st.lists(st.integers(0, 9), max_size=30))
 def test_a_book_counts_what_it_has_applied(numbers: list[int]) -> None:
-    book = AppliedBatches()
-    applied = [number for number in numbers if book.enter(number)]
+    applied_batches = AppliedBatches()
+    applied = [number for number in numbers if applied_batches.enter(number)]
     assert applied == list(dict.fromkeys(numbers))
-    assert book.applied == len(applied)
-    again = AppliedBatches.from_json(book.to_json())
-    assert (again.applied, again.ranges) == (book.applied, book.ranges)
+    assert applied_batches.applied == len(applied)
+    again = AppliedBatches.from_json(applied_batches.to_json())
+    assert (again.applied, again.intervals) == (applied_batches.applied, applied_batches.intervals)
 
 
 def test_the_copy_of_a_set_has_a_life_of_its_own() -> None:
@@ -61,26 +67,26 @@ def test_the_copy_of_a_set_has_a_life_of_its_own() -> None:
     [None, {}, [1], [2, 1], [1, 1], [0, 3, 3, 4], [0, 3, 2, 4], [-1, 2], [0, 1.5], ["0", "1"]],
 )
 def test_what_is_no_set_of_ranges_is_refused(value: object) -> None:
-    with pytest.raises(RangeError):
+    with pytest.raises(BatchNumberError):
         IntervalSet.from_json(value)
-    for long in ([0, RANGE_LIMIT + 1], [0] * (2 * INTERVALS_LIMIT + 2)):
-        with pytest.raises(RangeError):
+    for long in ([0, BATCH_NUMBER_LIMIT + 1], [0] * (2 * INTERVALS_LIMIT + 2)):
+        with pytest.raises(BatchNumberError):
             IntervalSet.from_json(long)
 
 
 def test_what_is_no_book_is_refused() -> None:
     for value in (None, {"ranges": []}, {"applied": -1, "ranges": []}, {"applied": 1}):
-        with pytest.raises(RangeError):
+        with pytest.raises(BatchNumberError):
             AppliedBatches.from_json(value)
 
 
 def test_a_set_has_limits() -> None:
     full = IntervalSet((2 * n, 2 * n + 1) for n in range(INTERVALS_LIMIT))
-    with pytest.raises(RangeError, match="gap"):
+    with pytest.raises(BatchNumberError, match="gap"):
         full.add(10 * INTERVALS_LIMIT)
     assert full.add(1)  # closes a gap
-    for number in (-1, RANGE_LIMIT):
-        with pytest.raises(RangeError, match="is no range"):
+    for number in (-1, BATCH_NUMBER_LIMIT):
+        with pytest.raises(BatchNumberError, match="is no range"):
             full.add(number)
 
 
@@ -176,7 +182,7 @@ class Training(RuleBasedStateMachine):
     @initialize(bound=st.sampled_from([None, 1, 2, 4]), count=st.integers(1, 3))
     def begin(self, bound: int | None, count: int) -> None:
         self.bound, self.numbers = bound, 0
-        self.books = {key: AppliedBatches() for key in CHUNKS}
+        self.applied_batches = {key: AppliedBatches() for key in CHUNKS}
         self.updates: dict[str, list[int]] = {key: [] for key in CHUNKS}
         self.pulled = {key: (AppliedBatches(), [0][:0]) for key in CHUNKS}
         self.workers: dict[str, Worker] = {}
@@ -196,16 +202,16 @@ class Training(RuleBasedStateMachine):
                     self._push(key, worker.sent)
                 worker.clock = (worker.clock or 0) + 1
             worker.left, worker.range, worker.sent = [], None, None
-        finished = self.books["x"].ranges
+        finished = self.applied_batches["x"].intervals
         for key in CHUNKS[1:]:
-            finished = finished.intersection(self.books[key].ranges)
+            finished = finished.intersection(self.applied_batches[key].intervals)
         clocks = starting_clocks({name: worker.clock for name, worker in self.workers.items()})
         for name, worker in self.workers.items():
             worker.clock = clocks[name]
         self.leases = Leases(self.bound, finished, clocks)
 
     def _push(self, key: str, number: int) -> None:
-        if self.books[key].enter(number):
+        if self.applied_batches[key].enter(number):
             self.updates[key].append(number)
 
     def _some(self, index: int) -> tuple[str, Worker]:
@@ -220,7 +226,7 @@ class Training(RuleBasedStateMachine):
             decision = self.leases.ask(name, 0, STOP, sent)
             if isinstance(decision, Granted):
                 assert decision.number not in under_way
-                assert any(decision.number not in self.books[key].ranges for key in CHUNKS)
+                assert any(decision.number not in self.applied_batches[key].intervals for key in CHUNKS)
                 worker.range = decision.number
                 if self.bound is not None:
                     others = [other.clock or 0 for other in self.workers.values() if other is not worker]
@@ -261,20 +267,23 @@ class Training(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(CHUNKS))
     def pull(self, key: str) -> None:
-        book = self.books[key]
-        self.pulled[key] = (AppliedBatches(book.ranges.copy(), book.applied), list(self.updates[key]))
+        applied_batches = self.applied_batches[key]
+        self.pulled[key] = (
+            AppliedBatches(applied_batches.intervals.copy(), applied_batches.applied),
+            list(self.updates[key]),
+        )
 
     @rule(key=st.sampled_from(CHUNKS))
     def lose_a_server(self, key: str) -> None:
-        book, updates = self.pulled[key]
-        self.books[key] = AppliedBatches(book.ranges.copy(), book.applied)
+        applied_batches, updates = self.pulled[key]
+        self.applied_batches[key] = AppliedBatches(applied_batches.intervals.copy(), applied_batches.applied)
         self.updates[key] = list(updates)
         self._generation()
 
     @invariant()
     def every_range_counts_at_most_once(self) -> None:
         for key, updates in getattr(self, "updates", {}).items():
-            assert len(updates) == len(set(updates)) == self.books[key].applied
+            assert len(updates) == len(set(updates)) == self.applied_batches[key].applied
 
     @invariant()
     def nobody_is_too_far_ahead(self) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from ps_slices import PART, RECIPE, dumped, make, record
+from ps_slices import PART, STEP_SPEC, dumped, make, record
 
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.load_parts import loads
 from springtide_ps.server.replication import Incoming
 from springtide_ps.server.shard import Sum
 from springtide_ps.server.shard_store import ShardStore
-from springtide_ps.server.step_protocol import RoundError, Token
+from springtide_ps.server.step_protocol import StepProtocolError, Token
 
 TOKEN: Token = (1, 0, 1)
 KEY, ADDRESS = "t2.0", "10.0.0.2:4000"
@@ -88,7 +88,7 @@ def test_overdue_copy_ends_while_a_step_is_tried(
     monkeypatch.setattr("springtide_ps.server.replication.LOOK_SECONDS", 0.02)
     begin_copy(store, other, make(1))
     prepare(store)
-    store.commit(TOKEN, 1, "a", RECIPE, lambda _, error: None)
+    store.commit(TOKEN, 1, "a", STEP_SPEC, lambda _, error: None)
     store.try_step(TOKEN, 1, "a")
     store.settle()
     assert store.replicator.is_sending
@@ -146,11 +146,11 @@ def test_update_of_a_slice_on_its_way_waits_until_it_is_whole(store: ShardStore)
         store.load_part(TOKEN, KEY, 0, lambda: Slice.begin(first[0], total), at, total, memory)
 
     take(*first)
-    assert store.postpone(TOKEN, KEY, lambda slice_: slice_.apply(record([1]), RECIPE))
+    assert store.postpone(TOKEN, KEY, lambda slice_: slice_.apply(record([1]), STEP_SPEC))
     for part in rest:
         take(*part)
     assert not store.replicator.is_coming(KEY)
-    piece.apply(record([1]), RECIPE)
+    piece.apply(record([1]), STEP_SPEC)
     assert dumped(store.slice_of(KEY)) == dumped(piece)
     assert not store.postpone(TOKEN, KEY, lambda slice_: None)
 
@@ -162,7 +162,7 @@ def test_update_of_another_generation_is_not_postponed(store: ShardStore) -> Non
 
 def test_part_out_of_order_is_refused(store: ShardStore) -> None:
     store.replicator.begin_incoming(KEY, Incoming(TOKEN, 0, make(0), 100))
-    with pytest.raises(RoundError, match="from byte 50 of 100 on, and 0 of 100 are here"):
+    with pytest.raises(StepProtocolError, match="from byte 50 of 100 on, and 0 of 100 are here"):
         store.replicator.expect_part(KEY, 50, 100)
 
 
@@ -170,7 +170,7 @@ def test_slice_that_comes_anew_ends_the_earlier_one(store: ShardStore) -> None:
     earlier, later = (Incoming(TOKEN, 0, make(0), 100) for _ in range(2))
     store.replicator.begin_incoming(KEY, earlier)
     store.replicator.begin_incoming(KEY, later)
-    with pytest.raises(RoundError, match="comes anew from its beginning"):
+    with pytest.raises(StepProtocolError, match="comes anew from its beginning"):
         store.replicator.take_updates(KEY, earlier)
     store.replicator.give_up(KEY, earlier)  # which is not expected
     assert store.replicator.incoming(KEY) is later

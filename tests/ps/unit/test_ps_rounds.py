@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from springtide_ps.params.chunk import StepSpec
-from springtide_ps.server.step_protocol import Effect, RoundError, StaleError, StepProtocol
+from springtide_ps.server.step_protocol import Effect, StaleError, StepProtocol, StepProtocolError
 
 SERVERS = 2
-RECIPE = StepSpec(1.0, False, ({},))
+STEP_SPEC = StepSpec(1.0, False, ({},))
 
 
 def entered(token: tuple[int, int, int] = (1, 0, 1), members: tuple[str, ...] = ("a", "b")) -> StepProtocol:
@@ -35,13 +35,13 @@ def test_a_step_is_made_when_all_have_committed() -> None:
     rounds, token = entered(), (1, 0, 1)
     assert rounds.stage(token, 1, "a", "k")
     assert rounds.prepare(token, 1, "a", 1) == []
-    with pytest.raises(RoundError, match="which b did not prepare"):
-        rounds.commit(token, 1, "a", RECIPE)
+    with pytest.raises(StepProtocolError, match="which b did not prepare"):
+        rounds.commit(token, 1, "a", STEP_SPEC)
     assert not rounds.stage(token, 1, "b", "k")
     assert rounds.prepare(token, 1, "b", 1) == [Effect.PREPARED]
-    assert rounds.commit(token, 1, "a", RECIPE) == []
+    assert rounds.commit(token, 1, "a", STEP_SPEC) == []
     assert rounds.version == 0
-    assert rounds.commit(token, 1, "b", RECIPE) == [Effect.APPLY]
+    assert rounds.commit(token, 1, "b", STEP_SPEC) == [Effect.APPLY]
     assert rounds.version == 1
 
 
@@ -58,7 +58,7 @@ def test_a_step_is_made_when_all_have_committed() -> None:
     ],
 )
 def test_words_that_do_not_belong_to_the_step(call, message) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(RoundError, match=message):
+    with pytest.raises(StepProtocolError, match=message):
         call(entered(), (1, 0, 1))
 
 
@@ -76,10 +76,10 @@ def test_step_one_survivor_committed_is_made_by_next_generation() -> None:
     assert rounds.enter((1, 0, 2), ("b", "c"), 1, "L") == [Effect.FENCE]
     assert rounds.enter((1, 0, 2), ("b", "c"), 1, "L") == []
     assert not rounds.ready
-    with pytest.raises(RoundError, match="nobody says how"):
+    with pytest.raises(StepProtocolError, match="nobody says how"):
         rounds.resolve((1, 0, 2), None)
-    assert rounds.resolve((1, 0, 2), RECIPE) == [Effect.APPLY]
-    assert rounds.resolve((1, 0, 2), RECIPE) == []
+    assert rounds.resolve((1, 0, 2), STEP_SPEC) == [Effect.APPLY]
+    assert rounds.resolve((1, 0, 2), STEP_SPEC) == []
     assert rounds.ready
     assert rounds.version == 1
 
@@ -98,17 +98,17 @@ def test_another_training_run_is_forgotten_even_at_same_step() -> None:
 def test_step_is_tried_for_its_committer_and_undone_after_it() -> None:
     rounds, token = entered(), (1, 0, 1)
     prepare_all(rounds, token, 1)
-    with pytest.raises(RoundError, match="a needs step 1, which it has not committed"):
+    with pytest.raises(StepProtocolError, match="a needs step 1, which it has not committed"):
         rounds.try_step(token, 1, "a")
-    assert rounds.commit(token, 1, "a", RECIPE) == []
+    assert rounds.commit(token, 1, "a", STEP_SPEC) == []
     assert rounds.try_step(token, 1, "a") == [Effect.TRY]
     assert rounds.try_step(token, 1, "a") == []
     assert rounds.version == 0
     assert rounds.enter((1, 0, 2), ("a",), 1, "L") == [Effect.FENCE]
     # The only one that knows of it dies before the others hold the state.
-    assert rounds.enter((1, 0, 3), ("b",), 0, "L") == [Effect.FENCE, Effect.UNDO, Effect.DROP]
+    assert rounds.enter((1, 0, 3), ("b",), 0, "L") == [Effect.FENCE, Effect.ROLL_BACK, Effect.DROP]
     prepare_all(rounds, (1, 0, 3), 1)
-    assert rounds.commit((1, 0, 3), 1, "b", RECIPE) == [Effect.APPLY]
+    assert rounds.commit((1, 0, 3), 1, "b", STEP_SPEC) == [Effect.APPLY]
     assert rounds.try_step((1, 0, 3), 1, "b") == []
 
 
@@ -146,7 +146,7 @@ class Training(RuleBasedStateMachine):
         self.to_resolve: set[tuple[str, int]] = set()
         self.in_reduction: set[str] = set()
         self.to_commit: set[tuple[str, int]] = set()
-        self.told: set[tuple[str, int]] = set()
+        self.reasons: set[tuple[str, int]] = set()
         self.sent: set[tuple[str, int]] = set()
         self.ready: set[int] = set()  # servers that have all gradients of the step
 
@@ -181,13 +181,13 @@ class Training(RuleBasedStateMachine):
                 waiting = sorted(m for m in self.members if (m, 0) in self.sent)
                 can += [(self.reduction_completes_for, (member,)) for member in waiting]
         can += [(self.commit, word) for word in sorted(self.to_commit)]
-        can += [(self.values_are_needed, word) for word in sorted(self.told)]
+        can += [(self.values_are_needed, word) for word in sorted(self.reasons)]
         return can
 
     def enter(self, member: str, s: int) -> None:
         self.to_enter.discard((member, s))
         effects = self.servers[s].enter(self.token, self.members, self.base, "L")
-        if Effect.UNDO in effects:
+        if Effect.ROLL_BACK in effects:
             self.tried[s] = None
         if Effect.DROP in effects:
             self.sums[s] = set()
@@ -201,7 +201,7 @@ class Training(RuleBasedStateMachine):
 
     def resolve(self, member: str, s: int) -> None:
         self.to_resolve.discard((member, s))
-        if Effect.APPLY in self.servers[s].resolve(self.token, RECIPE if self.base else None):
+        if Effect.APPLY in self.servers[s].resolve(self.token, STEP_SPEC if self.base else None):
             self.apply(s)
 
     def pass_the_barrier(self) -> None:
@@ -238,15 +238,15 @@ class Training(RuleBasedStateMachine):
         self.truth[self.step[member]] = frozenset(self.members)
         for s in range(SERVERS):
             self.sent.discard((member, s))
-            self.told.discard((member, s))
+            self.reasons.discard((member, s))
             self.to_commit.add((member, s))
         if not self.sent:
             self.in_reduction, self.ready = set(), set()
 
     def commit(self, member: str, s: int) -> None:
         self.to_commit.discard((member, s))
-        self.told.add((member, s))
-        effects = self.servers[s].commit(self.token, self.step[member], member, RECIPE)
+        self.reasons.add((member, s))
+        effects = self.servers[s].commit(self.token, self.step[member], member, STEP_SPEC)
         if Effect.APPLY in effects:
             self.apply(s)
 

@@ -16,10 +16,10 @@ from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.embedding_shard import Slice, records
 from springtide_ps.params.frequencies import heads_of
-from springtide_ps.server.intermediate import make_parts
+from springtide_ps.server.intermediate import make_substeps
 from springtide_ps.server.intermediate_rows import ChangedRows
 from springtide_ps.server.shard_store import ShardStore
-from springtide_ps.server.step_protocol import RoundError, StaleError
+from springtide_ps.server.step_protocol import StaleError, StepProtocolError
 
 TOKEN = (1, 0, 1)
 EVERYTHING = np.arange(-6, 12)
@@ -42,10 +42,10 @@ def total(ids: list[int], seed: int, counted: bool = False) -> torch.Tensor:
     return records(heads, gradients).view(-1)
 
 
-def recipe(optimizer: str, parts: list[tuple[int, bool]]) -> StepSpec:
-    """parts: (round, whether the table's parameter rests in it)."""
+def step_spec(optimizer: str, parts: list[tuple[int, bool]]) -> StepSpec:
+    """substeps: (round, whether the table's parameter rests in it)."""
     made = [
-        StepSpec(0.5 + n, False, (OPTIONS[optimizer],), frozenset({1} if rests else ()), round=number)
+        StepSpec(0.5 + n, False, (OPTIONS[optimizer],), frozenset({1} if rests else ()), backward_pass=number)
         for n, (number, rests) in enumerate(parts)
     ]
     return replace(made[-1], before=tuple(made[:-1]))
@@ -64,41 +64,41 @@ def test_they_are_what_the_step_would_make_of_them(
     """Whatever was asked before, and with nothing changed by it."""
     parts = [(number % len(rounds), rests) for number, rests in parts]
     piece = make(optimizer, max_norm=0.8, by_frequency=counted)
-    piece.apply(total([1, 2, 3], 9, counted), recipe(optimizer, [(0, False)]))
+    piece.apply(total([1, 2, 3], 9, counted), step_spec(optimizer, [(0, False)]))
     totals = {number: total(ids, number, counted) for number, ids in enumerate(rounds)}
     kept, before = {n: t.clone() for n, t in totals.items()}, piece.dump()
     changed = ChangedRows()
     for count in range(1, len(parts) + 1):
-        made = recipe(optimizer, parts[:count])
+        made = step_spec(optimizer, parts[:count])
         found = changed.rows(piece, totals, 4, made, EVERYTHING)
         reference = Slice.load(*piece.dump())
-        make_parts(reference, totals, made, keep=True)
+        make_substeps(reference, totals, made, keep=True)
         torch.testing.assert_close(found, reference.rows(EVERYTHING))
         assert changed.reach(piece, totals, 4, made) is changed.piece  # not made again for the next who asks
     about, memory = piece.dump()
     assert about == before[0]
     assert torch.equal(memory, before[1])
     assert all(torch.equal(totals[number], kept[number]) for number in totals)
-    found = changed.rows(piece, totals, 5, recipe(optimizer, parts[:1]), EVERYTHING)  # of another step
+    found = changed.rows(piece, totals, 5, step_spec(optimizer, parts[:1]), EVERYTHING)  # of another step
     assert changed.step == 5
     assert found.isfinite().all()
 
 
 def test_rows_are_let_go_when_the_step_is_made_and_not_before() -> None:
     piece = make(max_rows=2)
-    piece.apply(total([1, 2], 0), recipe("sgd", [(0, False)]))
+    piece.apply(total([1, 2], 0), step_spec("sgd", [(0, False)]))
     was = piece.rows(np.array([1, 2]))
     seen = ChangedRows().rows(
-        piece, {0: total([3, 4], 1)}, 2, recipe("sgd", [(0, False)]), np.array([1, 2, 3, 4])
+        piece, {0: total([3, 4], 1)}, 2, step_spec("sgd", [(0, False)]), np.array([1, 2, 3, 4])
     )
     assert torch.equal(seen[:2], was)
-    piece.apply(total([3, 4], 1), recipe("sgd", [(0, False)]))
+    piece.apply(total([3, 4], 1), step_spec("sgd", [(0, False)]))
     assert torch.equal(seen[2:], piece.rows(np.array([3, 4])))
 
 
 def test_sums_that_are_gone_are_named() -> None:
-    with pytest.raises(RoundError, match="the sums of round 1 of step 4 are not here"):
-        ChangedRows().reach(make(), {0: total([1], 0)}, 4, recipe("sgd", [(0, False), (1, False)]))
+    with pytest.raises(StepProtocolError, match="the sums of round 1 of step 4 are not here"):
+        ChangedRows().reach(make(), {0: total([1], 0)}, 4, step_spec("sgd", [(0, False), (1, False)]))
 
 
 Answer = tuple[Any, Exception | None]
@@ -133,17 +133,17 @@ class World:
 def test_a_member_sees_its_parts_and_the_commit_makes_the_same() -> None:
     world, pieces = World(), [make(), make()]
     try:
-        with pytest.raises(RoundError, match="nobody has told of"):
+        with pytest.raises(StepProtocolError, match="nobody has told of"):
             world.ask(1, 1)
         for step in (1, 2):
             world.round(step)
-            first = recipe("sgd", [(0, False)])
-            world.shards.add_parts(TOKEN, step, "a", first)
+            first = step_spec("sgd", [(0, False)])
+            world.shards.add_substeps(TOKEN, step, "a", first)
             # In the second step the one before may still have to be made.
             seen = world.ask(step, 1).get(timeout=60)
             world.round(step, 1)
-            whole = recipe("sgd", [(0, False), (1, False)])
-            world.shards.add_parts(TOKEN, step, "b", whole)
+            whole = step_spec("sgd", [(0, False), (1, False)])
+            world.shards.add_substeps(TOKEN, step, "b", whole)
             both = world.ask(step, 2).get(timeout=60)
             for number, piece in enumerate(pieces):
                 sums = [piece.add(t, t, None) for t in (total([number, 5], 10 * step + n) for n in (0, 1))]
@@ -152,7 +152,7 @@ def test_a_member_sees_its_parts_and_the_commit_makes_the_same() -> None:
             torch.testing.assert_close(seen, (world.expected(pieces), None))
             for number, piece in enumerate(pieces):
                 late = total([number, 5], 10 * step + 1)
-                piece.apply(piece.add(late, late, None), whole.parts[1])
+                piece.apply(piece.add(late, late, None), whole.substeps[1])
             torch.testing.assert_close(both, (world.expected(pieces), None))
             assert torch.equal(world.ask(step, 2).get(timeout=60)[0], both[0])
             for member in "ab":
@@ -170,7 +170,7 @@ def test_dropped_step_leaves_nothing_and_later_asks_are_refused() -> None:
     world = World()
     try:
         world.round(1)
-        world.shards.add_parts(TOKEN, 1, "a", recipe("sgd", [(0, False)]))
+        world.shards.add_substeps(TOKEN, 1, "a", step_spec("sgd", [(0, False)]))
         assert world.ask(1, 1).get(timeout=60)[1] is None
         world.shards.enter((1, 0, 2), ["a"], 0, "run")
         with pytest.raises(StaleError):

@@ -65,7 +65,7 @@ TAKEN_OUT: list[tuple[str, str, ModuleType, str, str, str]] = [
         "test_ps_rounds",
         rounds,
         "StepProtocol",
-        "undone = [Effect.UNDO] if self.tried else []",
+        "undone = [Effect.ROLL_BACK] if self.tried else []",
         "undone = []",
     ),
     (
@@ -73,8 +73,8 @@ TAKEN_OUT: list[tuple[str, str, ModuleType, str, str, str]] = [
         "test_ps_ranges",
         ranges,
         "AppliedBatches",
-        "if not self.ranges.add(number):\n            return False",
-        "self.ranges.add(number)",
+        "if not self.intervals.add(number):\n            return False",
+        "self.intervals.add(number)",
     ),
     (
         "the fastest waits for the slowest",
@@ -166,5 +166,5 @@ def test_without_the_rule_something_breaks(
 ) -> None:
     machine = machine_of(test)
     setattr(machine, name, without(module, name, old, new))
-    with pytest.raises((AssertionError, rounds.RoundError, leases.LeaseError)):
+    with pytest.raises((AssertionError, rounds.StepProtocolError, leases.LeaseError)):
         search(machine, WALKS)

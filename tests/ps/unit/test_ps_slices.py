@@ -16,7 +16,7 @@ from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.embedding_shard import Slice, records, slice_numbers, unpack
 from springtide_ps.params.optim import UpdateError
 from springtide_ps.server.shard_store import ShardStore
-from springtide_ps.server.step_protocol import RoundError, StaleError
+from springtide_ps.server.step_protocol import StaleError, StepProtocolError
 
 TOKEN = (1, 0, 1)
 IDS = st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-4, 4)), unique=True, max_size=12)
@@ -31,7 +31,9 @@ def make(optimizer: str = "sgd", dim: int = 3, **spec: Any) -> Slice:
     return Slice(TableSpec(dim, optimizer, seed=7, **spec), 2, 0, [{"lr": 0.1}])
 
 
-def recipe(scale: float = 1.0, unused: tuple[int, ...] = (), skip: bool = False, **options: Any) -> StepSpec:
+def step_spec(
+    scale: float = 1.0, unused: tuple[int, ...] = (), skip: bool = False, **options: Any
+) -> StepSpec:
     return StepSpec(scale, skip, ({"lr": 0.1, **options},), frozenset(unused))
 
 
@@ -80,7 +82,7 @@ def test_steps_are_torch_s_sparse_ones_and_copies_go_on_alike(name: str) -> None
             )
             optimizer.step()
         # Nobody used the table in step 3, and step 4 was skipped: no clock may move.
-        piece.apply(gradient, recipe(0.5, (2,) if step == 3 else (), step == 4, **{**options, "lr": rate}))
+        piece.apply(gradient, step_spec(0.5, (2,) if step == 3 else (), step == 4, **{**options, "lr": rate}))
         piece = Slice.load(*piece.dump())
         torch.testing.assert_close(piece.rows(everything), reference.weight.detach())
 
@@ -88,9 +90,9 @@ def test_steps_are_torch_s_sparse_ones_and_copies_go_on_alike(name: str) -> None
 def test_slice_touched_longest_ago_goes_whatever_was_looked_up() -> None:
     piece = make(max_rows=4)
     for i in range(4):
-        piece.apply(record([i], 3), recipe())
+        piece.apply(record([i], 3), step_spec())
     piece.rows(np.array([0]))
-    piece.apply(record([9], 3), recipe())
+    piece.apply(record([9], 3), step_spec())
     assert piece.table.held()[0].tolist() == [1, 2, 3, 9]
     assert torch.equal(piece.rows(np.array([0])), make().rows(np.array([0])))
 
@@ -104,10 +106,10 @@ def test_any_number_of_slices_makes_the_same_table(ids: list[int], count: int) -
     whole, parts = make("adagrad"), [make("adagrad") for _ in range(count)]
     gradients = torch.randn(len(ids), 3)
     for _ in range(2):
-        whole.apply(records(torch.from_numpy(names), gradients).view(-1), recipe())
+        whole.apply(records(torch.from_numpy(names), gradients).view(-1), step_spec())
         for number, part in enumerate(parts):
             own = torch.from_numpy(numbers == number)
-            part.apply(records(torch.from_numpy(names)[own], gradients[own]).view(-1), recipe())
+            part.apply(records(torch.from_numpy(names)[own], gradients[own]).view(-1), step_spec())
     for number, part in enumerate(parts):
         own = names[numbers == number]
         assert torch.equal(part.rows(own), whole.rows(own))
@@ -129,7 +131,7 @@ def test_any_number_of_slices_makes_the_same_table(ids: list[int], count: int) -
 )
 def test_what_is_no_slice_is_refused(change: dict[str, Any], message: str) -> None:
     piece = make()
-    piece.apply(record([1, 2], 3), recipe())
+    piece.apply(record([1, 2], 3), step_spec())
     about, payload = piece.dump()
     with pytest.raises(ValueError, match=message):
         Slice.load({**about, **change}, payload)
@@ -180,8 +182,8 @@ def test_rows_are_those_after_the_step_that_is_asked_for() -> None:
         assert norms[0] == norms[1] == ({0: pytest.approx(expected.square_norm(total))}, None)
         assert not answers.all
         for member in "ab":
-            shards.commit(TOKEN, 1, member, recipe(0.5), lambda *_: None)
-        expected.apply(total, recipe(0.5))
+            shards.commit(TOKEN, 1, member, step_spec(0.5), lambda *_: None)
+        expected.apply(total, step_spec(0.5))
         rows, error = answers.next()
         assert error is None
         torch.testing.assert_close(rows, torch.cat((expected.rows(ids), first)))
@@ -190,9 +192,9 @@ def test_rows_are_those_after_the_step_that_is_asked_for() -> None:
         shards.enter((1, 0, 2), ["a"], 1, "L")
         assert isinstance(answers.next()[1], StaleError)
         assert not answers.all
-        with pytest.raises(RoundError, match="not held here"):
+        with pytest.raises(StepProtocolError, match="not held here"):
             shards.fetch_rows((1, 0, 2), 1, [("t3.0", ids)], answers)
-        with pytest.raises(RoundError, match="read by rows"):
+        with pytest.raises(StepProtocolError, match="read by rows"):
             shards.fetch((1, 0, 2), 1, "t2.0", answers)
     finally:
         shards.close()
@@ -206,7 +208,7 @@ def test_a_tried_step_is_there_and_can_be_undone_or_kept() -> None:
         for member in "ab":
             shards.stage(token, step, member, "t2.0", record([4], 3, step))
             shards.prepare(token, step, member, 1, False, lambda *_: None)
-        shards.commit(token, step, "a", recipe(0.5), lambda *_: None)
+        shards.commit(token, step, "a", step_spec(0.5), lambda *_: None)
         shards.fetch_rows(token, step, [("t2.0", ids)], answers)
         shards.try_step(token, step, "a")
         found = answers.next()[0]
@@ -229,7 +231,7 @@ def test_a_tried_step_is_there_and_can_be_undone_or_kept() -> None:
         # a lives, and the next generation begins from its state.
         shards.enter((1, 0, 4), ["a", "b"], 1, "L")
         assert shards.inventory((1, 0, 4)) == ["t2.0"]
-        shards.resolve((1, 0, 4), recipe(0.5))
+        shards.resolve((1, 0, 4), step_spec(0.5))
         assert shards.inventory((1, 0, 4)) == ["t2.0"]
         shards.fetch_rows((1, 0, 4), 1, [("t2.0", ids)], answers)
         assert torch.equal(answers.next()[0], tried)
@@ -242,6 +244,6 @@ def test_a_tried_step_is_there_and_can_be_undone_or_kept() -> None:
 def test_options_of_a_step_reach_the_rows() -> None:
     piece = make()
     before = piece.rows(np.array([1]))
-    piece.apply(record([1], 3), recipe(maximize=True, lr=2.0))
+    piece.apply(record([1], 3), step_spec(maximize=True, lr=2.0))
     torch.testing.assert_close(piece.rows(np.array([1])), before + 2.0 * unpack(record([1], 3), 3)[1])
     assert issubclass(UpdateError, ValueError)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ps_slices import PART, RECIPE, Dumped, dumped, make, record
+from ps_slices import PART, STEP_SPEC, Dumped, dumped, make, record
 
 from springtide_ps.params.chunk import ChunkError
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.load_parts import loads
-from springtide_ps.server.snapshot import SnapshotKeeper, give, tell
-from springtide_ps.server.snapshot_reader import KEPT_SECONDS, READINGS_LIMIT, SnapshotReader
-from springtide_ps.server.step_protocol import RoundError
+from springtide_ps.server.snapshot import SnapshotKeeper, describe_shard, give
+from springtide_ps.server.snapshot_reader import CHUNK_READS_LIMIT, READER_SECONDS, SnapshotReader
+from springtide_ps.server.step_protocol import StepProtocolError
 
 
 @settings(deadline=None, max_examples=25)
@@ -35,7 +35,7 @@ def test_parts_of_any_size_make_an_equal_slice(rows: int, part: int, optimizer: 
         made.finish()
     assert dumped(made) == dumped(piece)
     for other in (piece, made):
-        other.apply(record([3, 50]), RECIPE)
+        other.apply(record([3, 50]), STEP_SPEC)
     assert dumped(made) == dumped(piece)
 
 
@@ -63,16 +63,16 @@ def test_parts_of_one_moment_are_never_mixed_with_another(moves: list[str], part
     for number, move in enumerate(moves):
         if move in ("change", "drop") and held is not None:
             cuts.before("k", held, 0)
-            held.apply(record([number, 100 + number]), RECIPE)
+            held.apply(record([number, 100 + number]), STEP_SPEC)
             held = None if move == "drop" else held
         elif move == "freeze" and held is not None:
             cuts.take(str(number), 0, 1, [("k", 0)])
             cut = str(number), dumped(held), bytearray()
         elif move == "begin" and held is not None:
-            wanted[cuts.readings.begin("k")] = dumped(held), bytearray()
+            wanted[cuts.chunk_reads.begin("k")] = dumped(held), bytearray()
         elif move == "of the cut" and cut is not None:
             name, (about, memory), got = cut
-            told = tell(cuts.find(name), "k", held, 0)
+            told = describe_shard(cuts.find(name), "k", held, 0)
             assert told is not None
             assert told["bytes"] == len(memory)
             found = give(cuts.find(name), "k", held, 0, len(got), part)
@@ -81,65 +81,65 @@ def test_parts_of_one_moment_are_never_mixed_with_another(moves: list[str], part
             got += found[1].numpy().tobytes()
             assert bytes(got) == memory[: len(got)]
             if len(got) == len(memory):
-                with pytest.raises(RoundError, match="not here any more"):
+                with pytest.raises(StepProtocolError, match="not here any more"):
                     give(cuts.find(name), "k", held, 0)
                 assert cuts.nbytes == 0
                 cut = None
         elif move == "read" and wanted:
             reading = min(wanted)
             (about, memory), got = wanted[reading]
-            some = cuts.readings.take(reading, "k", held, len(got), part)
+            some = cuts.chunk_reads.take(reading, "k", held, len(got), part)
             assert (some[0], some[2]) == (about, len(memory))
             got += some[1].numpy().tobytes()
             assert bytes(got) == memory[: len(got)]
             if len(got) == len(memory):
                 del wanted[reading]
     if not wanted:
-        assert cuts.readings.nbytes == 0
+        assert cuts.chunk_reads.nbytes == 0
 
 
 def test_a_part_out_of_order_is_refused() -> None:
     cuts, piece = SnapshotKeeper(lambda: 0.0), make(6)
     cuts.take("one", 0, 1, [("k", 0)])
-    reading = cuts.readings.begin("k")
+    reading = cuts.chunk_reads.begin("k")
     assert give(cuts.find("one"), "k", piece, 0, 0, PART)
-    cuts.readings.take(reading, "k", piece, 0, PART)
+    cuts.chunk_reads.take(reading, "k", piece, 0, PART)
     for at in (0, PART + 1):
-        with pytest.raises(RoundError, match=f"byte {PART} is next, not {at}"):
+        with pytest.raises(StepProtocolError, match=f"byte {PART} is next, not {at}"):
             give(cuts.find("one"), "k", piece, 0, at, PART)
-        with pytest.raises(RoundError, match=f"byte {PART} is next, not {at}"):
-            cuts.readings.take(reading, "k", piece, at, PART)
+        with pytest.raises(StepProtocolError, match=f"byte {PART} is next, not {at}"):
+            cuts.chunk_reads.take(reading, "k", piece, at, PART)
 
 
 def test_only_what_is_still_to_be_read_is_copied_and_once() -> None:
     cuts, piece = SnapshotKeeper(lambda: 0.0), make(6)
     cuts.take("one", 0, 1, [("k", 0)])
     give(cuts.find("one"), "k", piece, 0, 0, PART)
-    readings = [cuts.readings.begin("k") for _ in range(3)]
-    for reading in readings:
-        cuts.readings.take(reading, "k", piece, 0, PART)
+    chunk_reads = [cuts.chunk_reads.begin("k") for _ in range(3)]
+    for reading in chunk_reads:
+        cuts.chunk_reads.take(reading, "k", piece, 0, PART)
     for _ in range(2):
         cuts.before("k", piece, 0)
-    assert cuts.nbytes == cuts.readings.nbytes == piece.dumped_bytes - PART
-    for reading in readings:
-        cuts.readings.end(reading)
-    assert cuts.readings.nbytes == 0
+    assert cuts.nbytes == cuts.chunk_reads.nbytes == piece.dumped_bytes - PART
+    for reading in chunk_reads:
+        cuts.chunk_reads.end(reading)
+    assert cuts.chunk_reads.nbytes == 0
 
 
 def test_readings_that_nobody_goes_on_with_are_forgotten() -> None:
     now = [0.0]
-    readings, piece = SnapshotReader(lambda: now[0]), make(6)
-    old = readings.begin("k")
-    readings.before("k", piece)
-    assert readings.nbytes > 0
-    now[0] = KEPT_SECONDS + 1
-    readings.before("other", piece)
-    assert readings.nbytes == 0
-    with pytest.raises(RoundError, match="not kept here any more"):
-        readings.take(old, "k", piece, 0, PART)
-    for _ in range(READINGS_LIMIT):
-        readings.begin("k")
-    with pytest.raises(RoundError, match="are being read already"):
-        readings.begin("k")
-    readings.clear()
-    readings.begin("k")
+    chunk_reads, piece = SnapshotReader(lambda: now[0]), make(6)
+    old = chunk_reads.begin("k")
+    chunk_reads.before("k", piece)
+    assert chunk_reads.nbytes > 0
+    now[0] = READER_SECONDS + 1
+    chunk_reads.before("other", piece)
+    assert chunk_reads.nbytes == 0
+    with pytest.raises(StepProtocolError, match="not kept here any more"):
+        chunk_reads.take(old, "k", piece, 0, PART)
+    for _ in range(CHUNK_READS_LIMIT):
+        chunk_reads.begin("k")
+    with pytest.raises(StepProtocolError, match="are being read already"):
+        chunk_reads.begin("k")
+    chunk_reads.clear()
+    chunk_reads.begin("k")

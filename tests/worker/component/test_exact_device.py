@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from exact_world import SHAPES, World, bits, gradients, grouping, layout
+from fake_device import DEVICE, Accelerator, There
 from gpu_capabilities import needs_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_believe_device import DEVICE, Accelerator, There
 from worker_groups import wired_stores
 from worker_ranks import Rank, on_ranks, seeded
 

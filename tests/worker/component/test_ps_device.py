@@ -34,7 +34,7 @@ class SlowCopy:
         self._target.copy_(self._source)
 
 
-class MakeBelieve:
+class FakeDevice:
     """A device whose memory is the host's. let: copies from it arrive."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Unheld(SlowCopy):
         super().synchronize()
 
 
-class CopiesUnheld(MakeBelieve):
+class CopiesUnheld(FakeDevice):
     def to_host(self, source: torch.Tensor, target: torch.Tensor) -> SlowCopy:
         return Unheld(source, target, self.let)
 
@@ -109,7 +109,7 @@ def test_gradient_outlives_its_copy_to_the_host() -> None:
 
 
 def test_two_members_with_a_device_equal_one_process() -> None:
-    with servers(2) as running, members(2, adam, copier=MakeBelieve()) as (a, b):
+    with servers(2) as running, members(2, adam, copier=FakeDevice()) as (a, b):
         store, both = Store(), ["m0", "m1"]
         together(
             lambda: a.begin(1, both, running, store, fresh=True),
@@ -125,7 +125,7 @@ def test_two_members_with_a_device_equal_one_process() -> None:
 
 @pytest.mark.parametrize("kind", ["None", "BF16"])
 def test_backward_awaits_no_copies_and_dropped_step_leaves_none(kind: str) -> None:
-    copier = MakeBelieve()
+    copier = FakeDevice()
     with (
         servers(1) as running,
         members(1, adam, copier=copier, compression=lambda: GradientCompression(kind)) as (a,),
@@ -162,7 +162,7 @@ def test_backward_awaits_no_copies_and_dropped_step_leaves_none(kind: str) -> No
 
 
 def test_a_server_that_is_gone_is_found_by_prepare() -> None:
-    copier = MakeBelieve()
+    copier = FakeDevice()
     with servers(2) as running, members(1, adam, copier=copier) as (a,):
         a.begin(1, ["m0"], running, Store(), fresh=True)
         a.exchange.resolve()
@@ -300,7 +300,7 @@ def test_without_common_steps_values_go_over_the_device_s_copies(device: str, ho
     def script(rank: Rank) -> list[torch.Tensor]:
         model, optimizer, scaler = parts()
         if device == "cpu":
-            rank.copier = copier = MakeBelieve()
+            rank.copier = copier = FakeDevice()
         rank.distribute(model, optimizer, scaler=scaler, clip_norm=clip_norm)
         exchange = rank.trainer.servers
         assert exchange is not None
@@ -315,13 +315,18 @@ def test_without_common_steps_values_go_over_the_device_s_copies(device: str, ho
         assert (ledger["totalSeen"], ledger["repeated"], ledger["lost"]) == (48, 0, 0)
         return [parameter.detach().cpu() for parameter in model.parameters()]
 
-    several = how == "of two"
+    multi_step = how == "of two"
     more: dict[str, Any] = {"compression": "TopK", "top_k_ratio": 1.0} if how == "TopK" else {}
     with servers(2) as running:
         results = on_ranks(
-            1 + several, script, strategy="ParameterServer", consistency="Asynchronous", token=TOKEN, **more
+            1 + multi_step,
+            script,
+            strategy="ParameterServer",
+            consistency="Asynchronous",
+            token=TOKEN,
+            **more,
         )
-    if several:
+    if multi_step:
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
         return
     model, optimizer, scaler = parts()

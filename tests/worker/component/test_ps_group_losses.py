@@ -24,7 +24,7 @@ from springtide.ps.compression import GradientCompression
 from springtide.ps.connections import ServerError
 from springtide.ps.context import GroupSettings
 from springtide.ps.group_rows import gather
-from springtide.ps.lease import Lease, heard, nothing_told, told
+from springtide.ps.lease import Lease, decode, encode, encode_nothing
 from springtide.train_step.grad_scaler import agree
 from springtide_ps.params.sparse_gradient import SparseGradient
 from springtide_ps.server.server import Server
@@ -122,15 +122,18 @@ class Job:
         for name in names:
             self.members[name].commit()
 
-    def books(self) -> set[tuple[tuple[int, ...], int]]:
-        books = self.members["b"].own.books().values()
-        return {(tuple(book.ranges.to_json()), book.applied) for book in books}
+    def applied_batches(self) -> set[tuple[tuple[int, ...], int]]:
+        applied_of = self.members["b"].own.applied_batches().values()
+        return {
+            (tuple(applied_batches.intervals.to_json()), applied_batches.applied)
+            for applied_batches in applied_of
+        }
 
     def break_off(self, name: str) -> None:
         """Have the member lose a server before it has sent all pushes of its range, but after some."""
         member, exchange = self.members[name].own, self.members[name].exchange
         homes, connections = exchange.context.generation.homes, exchange.connections
-        [other] = {home[0] for home in homes.values()} - {member.desk}
+        [other] = {home[0] for home in homes.values()} - {member.lease_server}
         ask = connections.ask
 
         def refuse(server: str, *args: Any, **named: Any) -> Any:
@@ -146,7 +149,7 @@ class Job:
 
     @property
     def applied(self) -> int:
-        return sum(server.counters.ranges for server in self.running)
+        return sum(server.counters.batches for server in self.running)
 
     @property
     def repeated(self) -> int:
@@ -188,7 +191,7 @@ def test_batch_of_a_pusher_dying_between_pushes_is_completed() -> None:
         assert one.bodies("b", "c") == {0}
         one.commit("b", "c")
         together(*(one.members[name].exchange.settle for name in ("b", "c")))
-        assert one.books() == {((0, 1), 1)}
+        assert one.applied_batches() == {((0, 1), 1)}
         assert (one.applied, one.repeated) == (chunks, there)
         assert torch.equal(one.values("b"), one.values("c"))
 
@@ -212,12 +215,12 @@ def test_pusher_sends_the_rest_in_any_role_of_next_generation(order: str, compre
             one.begin(*order)
             chunks = len(one.members["b"].exchange.chunks)
             # It is in all chunks before ranges are given out.
-            assert one.books() == {((0, 1), 1)}
+            assert one.applied_batches() == {((0, 1), 1)}
             first = order[:2]
             assert one.bodies(*first) == {1}
             one.commit(*first)
             together(*(one.members[name].exchange.settle for name in first))
-            assert one.books() == {((0, 2), 2)}
+            assert one.applied_batches() == {((0, 2), 2)}
             assert one.applied == 2 * chunks
             found.append(one.values(first[0]))
             assert torch.equal(one.values(first[1]), found[-1])
@@ -261,7 +264,7 @@ def test_a_group_with_a_device_makes_the_numbers_of_one_without() -> None:
                 assert one.bodies("a", "b") == {number}
                 one.commit("a", "b")
             together(*(one.members[name].exchange.settle for name in "ab"))
-            assert one.books() == {((0, 3), 3)}
+            assert one.applied_batches() == {((0, 3), 3)}
             found += [one.values(name) for name in "ab"]
     assert all(torch.equal(values, found[0]) for values in found)
 
@@ -269,7 +272,7 @@ def test_a_group_with_a_device_makes_the_numbers_of_one_without() -> None:
 def owed(member: GroupMember) -> dict[str, torch.Tensor]:
     residuals = member.exchange.compression.residuals
     assert residuals is not None
-    owed = {chunk.key: residuals.kept(chunk.key) for chunk in member.exchange.chunks}
+    owed = {chunk.key: residuals.residual(chunk.key) for chunk in member.exchange.chunks}
     return {key: rest.clone() for key, rest in owed.items() if rest is not None}
 
 
@@ -341,10 +344,10 @@ def test_a_group_waits_for_the_slowest_group() -> None:
         c = one.members["c"]
         assert c.body() == 0
         one.commit("c")
-        desk = next(server for server in one.running if f"s{server.port}" == c.own.desk)
+        lease_server = next(server for server in one.running if f"s{server.port}" == c.own.lease_server)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(c.own.lease, 0, 100)
-            until(lambda: desk.async_handler.waiting == 1, "the question that has to wait")
+            until(lambda: lease_server.async_handler.waiting == 1, "the question that has to wait")
             assert one.bodies("a", "b") == {1}
             assert not asked.done()
             one.commit("a", "b")
@@ -383,12 +386,12 @@ def test_what_is_told_is_heard(
     number: int | None, over: bool, finished: int, waited: bool, clock: int
 ) -> None:
     lease = Lease(number, over, finished, waited)
-    assert heard(told(lease, clock) + nothing_told() + nothing_told()) == (lease, clock)
+    assert decode(encode(lease, clock) + encode_nothing() + encode_nothing()) == (lease, clock)
 
 
 def test_the_first_member_gets_the_rows_of_all() -> None:
     class Table:
-        dim, counted = 2, False
+        dim, has_counts = 2, False
 
     own = [
         {0: (torch.tensor([5, 7]), torch.full((2, 2), 1.0)), 3: (torch.tensor([1]), torch.ones(1, 2))},

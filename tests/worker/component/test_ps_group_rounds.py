@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ps_members import Store, together
-from ps_servers import TOKEN, servers
-from range_game import (
+from batch_game import (
     BATCH,
     EPOCHS,
     SAMPLES,
@@ -31,7 +29,9 @@ from range_game import (
     recovers,
     scaled,
 )
-from range_rounds_by_hand import Loose, assert_equal, undisturbed
+from batch_sums_by_hand import Loose, assert_equal, undisturbed
+from ps_members import Store, together
+from ps_servers import TOKEN, servers
 from worker_groups import addresses
 from worker_ranks import on_ranks
 
@@ -98,7 +98,7 @@ def test_one_group_makes_the_numbers_of_plain_torch(body: Body, size: int, clip_
             group_size=3,
             **HOW,
         )
-        pushed = sum(server.counters.ranges for server in running)
+        pushed = sum(server.counters.batches for server in running)
         assert sum(server.counters.repeated for server in running) == 0
     order = [torch.cat(parts) for parts in zip(*(found[2] for found in results), strict=True)]
     expected = plain(body, order, clip_norm)
@@ -180,9 +180,9 @@ def test_body_left_between_two_steps_is_completed_by_next_group(
         found = together(*(member.values for member in group))
         assert_equal(found[0], wanted)
         assert_equal(found[1], found[0])
-        assert group[0].books() == {(0, 3)}
+        assert group[0].applied_batches() == {(0, 3)}
         keys = group[0].batches.keys_in_order()
-        assert sum(server.counters.ranges for server in running) == 3 * len(keys)
+        assert sum(server.counters.batches for server in running) == 3 * len(keys)
         there = len(group[0].first_keys) if seen else 0
         assert sum(server.counters.repeated for server in running) == there
         for member in trio.all.values():
@@ -208,7 +208,7 @@ def test_waiter_for_the_first_members_push_hears_of_its_death() -> None:
         together(*(lambda m=m: m.half(0) for m in group))
         together(*(member.rest for member in group))
         together(*(member.values for member in group))
-        assert group[0].books() == {(0, 1)}
+        assert group[0].applied_batches() == {(0, 1)}
         assert sum(server.counters.repeated for server in running) == 0
         for member in trio.all.values():
             member.exchange.close()

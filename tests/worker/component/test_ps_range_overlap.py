@@ -71,7 +71,7 @@ def test_next_body_begins_early_and_each_layer_awaits_its_values(
                     loss.backward()
                     if number == 2:
                         # Else an offer would wait for the lock, and the question for a range behind it.
-                        until(lambda: running[0].offered_bytes == everything, "all gradients at the server")
+                        until(lambda: running[0].stashed_bytes == everything, "all gradients at the server")
                         locked = lock.acquire()
                     optimizer.step()
                     optimizer.zero_grad()
@@ -104,7 +104,7 @@ def test_gradients_leave_in_backward_and_the_push_brings_none() -> None:
 
         def until_offered(_: torch.Tensor) -> None:
             if not rank.trainer.buckets.patient:
-                until(lambda: running[0].offered_bytes >= last, "the last layer's gradient at the server")
+                until(lambda: running[0].stashed_bytes >= last, "the last layer's gradient at the server")
 
         model[0].weight.register_hook(until_offered)
         before = running[0].counters.bytes_in
@@ -115,7 +115,7 @@ def test_gradients_leave_in_backward_and_the_push_brings_none() -> None:
                 optimizer.zero_grad()
         assert not rank.trainer.buckets.patient
         rank.runtime.settle(None)
-        assert running[0].offered_bytes == 0
+        assert running[0].stashed_bytes == 0
         return running[0].counters.bytes_in - before, 6 * size
 
     with servers(1) as running:
@@ -154,8 +154,8 @@ def test_numbers_are_the_same_whatever_comes_before_the_push(
             if body == 1 and event == "generation":
                 loose.begin()  # perhaps with some of the pushes answered
         assert torch.equal(loose.values(), wanted)
-        assert loose.books() == {(0, 4)}
-        assert sum(server.counters.ranges for server in running) == 4 * len(loose.exchange.chunks)
+        assert loose.applied_batches() == {(0, 4)}
+        assert sum(server.counters.batches for server in running) == 4 * len(loose.exchange.chunks)
         loose.exchange.close()
 
 
@@ -174,7 +174,7 @@ def test_a_body_that_is_left_counts_nothing_and_owes_nothing(early: bool) -> Non
                 loose.body()
             loose.exchange.commit(1.0, ())
         assert torch.equal(loose.values(), wanted)
-        assert loose.books() == {(0, 3)}
+        assert loose.applied_batches() == {(0, 3)}
         loose.exchange.close()
 
 

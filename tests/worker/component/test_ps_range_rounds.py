@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ps_members import Store, together
-from ps_servers import TOKEN, servers
-from range_game import (
+from batch_game import (
     BATCH,
     EPOCHS,
     SAMPLES,
@@ -32,7 +30,9 @@ from range_game import (
     recovers,
     scaled,
 )
-from range_rounds_by_hand import Loose, assert_equal, undisturbed
+from batch_sums_by_hand import Loose, assert_equal, undisturbed
+from ps_members import Store, together
+from ps_servers import TOKEN, servers
 from worker_ranks import Rank, on_ranks
 
 from springtide.errors import UsageError
@@ -88,7 +88,7 @@ def test_of_two_workers_each_range_is_once_in_all(body: Body, consistency: str) 
         results = on_ranks(
             2, lambda rank: play(rank, body, None, running, store), consistency=consistency, **HOW
         )
-        pushed = sum(server.counters.ranges for server in running)
+        pushed = sum(server.counters.batches for server in running)
     chunks = len(running_chunks(results[0][0]))
     assert pushed == chunks * EPOCHS * SAMPLES // BATCH
     for _, values, _, audit in results:
@@ -179,8 +179,8 @@ def test_each_batch_is_once_in_each_step_whatever_comes_between(event: str, tabl
         loose.half(2)
         loose.rest()
         assert_equal(loose.values(), wanted)
-        assert loose.books() == {(0, 3)}
-        assert sum(server.counters.ranges for server in running) == 3 * total
+        assert loose.applied_batches() == {(0, 3)}
+        assert sum(server.counters.batches for server in running) == 3 * total
         if event == "generation":
             assert sum(server.counters.repeated for server in running) == len(loose.first_keys)
         loose.exchange.close()
@@ -221,7 +221,7 @@ def test_next_generation_does_not_wait_for_a_hanging_server(monkeypatch: pytest.
         loose.half(2)
         loose.rest()
         assert_equal(loose.values(), wanted)
-        assert loose.books() == {(0, 3)}
+        assert loose.applied_batches() == {(0, 3)}
         loose.exchange.close()
 
 
@@ -249,5 +249,5 @@ def test_batch_of_a_worker_dying_between_steps_is_completed(replication: int) ->
         second.half(2)
         second.rest()
         assert_equal(second.values(), wanted)
-        assert second.books() == {(0, 3)}
+        assert second.applied_batches() == {(0, 3)}
         second.exchange.close()

@@ -58,16 +58,16 @@ def test_chunks_hold_one_optimizers_parameters_and_miss_none(
 
 
 def test_a_chunk_takes_the_options_of_its_own_optimizer() -> None:
-    recipe = StepSpec(0.5, False, ({"lr": 9.0}, {"lr": 1.0}, {"lr": 3.0}), factors=(7.0, 0.5, 0.5))
-    assert StepSpec.from_json(recipe.to_json()) == recipe
+    step_spec = StepSpec(0.5, False, ({"lr": 9.0}, {"lr": 1.0}, {"lr": 3.0}), factors=(7.0, 0.5, 0.5))
+    assert StepSpec.from_json(step_spec.to_json()) == step_spec
     chunk = Chunk(torch.zeros(4), [(0, 0, 0, 2), (1, 1, 2, 4)], "sgd", [{"lr": 0.0}, {"lr": 0.0}], 1, 3)
     chunk = Chunk.load(*chunk.dump())
-    chunk.apply(torch.ones(4), recipe)
+    chunk.apply(torch.ones(4), step_spec)
     assert chunk.values.tolist() == [-0.25, -0.25, -0.75, -0.75]
     with pytest.raises(ChunkError, match="2 parameter groups, not 3"):
         chunk.apply(torch.ones(4), StepSpec(1.0, False, ({"lr": 1.0}, {"lr": 1.0})))
     with pytest.raises(ChunkError, match="2 factors for 3 groups"):
-        StepSpec.from_json({**recipe.to_json(), "factors": [[2, 1.5]]})
+        StepSpec.from_json({**step_spec.to_json(), "factors": [[2, 1.5]]})
     for first, among in ((2, 3), (-1, 3), (0, 1)):
         with pytest.raises(ChunkError, match="are not among"):
             Chunk(torch.zeros(1), [(0, 0, 0, 1)], "sgd", [{}, {}], first, among)
@@ -135,7 +135,7 @@ def train(
                 body(pair, batch.data, rank.step_number)
         rank.runtime.settle(None)
         assert not any(optimizer.state for optimizer in pair.optimizers)
-        snapshot = rank.trainer.freeze("the end", size)
+        snapshot = rank.trainer.take_snapshot("the end", size)
         assert snapshot is not None
         try:
             return pair.values(), snapshot.collect(rank.runtime.group.rank, size)

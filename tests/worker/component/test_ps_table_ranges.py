@@ -149,8 +149,11 @@ class Loose:
             self.exchange.stage_rows(index, *merged(handle.take(), handle.dim))
         self.exchange.prepare()
 
-    def books(self) -> set[tuple[int, ...]]:
-        return {tuple(book.ranges.to_json()) for book in self.batches.books().values()}
+    def applied_batches(self) -> set[tuple[int, ...]]:
+        return {
+            tuple(applied_batches.intervals.to_json())
+            for applied_batches in self.batches.applied_batches().values()
+        }
 
     def values(self) -> list[torch.Tensor]:
         self.exchange.settle()
@@ -213,8 +216,8 @@ def test_each_batch_is_once_in_each_slice_whatever_comes_between(event: str, com
                 loose.begin(running)  # perhaps with some of the pushes answered
                 loose.exchange.resolve()
         assert_equal(loose.values(), wanted)
-        assert loose.books() == {(0, 4)}
-        assert sum(server.counters.ranges for server in running) == 4 * len(
+        assert loose.applied_batches() == {(0, 4)}
+        assert sum(server.counters.batches for server in running) == 4 * len(
             loose.exchange.context.generation.homes
         )
         loose.exchange.close()
@@ -228,7 +231,7 @@ def broken(loose: Loose) -> bool:
 def offered(running: list[Server]) -> set[str]:
     """The chunks and slices of which servers have gradients."""
     clients = [client for server in running for client in server.connections]
-    return {key for client in clients for _, key in list(client.stash.offers)}
+    return {key for client in clients for _, key in list(client.stash.stashed)}
 
 
 def offers(loose: Loose) -> set[str]:
@@ -243,7 +246,7 @@ def half(loose: Loose, other_half: Callable[[], None]) -> None:
     count = len(batches.keys_in_order()) // 2
 
     def some(server: str, kind: Kind, token: Any, meta: dict[str, Any], *args: Any, **named: Any) -> Any:
-        if kind is not Kind.PUSH_RANGE:
+        if kind is not Kind.PUSH_BATCH:
             return ask(server, kind, token, meta, *args, **named)
         if len(sent) < count:
             sent.append(meta["k"])
@@ -279,8 +282,8 @@ def test_push_of_a_worker_dying_in_it_is_completed_by_another() -> None:
         second.body(2)
         second.exchange.commit(1.0, ())
         assert_equal(second.values(), wanted)
-        assert second.books() == {(0, 3)}
-        assert sum(server.counters.ranges for server in running) == 3 * len(
+        assert second.applied_batches() == {(0, 3)}
+        assert sum(server.counters.batches for server in running) == 3 * len(
             second.exchange.context.generation.homes
         )
         assert sum(server.counters.repeated for server in running) >= len(second.batches.keys_in_order()) // 2
@@ -307,7 +310,7 @@ def test_rest_of_push_goes_to_copies_when_its_server_dies() -> None:
         loose.body(2)
         loose.exchange.commit(1.0, ())
         assert_equal(loose.values(), wanted)
-        assert loose.books() == {(0, 3)}
+        assert loose.applied_batches() == {(0, 3)}
         loose.exchange.close()
 
 

@@ -63,7 +63,7 @@ def train(
         rank.runtime.settle(None)
         assert wire.residuals is not None
         keys = [chunk.key for chunk in rank.trainer.servers.chunks]  # type: ignore[union-attr]
-        owed = {key: kept.clone() for key in keys if (kept := wire.residuals.kept(key)) is not None}
+        owed = {key: kept.clone() for key in keys if (kept := wire.residuals.residual(key)) is not None}
         values = torch.cat([item.detach().reshape(-1) for item in model.parameters()])
         return Run(values, owed, rank.runtime.position.ledger.audit())
 
@@ -123,7 +123,7 @@ def test_what_16_bits_leave_out_is_kept_in_more() -> None:
         assert out.values.dtype is torch.float16
         wire.stand_at(((1, 0, 1), step), [(0, ())], False)
         assert wire.residuals is not None
-        kept = wire.residuals.kept("0.0")
+        kept = wire.residuals.residual("0.0")
         assert kept is not None
         assert kept[1:].tolist() == [step * 2.0**-39] * 63
         assert kept[0] == 0

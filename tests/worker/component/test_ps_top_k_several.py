@@ -40,7 +40,7 @@ def owed(exchange: PsBackend) -> torch.Tensor:
     assert exchange.compression.residuals is not None
     flats = [torch.zeros(size) for size in exchange.context.layout.sizes]
     for chunk in exchange.chunks:
-        if (kept := exchange.compression.residuals.kept(chunk.key)) is not None:
+        if (kept := exchange.compression.residuals.residual(chunk.key)) is not None:
             flats[chunk.bucket][chunk.start : chunk.stop] = kept
     slots = zip(exchange.context.layout.fields, exchange.context.layout.slots, strict=True)
     return torch.cat([flats[slot.bucket][slot.offset : slot.offset + item.numel] for item, slot in slots])

@@ -46,7 +46,7 @@ def global_batches() -> list[torch.Tensor]:
 def here(server: Server, asynchronous: bool) -> int:
     """How many gradients of chunks the server has got."""
     if asynchronous:
-        return sum(len(client.stash.offers) for client in server.connections)
+        return sum(len(client.stash.stashed) for client in server.connections)
     return server.counters.pushes
 
 

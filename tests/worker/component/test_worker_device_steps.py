@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from make_believe_device import DEVICE, Accelerator, There
+from fake_device import DEVICE, Accelerator, There
 from torch.nn import functional as F
 from worker_ranks import Rank, on_ranks, seeded
 

@@ -66,7 +66,7 @@ def test_any_split_over_workers_is_one_batch(workers: list[list[tuple[int, int]]
                 expected[own + 3] += row / counts[own, call]
         heads, rows = summed(*(torch.cat(kind) for kind in zip(*parts, strict=True)))
         sent = records(heads, rows.to(dtype))
-        assert sent.nbytes == len(heads) * record_bytes(2, dtype, counted=True)
+        assert sent.nbytes == len(heads) * record_bytes(2, dtype, has_counts=True)
         memory = sent.view(-1).view(torch.uint8) if sent.numel() else torch.empty(0, dtype=torch.uint8)
         piece.check_records(memory.numel(), dtype)
         total = piece.add(total, piece.records_in(memory.clone(), dtype), None)
@@ -77,7 +77,7 @@ def test_any_split_over_workers_is_one_batch(workers: list[list[tuple[int, int]]
     assert piece.square_norm(total) == pytest.approx(square, rel=tolerance, abs=tolerance)
     piece.apply(total, StepSpec(1.0, False, ({"lr": 1.0},)))
     piece = Slice.load(*piece.dump())
-    assert piece.counted
+    assert piece.has_counts
     found = piece.rows(torch.arange(-3, 4).numpy())
     torch.testing.assert_close(found, -expected, rtol=tolerance, atol=tolerance)
 
@@ -96,7 +96,7 @@ def test_heads_name_the_call_and_plain_ids_stay_as_they_are() -> None:
         assert function(ids) is ids
     assert divided(ids, rows) == (ids, rows)
     memory = records(heads, rows.to(torch.float16)).view(-1).view(torch.uint8)
-    found = unpack(widened(memory, 1, torch.float16, counted=True), 1, counted=True)
+    found = unpack(widened(memory, 1, torch.float16, has_counts=True), 1, has_counts=True)
     assert torch.equal(found[0], heads)
 
 

@@ -77,22 +77,22 @@ class Recipe:
 
 @dataclass
 class Script:
-    recipe: Recipe
+    step_spec: Recipe
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: Any
 
     def __post_init__(self) -> None:
         self.compute: Any = self.model
-        if self.recipe.compiled:
-            self.compute = torch.compile(self.model, backend=self.recipe.compiled)
+        if self.step_spec.compiled:
+            self.compute = torch.compile(self.model, backend=self.step_spec.compiled)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        recipe = self.recipe
-        images, labels = images.to(recipe.device), labels.to(recipe.device)
-        if recipe.channels_last:
+        step_spec = self.step_spec
+        images, labels = images.to(step_spec.device), labels.to(step_spec.device)
+        if step_spec.channels_last:
             images = images.to(memory_format=torch.channels_last)
-        with torch.autocast(recipe.device, recipe.autocast, enabled=recipe.autocast is not None):
+        with torch.autocast(step_spec.device, step_spec.autocast, enabled=step_spec.autocast is not None):
             loss = F.cross_entropy(self.compute(images).float(), labels)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
@@ -106,11 +106,11 @@ class Script:
         return State(dict(self.model.named_parameters()), Buffers(self.model), [self.optimizer], {})
 
 
-def train_on_ranks(recipe: Recipe, size: int = 2) -> list[dict[str, torch.Tensor]]:
+def train_on_ranks(step_spec: Recipe, size: int = 2) -> list[dict[str, torch.Tensor]]:
     """Return what each rank ends with after two epochs; batches of 8."""
 
     def script(rank: Rank) -> dict[str, torch.Tensor]:
-        made = recipe.make()
+        made = step_spec.make()
         rank.distribute(made.model, made.optimizer, scaler=made.scaler)
         for batch in rank.batches((IMAGES, LABELS), batch_size=8, epochs=2, shuffle=False):
             with rank.step():
@@ -120,20 +120,20 @@ def train_on_ranks(recipe: Recipe, size: int = 2) -> list[dict[str, torch.Tensor
     return on_ranks(size, script)
 
 
-def train_plainly(recipe: Recipe) -> dict[str, torch.Tensor]:
+def train_plainly(step_spec: Recipe) -> dict[str, torch.Tensor]:
     """Return what one process of plain PyTorch ends with."""
-    made = recipe.make()
+    made = step_spec.make()
     for _ in range(2):
         for images, labels in zip(IMAGES.split(8), LABELS.split(8), strict=True):
             made.step(images, labels)
     return made.tensors()
 
 
-def check_ranks(recipe: Recipe, atol: float) -> None:
+def check_ranks(step_spec: Recipe, atol: float) -> None:
     """Two ranks end with equal bits, and with what plain PyTorch ends with."""
-    one, other = train_on_ranks(recipe)
+    one, other = train_on_ranks(step_spec)
     assert all(torch.equal(one[name], other[name]) for name in one)
-    plain = train_plainly(recipe)
+    plain = train_plainly(step_spec)
     for name, value in plain.items():
         torch.testing.assert_close(one[name], value, rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -192,8 +192,8 @@ def check_goes_on(script: Script, other: Script) -> None:
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_joiner_s_optimizer_goes_on_as_the_holder_s(kind: str, device: str) -> None:
     _skip_capturable(kind, device)
-    recipe = Recipe(device, OPTIMIZERS[kind], norm=True, channels_last=True)
-    holder, joiner = recipe.make(), recipe.make()
+    step_spec = Recipe(device, OPTIMIZERS[kind], norm=True, channels_last=True)
+    holder, joiner = step_spec.make(), step_spec.make()
     for _ in range(3):
         holder.step(IMAGES[8:16], LABELS[8:16])
     joiner.step(IMAGES[16:], LABELS[16:])
@@ -206,8 +206,8 @@ def test_joiner_s_optimizer_goes_on_as_the_holder_s(kind: str, device: str) -> N
 def test_restored_state_has_the_bits_of_the_saved(kind: str, device: str, tmp_path: Path) -> None:
     """Two members write a share each, and what is trained after that is not in it."""
     _skip_capturable(kind, device)
-    recipe = Recipe(device, OPTIMIZERS[kind], norm=True, channels_last=True)
-    script = recipe.make()
+    step_spec = Recipe(device, OPTIMIZERS[kind], norm=True, channels_last=True)
+    script = step_spec.make()
     for _ in range(3):
         script.step(IMAGES[8:16], LABELS[8:16])
     saved = copy.deepcopy(script)
@@ -217,7 +217,7 @@ def test_restored_state_has_the_bits_of_the_saved(kind: str, device: str, tmp_pa
     found, _ = members.all[0].newest(must_read=True)
     assert found is not None
     members.close()
-    restored = recipe.make()
+    restored = step_spec.make()
     restored.state().write(found.tree)
     check_goes_on(saved, restored)
 
@@ -246,10 +246,10 @@ def test_mixed_precision_on_two_ranks_is_near_plain_torch(
 @pytest.mark.parametrize("device", ["cpu", cuda_param("batchnorm")])
 def test_batchnorm_s_statistics_are_those_of_all_samples(device: str) -> None:
     """The first layer sees the samples themselves: its running mean is plain PyTorch's."""
-    recipe = Recipe(device, norm=True)
-    one, other = train_on_ranks(recipe)
+    step_spec = Recipe(device, norm=True)
+    one, other = train_on_ranks(step_spec)
     assert all(torch.equal(one[name], other[name]) for name in one)
-    plain = train_plainly(recipe)
+    plain = train_plainly(step_spec)
     torch.testing.assert_close(one["0.running_mean"], plain["0.running_mean"], rtol=0, atol=1e-5)
     assert one["0.num_batches_tracked"] == plain["0.num_batches_tracked"] == 6
 
@@ -260,8 +260,8 @@ def test_batchnorm_s_statistics_are_those_of_all_samples(device: str) -> None:
 )
 def test_compiled_model_trains_as_plain_torch_s(device: str, backend: str) -> None:
     torch.compiler.reset()
-    recipe = Recipe(device, compiled=backend)
-    compiled, plain = train_on_ranks(recipe, 1)[0], train_plainly(Recipe(device))
+    step_spec = Recipe(device, compiled=backend)
+    compiled, plain = train_on_ranks(step_spec, 1)[0], train_plainly(Recipe(device))
     torch.compiler.reset()
     for name, value in plain.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-4, atol=2e-4)

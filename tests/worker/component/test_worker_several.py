@@ -351,11 +351,11 @@ def test_clamped_after_the_step() -> None:
 # ---- misuse
 
 
-def one_body(body: Callable[[Rank, Net, Any, Any], None], several: bool = True, **settings: Any) -> None:
+def one_body(body: Callable[[Rank, Net, Any, Any], None], multi_step: bool = True, **settings: Any) -> None:
     def script(rank: Rank) -> None:
         net = Net()
         optimizer = torch.optim.SGD(net.model.parameters(), lr=0.1)
-        rank.distribute(net.model, [optimizer] if several else optimizer)
+        rank.distribute(net.model, [optimizer] if multi_step else optimizer)
         for batch in rank.batches(torch.arange(SAMPLES), batch_size=BATCH, seed=0):
             with rank.step():
                 body(rank, net, optimizer, batch.data)
@@ -405,9 +405,9 @@ def test_second_step_and_optimizer_are_told_how_to_declare() -> None:
         torch.optim.Adam(net.model.parameters()).step()
 
     with pytest.raises(springtide.UsageError, match=r"one optimizer step.*as lists.*\[optimizer"):
-        one_body(twice, several=False)
+        one_body(twice, multi_step=False)
     with pytest.raises(springtide.UsageError, match=r"\(Adam\) that distribute\(\) was not given.*as lists"):
-        one_body(other, several=False)
+        one_body(other, multi_step=False)
 
 
 def test_workers_that_make_other_numbers_of_steps() -> None:

@@ -210,7 +210,7 @@ def test_frozen_weights_of_the_same_file_do_not_travel(groups: Callable[..., lis
     trained = sum(item.nbytes for item in holder.model[3].parameters())
     frozen = holder.model[0].weight.nbytes
     assert moved == sent
-    assert progress.kept >= frozen
+    assert progress.reused >= frozen
     assert moved - len(holder.flat().header) <= 4 * trained + 2 * 1024
 
 
@@ -298,8 +298,8 @@ def test_pieces_of_all_holders_are_kept_when_one_dies(
     progress = Progress("", sends=False)
     tree, moved = moves(groups(2), {1: joiner}, {0: holders[1]}, of_1={"progress": progress})[1]
     whole = sum(tensor.nbytes for tensor in holders[1].tensors())
-    assert progress.kept >= 14 * 512
-    assert moved <= whole + len(holders[1].flat().header) - progress.kept
+    assert progress.reused >= 14 * 512
+    assert moved <= whole + len(holders[1].flat().header) - progress.reused
     install(joiner, tree)
     assert same(joiner, holders[1])
 
@@ -553,7 +553,7 @@ def test_a_group_with_a_lost_message_is_set_aside_at_once(
 def test_progress_in_words() -> None:
     progress = Progress("worker-0", sends=False, began=100.0)
     assert progress.text(107.0) == "receiving the state from worker-0: not begun after 7 s"
-    progress.total, progress.kept, progress.done = 10 << 30, 1 << 30, 3 << 30
+    progress.total, progress.reused, progress.done = 10 << 30, 1 << 30, 3 << 30
     assert progress.text(104.0) == (
         "receiving the state from worker-0: 3.0 GiB of 10.0 GiB (30 %), 512.0 MiB/s, 1.0 GiB were here"
     )

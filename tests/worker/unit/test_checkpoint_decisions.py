@@ -51,7 +51,7 @@ specs_lists = st.lists(
 @given(specs_lists, st.integers(1, 9))
 @settings(deadline=None)
 def test_shares_are_the_whole_state_once_and_equal_in_size(specs: list[TensorSpec], count: int) -> None:
-    cut = [shares.cut(specs, index, count) for index in range(count)]
+    cut = [shares.split(specs, index, count) for index in range(count)]
     assert shares.missing(specs, [piece for share in cut for piece in share]) == ""
     sizes = [sum((p.stop - p.start) * specs[p.tensor].dtype.itemsize for p in share) for share in cut]
     assert max(sizes) - min(sizes) <= 2 * 8
@@ -64,7 +64,7 @@ def test_shares_are_the_whole_state_once_and_equal_in_size(specs: list[TensorSpe
 @given(specs_lists.filter(lambda specs: any(s.nbytes for s in specs)), st.integers(1, 4), st.randoms())
 @settings(deadline=None)
 def test_a_piece_too_few_or_too_many_is_noticed(specs: list[TensorSpec], count: int, chance: object) -> None:
-    pieces = [piece for index in range(count) for piece in shares.cut(specs, index, count)]
+    pieces = [piece for index in range(count) for piece in shares.split(specs, index, count)]
     some = pieces[chance.randrange(len(pieces))]  # type: ignore[attr-defined]
     assert shares.missing(specs, [piece for piece in pieces if piece is not some])
     assert shares.missing(specs, [*pieces, some])

@@ -260,13 +260,13 @@ def test_what_servers_hold_comes_back_with_the_rest(root: Path, tmp_path: Path) 
     servers = [OnServers(), OnServers()]
     asked: list[tuple[str, int]] = []
 
-    def freeze(of: OnServers, name: str, readers: int) -> OnServers:
+    def take_snapshot(of: OnServers, name: str, readers: int) -> OnServers:
         asked.append((name, readers))
         return of
 
     for index, member in enumerate(members.all):
         share = Share(index, members.share, "-2")
-        member.take(state(5), lambda: content, share, "interval", partial(freeze, servers[index]))
+        member.take(state(5), lambda: content, share, "interval", partial(take_snapshot, servers[index]))
     members.flush()
     assert asked == [(names.folder(state(5)) + "-2", 2)] * 2
     assert all(part.closed for part in servers)

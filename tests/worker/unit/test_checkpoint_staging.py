@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from make_believe_device import DEVICE, Accelerator, There
+from fake_device import DEVICE, Accelerator, There
 
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.staging import CudaCopies, Stage

@@ -24,12 +24,12 @@ class Rows(torch.utils.data.Dataset[Any]):
         return self.form(X[i], int(Y[i]))
 
 
-def deal(dataset: Any, rank: int = 0, world: int = 1, **options: Any) -> Batch:
+def assignment(dataset: Any, rank: int = 0, world: int = 1, **options: Any) -> Batch:
     return plan_loop(dataset, **({"batch_size": 10} | options)).batch(Cursor(), rank, world)
 
 
 def test_a_tuple_indexes_unpacks_iterates_and_has_its_length() -> None:
-    batch = deal((X, Y))
+    batch = assignment((X, Y))
     x, y = batch
     assert torch.equal(x, X[batch.ids])
     assert torch.equal(y, batch.ids)
@@ -41,7 +41,7 @@ def test_a_tuple_indexes_unpacks_iterates_and_has_its_length() -> None:
 
 def test_a_dict_is_read_as_a_mapping() -> None:
     for dataset in ({"x": X, "y": Y}, Rows(lambda x, y: {"x": x, "y": y})):
-        batch = deal(dataset)
+        batch = assignment(dataset)
         assert torch.equal(batch["x"], X[batch.ids])
         assert list(batch) == ["x", "y"]
         assert dict(batch.items())["y"].tolist() == batch.ids.tolist()
@@ -50,9 +50,9 @@ def test_a_dict_is_read_as_a_mapping() -> None:
 
 
 def test_named_tuples_and_plain_tensors_keep_their_attributes() -> None:
-    batch = deal(Rows(Pair))
+    batch = assignment(Rows(Pair))
     assert torch.equal(batch.x, X[batch.ids])
-    plain = deal(X)
+    plain = assignment(X)
     assert torch.equal(plain.to(torch.float64), X[plain.ids].double())
     with pytest.raises(
         AttributeError, match="neither Batch nor its Tensor of samples has an attribute 'nonsense'"
@@ -65,22 +65,23 @@ def test_named_tuples_and_plain_tensors_keep_their_attributes() -> None:
 
 def test_samples_are_read_once_and_not_before_they_are_used() -> None:
     dataset = Rows(lambda x, y: (x, y))
-    batch = deal(dataset, rank=1, world=3)
+    batch = assignment(dataset, rank=1, world=3)
     assert dataset.read == []
     batch[0], batch[1]
     assert dataset.read == batch.ids.tolist()
 
 
 def test_a_batch_shows_what_it_is() -> None:
-    assert repr(deal((X, Y), 0, 3)) == "<Batch of 4 samples; global batch 10>"
-    assert repr(deal((X, Y), 2, 3, batch_size=4)) == "<Batch of stand-in; global batch 4>"
+    assert repr(assignment((X, Y), 0, 3)) == "<Batch of 4 samples; global batch 10>"
+    assert repr(assignment((X, Y), 2, 3, batch_size=4)) == "<Batch of stand-in; global batch 4>"
     assert (
-        repr(next(iter(deal((X, Y)).split(4)))) == "<Batch of 3 samples, micro-batch 1 of 4; global batch 10>"
+        repr(next(iter(assignment((X, Y)).split(4))))
+        == "<Batch of 3 samples, micro-batch 1 of 4; global batch 10>"
     )
 
 
 def test_an_unsplit_batch_is_one_micro_batch() -> None:
-    batch = deal((X, Y), 0, 3)
+    batch = assignment((X, Y), 0, 3)
     micro = batch.micro
     assert (micro.index, micro.count, micro.is_last, micro.current_samples) == (0, 1, True, 4)
     assert (micro.current_weight, micro.scale, micro.remaining_samples) == (4.0, 0.4, 4)
@@ -92,7 +93,7 @@ def test_an_unsplit_batch_is_one_micro_batch() -> None:
 
 
 def test_split_tells_where_the_body_is_and_what_went_in() -> None:
-    batch = deal((X, Y))
+    batch = assignment((X, Y))
     seen, state = [], []
     for piece in batch.split(3):
         assert isinstance(piece, Batch)
@@ -112,7 +113,7 @@ def test_split_tells_where_the_body_is_and_what_went_in() -> None:
 
 def test_split_obeys_the_memory_bound_and_the_smallest_part() -> None:
     def sizes(m: int, **options: Any) -> list[int]:
-        return [piece.samples for piece in deal((X, Y), **options).split(m)]
+        return [piece.samples for piece in assignment((X, Y), **options).split(m)]
 
     assert sizes(1) == [10]
     assert sizes(1, micro_batch=4) == [4, 3, 3]
@@ -122,16 +123,16 @@ def test_split_obeys_the_memory_bound_and_the_smallest_part() -> None:
 
 
 def test_memory_bound_forbids_computing_the_whole_batch_at_once() -> None:
-    batch = deal((X, Y), micro_batch=20)
+    batch = assignment((X, Y), micro_batch=20)
     with pytest.raises(RuntimeError, match=r"micro_batch=20.*for micro in batch.split\(\)"):
         _x, _y = batch
     assert [piece[0].shape for piece in batch.split()] == [(10, 2)]
 
 
 def test_a_stand_in_computes_on_others_samples_and_counts_none() -> None:
-    batch = deal((X, Y), 2, 3, batch_size=5)
+    batch = assignment((X, Y), 2, 3, batch_size=5)
     assert (batch.standin, batch.samples, batch.ids.tolist()) == (True, 0, [])
-    assert torch.equal(batch[0], X[deal((X, Y), batch_size=5).ids[:2]])
+    assert torch.equal(batch[0], X[assignment((X, Y), batch_size=5).ids[:2]])
     batch.weight(100)
     batch.micro.contribute()
     assert (batch.micro.scale, batch.micro.contributed_weight, batch.micro.contributed_ids.tolist()) == (
@@ -140,13 +141,14 @@ def test_a_stand_in_computes_on_others_samples_and_counts_none() -> None:
         [],
     )
     split = [
-        (piece.standin, piece.samples, piece[0].shape) for piece in deal((X, Y), 2, 3, batch_size=5).split(4)
+        (piece.standin, piece.samples, piece[0].shape)
+        for piece in assignment((X, Y), 2, 3, batch_size=5).split(4)
     ]
     assert split == [(True, 0, (2, 2))]
 
 
 def test_weight_replaces_denominator_of_current_micro_batch() -> None:
-    batch = deal((X, Y))
+    batch = assignment((X, Y))
     tokens = [30.0, torch.tensor(10), 0]
     scales = []
     for piece, n in zip(batch.split(3), tokens, strict=True):
@@ -161,7 +163,7 @@ def test_weight_replaces_denominator_of_current_micro_batch() -> None:
 
 
 def test_the_weight_of_one_micro_batch_does_not_reach_the_next() -> None:
-    batch = deal((X, Y))
+    batch = assignment((X, Y))
     first, second = batch.split(2), []
     next(first).weight(7)
     batch.micro.contribute()
@@ -178,15 +180,15 @@ def test_weights_that_add_up_to_nothing_are_refused(total: float) -> None:
 @pytest.mark.parametrize("n", [-1, float("nan"), float("inf")])
 def test_an_impossible_weight_is_refused(n: float) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
-        deal((X, Y)).weight(n)
+        assignment((X, Y)).weight(n)
 
 
 def test_a_weight_at_the_wrong_time_is_refused() -> None:
-    batch = deal((X, Y))
+    batch = assignment((X, Y))
     batch.micro.contribute()
     with pytest.raises(RuntimeError, match="after backward"):
         batch.weight(3)
-    batch = deal((X, Y))
+    batch = assignment((X, Y))
     pieces = batch.split(2)
     first = next(pieces)
     next(pieces)
@@ -197,7 +199,7 @@ def test_a_weight_at_the_wrong_time_is_refused() -> None:
 
 
 def test_weight_on_a_whole_batch_split_later_is_refused() -> None:
-    batch = deal((X, Y))
+    batch = assignment((X, Y))
     batch.weight(3)
     with pytest.raises(RuntimeError, match="call it on each micro-batch"):
         list(batch.split(2))
@@ -205,14 +207,14 @@ def test_weight_on_a_whole_batch_split_later_is_refused() -> None:
 
 def test_backward_outside_the_piece_loop_is_always_refused() -> None:
     for m in (1, 2):
-        batch = deal((X, Y))
+        batch = assignment((X, Y))
         list(batch.split(m))
         with pytest.raises(RuntimeError, match="call it inside the loop"):
             batch.micro.contribute()
 
 
 def test_splitting_twice() -> None:
-    batch = deal((X, Y))
+    batch = assignment((X, Y))
     list(batch.split(2))  # a pass without gradients
     for _ in batch.split(2):
         batch.micro.contribute()
@@ -220,10 +222,10 @@ def test_splitting_twice() -> None:
     with pytest.raises(RuntimeError, match="already in the gradients"):
         list(batch.split(2))
     with pytest.raises(RuntimeError, match="a micro-batch already"):
-        next(deal((X, Y)).split(2)).split(2)
+        next(assignment((X, Y)).split(2)).split(2)
 
 
 @pytest.mark.parametrize("m", [0, -1, 1.5, True])
 def test_split_into_an_impossible_number_is_refused_at_the_call(m: Any) -> None:
     with pytest.raises(ValueError, match="integer >= 1"):
-        deal((X, Y)).split(m)
+        assignment((X, Y)).split(m)

@@ -16,7 +16,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.ledger import Contribution
 from springtide.data.loop import plan_loop
 from springtide.exact.buffers import pack_parts, unpack_parts
-from springtide.exact.parts import PartContribution, assignment, deal, weights_by_part
+from springtide.exact.parts import PartContribution, assign, assignment, weights_by_part
 
 
 @settings(max_examples=60, deadline=None)
@@ -25,8 +25,8 @@ def test_the_cut_does_not_depend_on_the_number_of_workers(
     samples: int, logical: int, world: int, min_part: int
 ) -> None:
     plan = plan_loop(torch.arange(samples), batch_size=samples, seed=3, min_part=min_part)
-    alone = deal(plan, Cursor(), 0, 1, logical)
-    together = [part for rank in range(world) for part in deal(plan, Cursor(), rank, world, logical)]
+    alone = assign(plan, Cursor(), 0, 1, logical)
+    together = [part for rank in range(world) for part in assign(plan, Cursor(), rank, world, logical)]
     real = [part for part in together if not part.batch.standin]
     assert [part.number for part in real] == [part.number for part in alone]
     for mine, same in zip(real, alone, strict=True):
@@ -41,7 +41,7 @@ def test_the_cut_does_not_depend_on_the_number_of_workers(
 def test_a_rank_outside_of_the_world_is_refused() -> None:
     plan = plan_loop(torch.arange(4), batch_size=4)
     with pytest.raises(ValueError, match="rank 2 of a world of 2"):
-        deal(plan, Cursor(), 2, 2, 4)
+        assign(plan, Cursor(), 2, 2, 4)
 
 
 class Noisy(torch.utils.data.Dataset[Any]):
@@ -54,7 +54,7 @@ class Noisy(torch.utils.data.Dataset[Any]):
 
 def test_augmentation_belongs_to_the_part_and_disturbs_nobody() -> None:
     plan = plan_loop(Noisy(), batch_size=12, seed=1)
-    alone = [part.batch.data for part in deal(plan, Cursor(), 0, 1, 3)]
+    alone = [part.batch.data for part in assign(plan, Cursor(), 0, 1, 3)]
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -62,19 +62,19 @@ def test_augmentation_belongs_to_the_part_and_disturbs_nobody() -> None:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    last = deal(plan, Cursor(), 2, 3, 3)[0].batch.data
+    last = assign(plan, Cursor(), 2, 3, 3)[0].batch.data
     assert (torch.rand(1), random.random(), np.random.rand()) == expected
     for mine, same in zip(last, alone[2], strict=True):
         assert torch.equal(mine, same)
     assert not torch.equal(alone[0][0], alone[1][0])
-    later = deal(plan, Cursor(step=1), 0, 1, 3)[2].batch.data
+    later = assign(plan, Cursor(step=1), 0, 1, 3)[2].batch.data
     assert not torch.equal(later[0], alone[2][0])
 
 
 def test_each_part_is_collated_into_aligned_memory_of_its_own() -> None:
     x = torch.randn(23, 5)
     plan = plan_loop((x, x[:, 0].clone()), batch_size=23)
-    for part in deal(plan, Cursor(), 0, 1, 7):
+    for part in assign(plan, Cursor(), 0, 1, 7):
         for tensor in part.batch.data:
             assert tensor.data_ptr() % 64 == 0
             assert tensor.untyped_storage().data_ptr() == tensor.data_ptr()

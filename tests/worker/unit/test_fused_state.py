@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from make_believe_device import Accelerator, There
+from fake_device import Accelerator, There
 
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger

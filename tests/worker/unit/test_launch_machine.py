@@ -173,7 +173,7 @@ def test_the_job_and_the_command_agree_on_the_number() -> None:
 def test_each_process_has_its_own_files_and_numbers() -> None:
     folder = Folder(2)
     try:
-        place = folder.places[1]
+        place = folder.rank_files[1]
         found = environment({"A": "b", "SPRINGTIDE_STEP_LOG": "/s"}, 1, 2, place, 3)
         assert (found["A"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("b", "1", "2")
         assert (found["OMP_NUM_THREADS"], found["SPRINGTIDE_STEP_LOG"]) == ("3", "/s.1")

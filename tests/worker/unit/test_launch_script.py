@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from springtide.errors import SpringtideError, UsageError
 from springtide.launch.gang import Gang
 from springtide.launch.options import parse
-from springtide.launch.script import Attempts, Failure, Round, culprit, variables
+from springtide.launch.script import Attempts, Failure, Rendezvous, culprit, variables
 from springtide.launch.supervision import Action, End, Policy, Signal, Spawn
 from springtide.settings import read_settings
 from springtide_coordinator.membership.messages import Boundary, Leave, ParkReason
@@ -32,8 +32,8 @@ class Peer(NamedTuple):
 def test_the_names_of_torchrun() -> None:
     members = [Peer("a", "p0"), Peer("b", "p0"), Peer("c", "p2"), Peer("d", "p2"), Peer("e", "p2")]
     ours = {"HOME": "/h", "SPRINGTIDE_TOKEN": "t", "SPRINGTIDE_COORDINATOR": "x:1", "RANK": "7"}
-    round = Round("run", "10.0.0.1", 4321, 3)
-    found = variables(ours, members, "d", round)
+    rendezvous = Rendezvous("run", "10.0.0.1", 4321, 3)
+    found = variables(ours, members, "d", rendezvous)
     expected = {
         "HOME": "/h",
         "RANK": "3",
@@ -50,7 +50,7 @@ def test_the_names_of_torchrun() -> None:
     assert {name: found.get(name) for name in expected} == expected
     assert not {"SPRINGTIDE_TOKEN", "SPRINGTIDE_COORDINATOR"} & set(found)
     with pytest.raises(ValueError, match="not in list"):
-        variables(ours, members, "z", round)
+        variables(ours, members, "z", rendezvous)
     # A script that does use the library is told so, instead of training alone on every rank.
     with pytest.raises(SpringtideError, match="leave --torchrun-env out"):
         read_settings(found)
@@ -95,7 +95,7 @@ def test_a_gang_begins_again_as_a_whole() -> None:
     gang.ended(2, End(-9), 6.1)
     assert gang.tick(7.0) == []
     assert gang.tick(7.1) == [Spawn(rank, "round 2: restart 1 of 1") for rank in range(3)]
-    assert gang.round == 1
+    assert gang.restart == 1
     for rank in range(3):
         gang.ended(rank, End(3 if rank == 0 else -15), 8.0)
     assert (gang.over, gang.code) == (True, 3)
@@ -129,7 +129,7 @@ def test_a_gang_never_mixes_two_rounds(count: int, moves: list[tuple[int, float,
             if isinstance(action, Spawn):
                 assert not gang.stopping
                 assert action.rank not in running
-                running[action.rank] = gang.round
+                running[action.rank] = gang.restart
             else:
                 assert action.rank in running
 
@@ -149,7 +149,7 @@ def test_a_gang_never_mixes_two_rounds(count: int, moves: list[tuple[int, float,
     for rank in sorted(running):
         gang.ended(rank, End(-9), now)
     assert gang.over
-    assert gang.round <= 2
+    assert gang.restart <= 2
 
 
 def test_no_state_of_ours_is_lost_with_members_that_hold_none() -> None:

@@ -11,7 +11,7 @@ import torch
 import springtide
 from springtide.errors import SpringtideError
 from springtide.ps.row_reads import TableState
-from springtide.ps.tables import TableBook
+from springtide.ps.tables import TableIndex
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.3),
@@ -37,7 +37,7 @@ def saved(table: Any, index: int = 0) -> dict[str, Any]:
 
 
 def load(table: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    TableState(TableBook({0: table.table}, ["users.weight"], [optimizer])).load_state_dict(state)
+    TableState(TableIndex({0: table.table}, ["users.weight"], [optimizer])).load_state_dict(state)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

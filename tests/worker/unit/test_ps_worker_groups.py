@@ -98,7 +98,7 @@ def test_only_the_first_of_a_group_sends_and_only_sums(
         return groups[-1]
 
     class Store:
-        def within(self, prefix: str) -> str:
+        def with_prefix(self, prefix: str) -> str:
             return prefix
 
     class Generation:
@@ -136,7 +136,7 @@ def test_only_the_first_of_a_group_sends_and_only_sums(
     # What it owes from when it was the first itself goes into the group's sum; the first one adds its own.
     assert torch.equal(last, torch.full((40,), 20.0) + (0 if rank == 0 else 10 * owed))
     context.compression.landed(key, (), True)
-    left = residuals.kept(key)
+    left = residuals.residual(key)
     assert (left is None) == (rank == 1), "another member sends it"
     context.connections.close()
     context.memory.close()

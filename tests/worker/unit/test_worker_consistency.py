@@ -79,24 +79,24 @@ class Ranges:
 def test_generation_trains_as_start_says_and_not_the_pod() -> None:
     ranges = Ranges()
     kinds, member = kinds_of("Asynchronous", ranges)
-    assert kinds.range_loop is ranges
+    assert kinds.async_loop is ranges
     assert member.at_epochs_end == ranges.stop_at_the_end
     assert kinds.enter(pb.Consistency()) is None
     assert kinds.enter(pb.Consistency(mode="BoundedStaleness", staleness=3)) is True
-    assert (kinds.range_loop is ranges, ranges.begun) == (True, 0)
+    assert (kinds.async_loop is ranges, ranges.begun) == (True, 0)
     ranges.stop_at_the_end()
     assert kinds.enter(pb.Consistency(mode="Synchronous")) is False
-    assert (kinds.range_loop, ranges.begun, ranges.stops_at_the_end) == (None, 1, False)
+    assert (kinds.async_loop, ranges.begun, ranges.stops_at_the_end) == (None, 1, False)
     assert kinds.enter(pb.Consistency(mode="Synchronous")) is False
     assert ranges.begun == 1
     assert kinds.enter(pb.Consistency(mode="Asynchronous")) is True
-    assert (kinds.range_loop is ranges, ranges.begun) == (True, 2)
+    assert (kinds.async_loop is ranges, ranges.begun) == (True, 2)
 
 
 @pytest.mark.parametrize(("env", "told"), [("Asynchronous", ""), ("Synchronous", "BoundedStaleness")])
 def test_script_bound_to_steps_is_refused_without_them(env: str, told: str) -> None:
     kinds, member = kinds_of(env, None, "average would differ")
-    assert (member.bound, kinds.range_loop) == (["average would differ"], None)
+    assert (member.bound, kinds.async_loop) == (["average would differ"], None)
     assert kinds.enter(pb.Consistency(mode="Synchronous")) is False
     with pytest.raises(UsageError, match="average would differ"):
         kinds.enter(pb.Consistency(mode=told))
@@ -106,7 +106,7 @@ def test_undeclared_script_goes_on_as_before() -> None:
     member = Member()
     state = TrainingState(Group(None, 0, 1, 1.0))
     kinds = Consistencies(made_for("Asynchronous"), state, member)  # type: ignore[arg-type]
-    assert (kinds.range_loop, kinds.enter(pb.Consistency(mode="Asynchronous"))) == (None, None)
+    assert (kinds.async_loop, kinds.enter(pb.Consistency(mode="Asynchronous"))) == (None, None)
     kinds.check_together("retry()")
     assert member.bound == []
 

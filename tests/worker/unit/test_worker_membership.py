@@ -160,21 +160,26 @@ def test_epoch_end_stop_is_no_boundary_until_leases_resume() -> None:
     session.membership.call_at_epochs_end(lambda: asked.append("stop"))
     session.hear(boundary=pb.Boundary(generation=name(2), at_epochs_end=True))
     assert (asked, session.boundaries) == (["stop"], 0)
-    session.membership.mark_epoch_cut()
+    session.membership.mark_epoch_end()
     session.membership.park(pb.BOUNDARY)
-    assert session.membership.hello().cut
+    assert session.membership.hello().at_epoch_end
     session.start(3, consistency="Synchronous")
-    assert session.membership.hello().cut
+    assert session.membership.hello().at_epoch_end
     session.membership.park(pb.FORMATION_FAILED)
     session.start(4, consistency="Asynchronous")
-    assert not session.membership.hello().cut
-    session.membership.mark_epoch_cut()
+    assert not session.membership.hello().at_epoch_end
+    session.membership.mark_epoch_end()
     session.membership.park(pb.BOUNDARY)
     session.start(5, consistency="Synchronous")
-    session.membership.use_storage(True, books=True)
+    session.membership.use_storage(True, keeps_applied_batches=True)
     session.membership.formed(0.0, 0.0, 0)
     said = session.membership.hello()
-    assert (said.cut, said.books, said.checkpoints, said.storage) == (False, False, True, True)
+    assert (said.at_epoch_end, said.keeps_applied_batches, said.checkpoints, said.storage) == (
+        False,
+        False,
+        True,
+        True,
+    )
 
 
 def test_leave_goes_to_parked_processes_only() -> None:

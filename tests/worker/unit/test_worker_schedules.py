@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from springtide.errors import UsageError
-from springtide.ps.books import newest_copies, rescue
+from springtide.ps.applied_batches import newest_copies, rescue
 from springtide.train_step.lr_schedulers import Schedules
 from springtide.train_step.scheduler_count import count_of, count_steps
 from springtide_ps.params.applied import AppliedBatches, IntervalSet
@@ -118,9 +118,9 @@ def test_a_range_is_computed_with_its_own_rate(kind: str, each: int) -> None:
 
 def meet(*members: Schedules, stop: int) -> None:
     """As at an epoch's end."""
-    sums = [sum(values) for values in zip(*(member.told() for member in members), strict=True)]
+    sums = [sum(values) for values in zip(*(member.report_steps() for member in members), strict=True)]
     for member in members:
-        member.hear(sums)
+        member.take_reports(sums)
         member.go_to(stop)
         member.begin()
 
@@ -379,12 +379,15 @@ def test_what_would_differ_from_worker_to_worker_is_refused() -> None:
         Schedules({"average": torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))})
 
 
-def book(applied: int) -> AppliedBatches:
+def applied_batches(applied: int) -> AppliedBatches:
     return AppliedBatches(IntervalSet([(0, applied)]) if applied else IntervalSet(), applied)
 
 
 def test_a_copy_that_lags_behind_does_not_count() -> None:
-    books = {"a": {"x": book(3), "y": book(1)}, "b": {"x": book(2), "y": book(1)}}
+    books = {
+        "a": {"x": applied_batches(3), "y": applied_batches(1)},
+        "b": {"x": applied_batches(2), "y": applied_batches(1)},
+    }
     assert newest_copies({"x": ["a", "b"], "y": ["a", "b"], "z": []}, books) == {
         "x": ["a"],
         "y": ["a", "b"],

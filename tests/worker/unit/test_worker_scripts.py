@@ -71,9 +71,9 @@ def orders(batch_size: int, epochs: int) -> list[torch.Tensor]:
     ],
     ids=["fused Adam", "fused SGD", "AdamW"],
 )
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("multi_step", [False, True])
 def test_parameters_that_are_not_contiguous_train_as_in_torch(
-    make: Callable[[], torch.nn.Module], kind: Any, several: bool
+    make: Callable[[], torch.nn.Module], kind: Any, multi_step: bool
 ) -> None:
     """Fused kernels walk through raw memory, so gradients must lie there as parameters do."""
     expected = make()
@@ -82,7 +82,7 @@ def test_parameters_that_are_not_contiguous_train_as_in_torch(
     optimizer = kind(model.parameters())
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(next(model.parameters()).grad))
-    springtide.distribute([model], [optimizer]) if several else springtide.distribute(model, optimizer)
+    springtide.distribute([model], [optimizer]) if multi_step else springtide.distribute(model, optimizer)
     for x, y in springtide.batches((X, Y), batch_size=8, epochs=4):
         with springtide.step():
             (model(x) - y).square().mean().backward()
@@ -122,13 +122,13 @@ class Halved(torch.optim.SGD):
         return super().step(closure)
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_optimizer_that_calls_its_base_trains_as_in_torch(several: bool) -> None:
+@pytest.mark.parametrize("multi_step", [False, True])
+def test_optimizer_that_calls_its_base_trains_as_in_torch(multi_step: bool) -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # from here on torch hooks the base too
     model, expected = convolutions(), convolutions()
     plain(expected, Halved(expected.parameters(), lr=0.01, momentum=0.9), orders(8, 2))
     optimizer = Halved(model.parameters(), lr=0.01, momentum=0.9)
-    springtide.distribute([model], [optimizer]) if several else springtide.distribute(model, optimizer)
+    springtide.distribute([model], [optimizer]) if multi_step else springtide.distribute(model, optimizer)
     for x, y in springtide.batches((X, Y), batch_size=8, epochs=2):
         with springtide.step():
             (model(x) - y).square().mean().backward()

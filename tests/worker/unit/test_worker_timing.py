@@ -26,7 +26,7 @@ def test_fetching_in_the_body_is_no_computing() -> None:
         return seconds
 
     timed = timing.timed(fetch)
-    timing.dealt()
+    timing.note_assigned()
     timing.opened()
     assert timed(0.25) == 0.25
     assert timing.committed(1.0, 0.75, 0.125) == (0.25, 0.0)
@@ -45,7 +45,7 @@ def test_fetching_before_body_is_data_and_not_computing() -> None:
         clock.now += seconds
 
     timed = timing.timed(fetch)
-    timing.dealt()
+    timing.note_assigned()
     timed(0.5)
     timing.opened()
     timed(0.25)
@@ -63,11 +63,11 @@ def test_a_dropped_step_and_a_failed_fetch_leave_nothing_behind() -> None:
         clock.now += 5.0
         raise OSError("the file server is gone")
 
-    timing.dealt()
+    timing.note_assigned()
     timing.opened()
     with pytest.raises(OSError, match="file server"):
         timing.timed(broken)(None)
-    timing.dealt()
+    timing.note_assigned()
     timing.opened()
     assert timing.committed(1.0, 0.5, 0.0) == (0.0, 0.0)
 

@@ -9,7 +9,7 @@ import torch
 
 from springtide.errors import UsageError
 from springtide.train_step.buffers import Buffers
-from springtide.train_step.rollback import Snapshot, Undo
+from springtide.train_step.rollback import Rollback, Snapshot
 
 
 class Average:
@@ -29,12 +29,12 @@ class Average:
         self.count, self.history = state["count"], state["history"]
 
 
-def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, Average, Undo]:
+def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, Average, Rollback]:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     average = Average()
-    undo = Undo(
+    undo = Rollback(
         list(model.parameters()), Buffers(model), [optimizer], {"scheduler": scheduler, "average": average}
     )
     return model, optimizer, scheduler, average, undo
@@ -172,7 +172,7 @@ def test_tensors_of_groups_stay_the_objects_they_are() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     group = optimizer.param_groups[0]
     group["betas"] = betas
-    undo = Undo(list(model.parameters()), Buffers(model), [optimizer], {})
+    undo = Rollback(list(model.parameters()), Buffers(model), [optimizer], {})
     undo.begin()
     rate.mul_(0.5)
     betas[1].add_(1)
@@ -187,7 +187,7 @@ def test_tensors_of_groups_stay_the_objects_they_are() -> None:
 def test_state_of_several_steps_stays_the_objects_it_is() -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, amsgrad=True)
-    undo = Undo(list(model.parameters()), Buffers(model), [optimizer], {}, several=True)
+    undo = Rollback(list(model.parameters()), Buffers(model), [optimizer], {}, multi_step=True)
 
     def step() -> None:
         undo.keep(optimizer)
@@ -212,7 +212,7 @@ def test_state_of_several_steps_stays_the_objects_it_is() -> None:
 def test_state_that_did_not_exist_is_gone_again() -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    undo = Undo(list(model.parameters()), Buffers(model), [optimizer], {}, several=True)
+    undo = Rollback(list(model.parameters()), Buffers(model), [optimizer], {}, multi_step=True)
     undo.begin()
     undo.keep(optimizer)
     model(torch.ones(1, 3)).sum().backward()

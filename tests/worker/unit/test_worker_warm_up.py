@@ -51,8 +51,8 @@ def randomness() -> list[Any]:
     return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_warm_up_leaves_nothing_behind(runtime: Runtime, several: bool) -> None:
+@pytest.mark.parametrize("multi_step", [False, True])
+def test_warm_up_leaves_nothing_behind(runtime: Runtime, multi_step: bool) -> None:
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5))
     head = torch.nn.Linear(8, 2)
@@ -61,8 +61,8 @@ def test_warm_up_leaves_nothing_behind(runtime: Runtime, several: bool) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     scaler = torch.amp.GradScaler("cpu", 1024.0, growth_interval=1)
     springtide.distribute(
-        [model, head] if several else modules,
-        [optimizer] if several else optimizer,
+        [model, head] if multi_step else modules,
+        [optimizer] if multi_step else optimizer,
         scheduler=scheduler,
         scaler=scaler,
     )

@@ -98,7 +98,7 @@ def blocks_of(specs: Sequence[TensorSpec], numbers: Sequence[int], share: Share)
     total = sum(specs[number].nbytes for number in numbers)
     count = min(MAX_BLOCKS, -(-total // BLOCK_BYTES))
     own = range(count * share.index // share.count, count * (share.index + 1) // share.count)
-    cut = [shares.cut(specs, index, count, numbers) for index in own]
+    cut = [shares.split(specs, index, count, numbers) for index in own]
     return [pieces for pieces in cut if pieces]
 
 

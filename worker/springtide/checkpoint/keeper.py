@@ -33,18 +33,23 @@ class Checkpoints:
 
     def __init__(
         self,
-        place: CheckpointLocation,
+        storage_location: CheckpointLocation,
         job: Mapping[str, str],
         present: Callable[[StateName], Collection[str] | None],
         report: Callable[[Written], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.place = place
+        self.storage_location = storage_location
         self._clock = clock
-        self._tell = report
+        self._report = report
         self._stage = Stage()
         self._writer = Writer(
-            place.uri, place.folder, keep=place.keep, job=job, present=present, report=self._written
+            storage_location.uri,
+            storage_location.folder,
+            keep=storage_location.keep,
+            job=job,
+            present=present,
+            report=self._written,
         )
         self._last = clock()
         self._failures = 0
@@ -53,7 +58,7 @@ class Checkpoints:
 
     @property
     def able(self) -> bool:
-        return bool(self.place.uri)
+        return bool(self.storage_location.uri)
 
     @property
     def busy(self) -> bool:
@@ -76,7 +81,7 @@ class Checkpoints:
 
     def wish(self, first: bool) -> float:
         """For the side reduction. first: this process is the first member, whose clock counts."""
-        interval = self.place.interval
+        interval = self.storage_location.interval
         wanted = first and interval > 0
         due = wanted and schedule.due(self._clock(), self._last, interval, self._failures)
         return schedule.contribution(self.able, self.busy, due)
@@ -91,11 +96,12 @@ class Checkpoints:
         tree: Callable[[], Any],
         share: Share,
         reason: str,
-        freeze: Callable[[str, int], Elsewhere | None] = lambda name, readers: None,
+        take_snapshot: Callable[[str, int], Elsewhere | None] = lambda name, readers: None,
     ) -> float:
         """Copy this member's share and let it be written; return the seconds that this took.
 
-        freeze: have others keep their part of the state as it is; name: of this checkpoint, readers: how many
+        take_snapshot: have others keep their part of the state as it is; name: of this checkpoint, readers:
+            how many
         members ask for it.
         """
         began = self._clock()
@@ -104,16 +110,18 @@ class Checkpoints:
         if self._taken == (state, share):
             return 0.0
         if not self._writer.wait(FLUSH_SECONDS):
-            self._written(Written(state, self.place.uri, reason, error="the last one is still being written"))
+            self._written(
+                Written(state, self.storage_location.uri, reason, error="the last one is still being written")
+            )
             return self._clock() - began
         elsewhere = None
         try:
-            elsewhere = freeze(names.folder(state) + share.attempt, share.count)
+            elsewhere = take_snapshot(names.folder(state) + share.attempt, share.count)
             own = self._stage.take(tree(), share)
         except (TypeError, RuntimeError) as problem:
             if elsewhere is not None:
                 elsewhere.close()
-            self._written(Written(state, self.place.uri, reason, error=str(problem)))
+            self._written(Written(state, self.storage_location.uri, reason, error=str(problem)))
             return self._clock() - began
         self._taken = state, share
         seconds = self._clock() - began
@@ -136,13 +144,15 @@ class Checkpoints:
         answer and the job must not begin anew for that.
         """
         if self.able:
-            found, skipped = self._read(self.place.uri, self.place.folder, must_read, read)
-            if found is not None or must_read or not self.place.restore_from:
+            found, skipped = self._read(
+                self.storage_location.uri, self.storage_location.folder, must_read, read
+            )
+            if found is not None or must_read or not self.storage_location.restore_from:
                 return found, skipped
-        if not self.place.restore_from:
+        if not self.storage_location.restore_from:
             return None, []
-        wanted = f"checkpoint.restoreFrom {self.place.restore_from}"
-        uri, _, last = self.place.restore_from.rstrip("/").rpartition("/")
+        wanted = f"checkpoint.restoreFrom {self.storage_location.restore_from}"
+        uri, _, last = self.storage_location.restore_from.rstrip("/").rpartition("/")
         if names.parse(last) is not None:
             try:
                 storage = Storage(uri)
@@ -150,7 +160,7 @@ class Checkpoints:
             except (StorageError, CorruptError) as problem:
                 raise SpringtideError(f"{wanted}: {problem}") from None
             return Restored(tree, manifest, storage.uri), []
-        found, skipped = self._read(self.place.restore_from, "", True, read)
+        found, skipped = self._read(self.storage_location.restore_from, "", True, read)
         if found is None:
             raise SpringtideError(
                 f"{wanted}: there is no whole checkpoint"
@@ -185,4 +195,4 @@ class Checkpoints:
             self._failures += 1
         elif result.whole:
             self._failures = 0
-        self._tell(result)
+        self._report(result)

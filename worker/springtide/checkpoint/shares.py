@@ -42,7 +42,7 @@ class Share:
         return len(self.members)
 
 
-def cut(
+def split(
     specs: Sequence[TensorSpec], index: int, count: int, numbers: Sequence[int] | None = None
 ) -> list[Piece]:
     """Return share `index` of `count`: together they are every element once.

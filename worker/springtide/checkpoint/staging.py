@@ -163,7 +163,7 @@ class Stage:
         frozen = sorted({numbers[id(tree["parameters"][name])] for name in tree.get("frozen", ())})
         blocks = self._frozen.take(specs, tensors, frozen, share)
         rest = [number for number in range(len(specs)) if number not in set(frozen)] if frozen else None
-        pieces = shares.cut(specs, share.index, share.count, rest)
+        pieces = shares.split(specs, share.index, share.count, rest)
         sizes = [(piece.stop - piece.start) * specs[piece.tensor].dtype.itemsize for piece in pieces]
         total = sum(sizes)
         devices = [tensors[piece.tensor].device for piece in pieces]

@@ -92,7 +92,7 @@ class Buckets:
         """Start a step whose buckets go through start_sum."""
         self._start_sum = start_sum
         self._writers.begin()
-        self._round = [-1] * len(self._names)
+        self._backward_pass = [-1] * len(self._names)
         self._carried: set[int] = set()
         self._missing[:] = [len(indices) for indices in self.layout.members]
         self._versions = [flat._version for flat in self._flats]
@@ -142,10 +142,10 @@ class Buckets:
         self._onto = self.used if micro or self._carried else None
         _ENGINE.queue_callback(self._end_of_backward)
         self._ready[:] = b"\1" * len(self._ready)
-        if self._round.count(micro) == 1:
-            self._ready[self._round.index(micro)] = 0
+        if self._backward_pass.count(micro) == 1:
+            self._ready[self._backward_pass.index(micro)] = 0
         else:
-            self._ready[:] = bytes(number != micro for number in self._round)
+            self._ready[:] = bytes(number != micro for number in self._backward_pass)
         for index in self._unused:
             self._ready[index] = 0
 
@@ -180,7 +180,7 @@ class Buckets:
                 gradients.append(gradient)
             else:
                 parameter.grad = self._write(index, bucket, gradient, self._scale)
-                self._round[index] = self._micro
+                self._backward_pass[index] = self._micro
             missing[bucket] = left = missing[bucket] - 1
             if not left:
                 self._filled.append(bucket)
@@ -206,7 +206,7 @@ class Buckets:
             self._copy(bucket, indices, views, gradients)
         self._versions[bucket] = self._flats[bucket]._version
         for index, view in zip(indices, views, strict=True):
-            self._round[index] = self._micro
+            self._backward_pass[index] = self._micro
             self._leaves[index].grad = view
         indices.clear()
         gradients.clear()
@@ -300,7 +300,7 @@ class Buckets:
         """For `_writers`: late gradients, which lie in no bucket."""
         return -1
 
-    def begin_round(self, start_sum: StartSum, left: Collection[int]) -> None:
+    def begin_backward_pass(self, start_sum: StartSum, left: Collection[int]) -> None:
         """Another backward pass of the step begins. left: parameters whose last sums are added to."""
         self.begin(start_sum)
 
@@ -308,21 +308,21 @@ class Buckets:
     def used(self) -> list[bool]:
         """By parameter: whether a gradient was put in during this step."""
         if not self._carried:
-            return [number >= 0 for number in self._round]
-        return [number >= 0 or index in self._carried for index, number in enumerate(self._round)]
+            return [number >= 0 for number in self._backward_pass]
+        return [number >= 0 or index in self._carried for index, number in enumerate(self._backward_pass)]
 
     @property
     def any_used(self) -> bool:
         """Whether any gradient was put in during this step."""
-        return max(self._round, default=-1) >= 0 or bool(self._carried)
+        return max(self._backward_pass, default=-1) >= 0 or bool(self._carried)
 
     def has_all(self, micro: int) -> bool:
         """Whether micro-batch number `micro` has put in a gradient for each parameter."""
-        return self._round.count(micro) == len(self._round)
+        return self._backward_pass.count(micro) == len(self._backward_pass)
 
     def has(self, index: int, micro: int) -> bool:
         """Whether micro-batch number `micro` has put in a gradient for parameter `index`."""
-        return self._round[index] == micro
+        return self._backward_pass[index] == micro
 
     @property
     def bytes(self) -> int:
@@ -346,16 +346,16 @@ class Buckets:
         step.
         """
         self._check_new(index, gradient, micro, last)
-        again = self._round[index] == micro
+        again = self._backward_pass[index] == micro
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
         view = self.views[index]
         if self._is_sent[bucket]:
             self._put_late(index, gradient, scale)
-            self._round[index] = micro
+            self._backward_pass[index] = micro
             return view
         self._write(index, bucket, gradient, scale)
-        self._round[index] = micro
+        self._backward_pass[index] = micro
         if last and not again:
             if index not in self._unused:
                 self._count_in(bucket)
@@ -365,7 +365,7 @@ class Buckets:
 
     def _write(self, index: int, bucket: int, gradient: torch.Tensor, scale: float) -> torch.Tensor:
         view = self.views[index]
-        first = self._round[index] < 0 and index not in self._carried
+        first = self._backward_pass[index] < 0 and index not in self._carried
         self._writers.write(bucket, onto=not first)
         if scale == 0.0:
             if first:
@@ -399,7 +399,7 @@ class Buckets:
     def _fill(self, bucket: int, indices: Iterable[int]) -> None:
         """Put in zeros for those of the parameters that have no gradient yet."""
         for index in indices:
-            if self._round[index] < 0 and index not in self._carried:
+            if self._backward_pass[index] < 0 and index not in self._carried:
                 self._check(bucket)
                 self._writers.write(bucket, onto=False)
                 self.views[index].zero_()
@@ -478,7 +478,7 @@ class Buckets:
             self._filled.append(bucket)
 
     def _check_new(self, index: int, gradient: torch.Tensor, micro: int, last: bool) -> None:
-        if last and not self.patient and self._round[index] == micro:
+        if last and not self.patient and self._backward_pass[index] == micro:
             raise UsageError(
                 f"two gradients for {self._names[index]} in one micro-batch, and the first one is on its way "
                 "to the other workers: add the losses up and call backward() once"

@@ -27,10 +27,10 @@ KINDS = ("None", "BF16", "FP16", "PowerSGD")
 _WIRE = {"BF16": torch.bfloat16, "FP16": torch.float16}
 
 
-def make_buckets(kind: str, layout: Layout, device: torch.device, several: bool = False) -> Buckets:
-    """The buckets for one of KINDS. several: a body may have more than one backward pass or step."""
+def make_buckets(kind: str, layout: Layout, device: torch.device, multi_step: bool = False) -> Buckets:
+    """The buckets for one of KINDS. multi_step: a body may have more than one backward pass or step."""
     if kind == "PowerSGD":
-        return LowRankBuckets(layout, device, several)
+        return LowRankBuckets(layout, device, multi_step)
     return Buckets(layout, device) if kind == "None" else CastBuckets(layout, device, _WIRE[kind])
 
 
@@ -90,7 +90,7 @@ class LowRankBuckets(Buckets):
 
     may_expect_unused = False  # products cannot be added to
 
-    def __init__(self, layout: Layout, device: torch.device | None, several: bool = False) -> None:
+    def __init__(self, layout: Layout, device: torch.device | None, multi_step: bool = False) -> None:
         self.matrices = {
             index: matrix
             for index, field in enumerate(layout.fields)
@@ -112,7 +112,7 @@ class LowRankBuckets(Buckets):
         # Of the last one, whose sum is added to: what was owed before is in that sum.
         self._open: dict[int, torch.Tensor] = {}
         self._sent: dict[int, torch.Tensor] = {}
-        self._several = several
+        self._multi_step = multi_step
         self._sends_all = False
         super().__init__(layout, device)
 
@@ -121,7 +121,7 @@ class LowRankBuckets(Buckets):
         self._since, self._open, self._next, self._sent = {}, {}, {}, {}
         self._sends_all = self.closing
 
-    def begin_round(self, start_sum: StartSum, left: Collection[int]) -> None:
+    def begin_backward_pass(self, start_sum: StartSum, left: Collection[int]) -> None:
         self._open = {index: self._next[index][0] for index in left if index in self._next}
         super().begin(start_sum)
         self._next, self._sent = {}, {}
@@ -189,7 +189,7 @@ class LowRankBuckets(Buckets):
         With several backward passes and steps in a body they go in the next body, which is the last one then:
         of this one, some steps may have been made.
         """
-        if not (self._sends_all if self._several else last) or not self._next:
+        if not (self._sends_all if self._multi_step else last) or not self._next:
             return
         rest = torch.cat([residual.reshape(-1) for residual, _ in self._next.values()])
         self._start_sum(rest).wait()
@@ -202,7 +202,7 @@ class LowRankBuckets(Buckets):
         self._versions = [flat._version for flat in self._flats]
 
     def ends(self, wanted: bool) -> bool:
-        if not self._several or self._sends_all:
+        if not self._multi_step or self._sends_all:
             return wanted or self._sends_all
         self.closing = self.closing or wanted
         return False

@@ -187,17 +187,17 @@ def send_state(
     memory = PieceMemory(state.tensors, plan.pieces)
     rooms = Rooms(pinned=any(tensor.is_cuda for tensor in state.tensors))
     own = plan.share(me)
-    with _Link(group) as link:
+    with _Connection(group) as connection:
         if me == 0:
-            _announce(link, who, state.header, [sum(sizes), plan.most], anybody)
+            _announce(connection, who, state.header, [sum(sizes), plan.most], anybody)
         if not own:
             return len(state.header) if me == 0 else 0
-        sums = _tell_what_is_here(link, who, own, memory, rooms)
+        sums = _tell_what_is_here(connection, who, own, memory, rooms)
         receiver = who.chain(me)[1]
-        wanted = set(_marked(own, link.receive(torch.zeros(len(own), dtype=torch.uint8), receiver)))
+        wanted = set(_marked(own, connection.receive(torch.zeros(len(own), dtype=torch.uint8), receiver)))
         progress.total = sum(map(plan.length, own))
-        progress.kept = progress.done = progress.total - sum(map(plan.length, wanted))
-        going = _Going(link, _IN_FLIGHT, rooms)
+        progress.reused = progress.done = progress.total - sum(map(plan.length, wanted))
+        going = _Going(connection, _IN_FLIGHT, rooms)
         for order, number in enumerate(number for number in plan.order if number in wanted):
             going.make_way()
             data, room = memory.direct(number), None
@@ -209,8 +209,8 @@ def send_state(
             sums[number] = checksum(data)
             progress.done += data.numel()
         for receiver in who.receivers:
-            link.send(torch.tensor([sums[number] for number in own], dtype=torch.int64), receiver)
-    return (len(state.header) if me == 0 else 0) + progress.done - progress.kept
+            connection.send(torch.tensor([sums[number] for number in own], dtype=torch.int64), receiver)
+    return (len(state.header) if me == 0 else 0) + progress.done - progress.reused
 
 
 def receive_state(
@@ -237,19 +237,19 @@ def receive_state(
         ValueError: what is announced cannot be a state, or a piece came wrong.
     """
     progress = progress or Progress("", sends=False)
-    with _Link(group) as link:
-        header, layout, plan = _announced(link, who, reception.limit_bytes)
+    with _Connection(group) as connection:
+        header, layout, plan = _announced(connection, who, reception.limit_bytes)
         tree, placed = codec.outline(header, layout)
         destination = reception.prepare(tree)
         lying = _lying(layout, placed, destination.places, destination.in_place)
         arrival = _Arrival(reception, layout, lying, plan)
-        missing, sums = _compared(link, who, plan, arrival)
+        missing, sums = _compared(connection, who, plan, arrival)
         progress.total = sum(map(plan.length, range(len(plan.pieces))))
-        progress.kept = progress.done = progress.total - sum(map(plan.length, missing))
-        onward = _wishes(link, who, plan, missing)
+        progress.reused = progress.done = progress.total - sum(map(plan.length, missing))
+        onward = _wishes(connection, who, plan, missing)
         arrival.open(missing)
-        incoming = _Incoming(link, who, plan, missing, arrival)
-        going = _Going(link, _PASSED_ON, arrival.rooms)
+        incoming = _Incoming(connection, who, plan, missing, arrival)
+        going = _Going(connection, _PASSED_ON, arrival.rooms)
         come = 0
         for number in plan.order:
             room = None
@@ -268,8 +268,8 @@ def receive_state(
                 going.send(data, onward[number], room)
             elif room is not None:
                 arrival.rooms.give(room)
-        _check(link, who, plan, {number: sums[number] for number in missing})
-    return codec.unflatten(header, arrival.whole), len(header) + progress.done - progress.kept
+        _check(connection, who, plan, {number: sums[number] for number in missing})
+    return codec.unflatten(header, arrival.whole), len(header) + progress.done - progress.reused
 
 
 # ---- the plan
@@ -310,10 +310,12 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.dtype, tuple(tensor.shape), tensor.device
 
 
-def _announced(link: _Link, who: Roles, limit_bytes: int) -> tuple[bytes, list[codec.TensorSpec], _Plan]:
+def _announced(
+    connection: _Connection, who: Roles, limit_bytes: int
+) -> tuple[bytes, list[codec.TensorSpec], _Plan]:
     """Receive the header and what the plan is made of, checked before memory is taken."""
     sender = who.senders[0]
-    header_bytes, total, most = link.receive(torch.zeros(3, dtype=torch.int64), sender).tolist()
+    header_bytes, total, most = connection.receive(torch.zeros(3, dtype=torch.int64), sender).tolist()
     if not 0 < header_bytes <= _MOST_HEADER_BYTES or not 0 <= total <= limit_bytes:
         raise ValueError(
             f"state transfer: {header_bytes} bytes of header and {total} of tensors were announced; "
@@ -321,13 +323,15 @@ def _announced(link: _Link, who: Roles, limit_bytes: int) -> tuple[bytes, list[c
         )
     if not 1024 <= most <= MOST_PIECE_BYTES:
         raise ValueError(f"state transfer: pieces of {most} bytes were announced")
-    header = link.receive(torch.zeros(header_bytes, dtype=torch.uint8), sender).numpy().tobytes()
+    header = connection.receive(torch.zeros(header_bytes, dtype=torch.uint8), sender).numpy().tobytes()
     layout = codec.specs(header, limit_bytes + codec.ALIGNMENT * codec.MAX_TENSORS)
     if sum(spec.nbytes for spec in layout) != total:
         raise ValueError("state transfer: the header's shapes do not add up to the announced size")
     anybody = [False] * len(layout)
     if layout:
-        anybody = [bool(mark) for mark in link.receive(torch.zeros(len(layout), dtype=torch.uint8), sender)]
+        anybody = [
+            bool(mark) for mark in connection.receive(torch.zeros(len(layout), dtype=torch.uint8), sender)
+        ]
     plan = _plan([spec.nbytes for spec in layout], anybody, most, len(who.senders))
     return header, layout, plan
 
@@ -429,20 +433,22 @@ class _Ranges:
         return free and end > begin
 
 
-def _compared(link: _Link, who: Roles, plan: _Plan, arrival: _Arrival) -> tuple[set[int], dict[int, int]]:
+def _compared(
+    connection: _Connection, who: Roles, plan: _Plan, arrival: _Arrival
+) -> tuple[set[int], dict[int, int]]:
     """Return the numbers of the pieces that are not here bit for bit, and the checksums of some that are."""
     memory, sums = arrival.memory, dict[int, int]()
     asked: list[tuple[list[int], torch.Tensor, Work]] = []
     for sender, own in plan.shares(who):
-        glances = link.receive(torch.zeros(len(own), dtype=torch.int64), sender).tolist()
+        glances = connection.receive(torch.zeros(len(own), dtype=torch.int64), sender).tolist()
         alike = [
             memory.has(number) and memory.glance(number) == glance
             for number, glance in zip(own, glances, strict=True)
         ]
-        link.send(torch.tensor(alike, dtype=torch.uint8), sender)
+        connection.send(torch.tensor(alike, dtype=torch.uint8), sender)
         if numbers := [number for number, may in zip(own, alike, strict=True) if may]:
             told = torch.zeros(len(numbers), dtype=torch.int64)
-            asked.append((numbers, told, link.ask(told, sender)))
+            asked.append((numbers, told, connection.ask(told, sender)))
     missing = set(range(len(plan.pieces)))
     for numbers, _, _ in asked:
         sums |= {number: memory.checksum(number, arrival.rooms) for number in numbers}
@@ -452,17 +458,17 @@ def _compared(link: _Link, who: Roles, plan: _Plan, arrival: _Arrival) -> tuple[
     return missing, sums
 
 
-def _wishes(link: _Link, who: Roles, plan: _Plan, missing: set[int]) -> dict[int, int]:
+def _wishes(connection: _Connection, who: Roles, plan: _Plan, missing: set[int]) -> dict[int, int]:
     """Say what is wanted; return to whom which pieces are to be passed on."""
     onward: dict[int, int] = {}
     for sender, _ in enumerate(who.senders):
         if own := plan.share(sender):
             wanted = torch.tensor([number in missing for number in own], dtype=torch.uint8)
-            link.send(wanted, who.upstream(sender, link.rank))
+            connection.send(wanted, who.upstream(sender, connection.rank))
     for sender, _ in enumerate(who.senders):
-        receiver = who.downstream(sender, link.rank)
+        receiver = who.downstream(sender, connection.rank)
         if receiver is not None and (own := plan.share(sender)):
-            mask = link.receive(torch.zeros(len(own), dtype=torch.uint8), receiver)
+            mask = connection.receive(torch.zeros(len(own), dtype=torch.uint8), receiver)
             onward |= dict.fromkeys(_marked(own, mask), receiver)
     return onward
 
@@ -475,11 +481,11 @@ def _data(arrival: _Arrival, plan: _Plan, number: int) -> tuple[torch.Tensor, to
     return arrival.memory.gather(number, room), room
 
 
-def _check(link: _Link, who: Roles, plan: _Plan, sums: Mapping[int, int]) -> None:
+def _check(connection: _Connection, who: Roles, plan: _Plan, sums: Mapping[int, int]) -> None:
     """Raise ValueError unless the pieces that came have the checksums that their senders tell."""
     theirs: dict[int, int] = {}
     for sender, own in plan.shares(who):
-        told = link.receive(torch.zeros(len(own), dtype=torch.int64), sender).tolist()
+        told = connection.receive(torch.zeros(len(own), dtype=torch.int64), sender).tolist()
         theirs |= zip(own, told, strict=True)
     wrong = sorted(number for number, mine in sums.items() if mine != theirs[number])
     if wrong:
@@ -492,9 +498,11 @@ def _check(link: _Link, who: Roles, plan: _Plan, sums: Mapping[int, int]) -> Non
 class _Incoming:
     """Pieces that are asked for: on each link the next few, so that it never waits."""
 
-    def __init__(self, link: _Link, who: Roles, plan: _Plan, missing: set[int], arrival: _Arrival) -> None:
-        self._link, self._plan, self._arrival = link, plan, arrival
-        self._from = {number: who.upstream(plan.owners[number], link.rank) for number in missing}
+    def __init__(
+        self, connection: _Connection, who: Roles, plan: _Plan, missing: set[int], arrival: _Arrival
+    ) -> None:
+        self._link, self._plan, self._arrival = connection, plan, arrival
+        self._from = {number: who.upstream(plan.owners[number], connection.rank) for number in missing}
         self._left: dict[int, deque[int]] = {}
         for number in plan.order:
             if number in missing:
@@ -526,8 +534,8 @@ class _Incoming:
 class _Going:
     """Pieces on their way to the next member, at most so many at once."""
 
-    def __init__(self, link: _Link, limit: int, rooms: Rooms) -> None:
-        self._link, self._limit, self._rooms = link, limit, rooms
+    def __init__(self, connection: _Connection, limit: int, rooms: Rooms) -> None:
+        self._link, self._limit, self._rooms = connection, limit, rooms
         self._sent: deque[tuple[Work, torch.Tensor | None]] = deque()
 
     def make_way(self) -> None:
@@ -547,36 +555,36 @@ class _Going:
 
 
 def _announce(
-    link: _Link, who: Roles, header: bytes, numbers: Sequence[int], anybody: Sequence[bool]
+    connection: _Connection, who: Roles, header: bytes, numbers: Sequence[int], anybody: Sequence[bool]
 ) -> None:
     """Send the receivers the header, and what the plan is made of."""
     for receiver in who.receivers:
-        link.send(torch.tensor([len(header), *numbers], dtype=torch.int64), receiver)
-        link.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), receiver)
+        connection.send(torch.tensor([len(header), *numbers], dtype=torch.int64), receiver)
+        connection.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), receiver)
         if anybody:
-            link.send(torch.tensor(anybody, dtype=torch.uint8), receiver)
+            connection.send(torch.tensor(anybody, dtype=torch.uint8), receiver)
 
 
 def _tell_what_is_here(
-    link: _Link, who: Roles, own: Sequence[int], memory: PieceMemory, rooms: Rooms
+    connection: _Connection, who: Roles, own: Sequence[int], memory: PieceMemory, rooms: Rooms
 ) -> dict[int, int]:
     """Have the receivers compare what they have with this share; return the checksums made for it."""
     sums: dict[int, int] = {}
     glances = torch.tensor([memory.glance(number) for number in own], dtype=torch.int64)
     for receiver in who.receivers:
-        link.send(glances, receiver)
-    masks = [link.receive(torch.zeros(len(own), dtype=torch.uint8), r) for r in who.receivers]
+        connection.send(glances, receiver)
+    masks = [connection.receive(torch.zeros(len(own), dtype=torch.uint8), r) for r in who.receivers]
     for receiver, mask in zip(who.receivers, masks, strict=True):
         alike = _marked(own, mask)
         for number in alike:
             if number not in sums:
                 sums[number] = memory.checksum(number, rooms)
         if alike:
-            link.send(torch.tensor([sums[number] for number in alike], dtype=torch.int64), receiver)
+            connection.send(torch.tensor([sums[number] for number in alike], dtype=torch.int64), receiver)
     return sums
 
 
-class _Link:
+class _Connection:
     """Sends and receives of one transfer: at its end nothing is under way any more, and if it fails the group
     is shut.
 
@@ -591,7 +599,7 @@ class _Link:
     def rank(self) -> int:
         return self._group.rank
 
-    def __enter__(self) -> _Link:
+    def __enter__(self) -> _Connection:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

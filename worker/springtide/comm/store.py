@@ -19,7 +19,7 @@ class StreamStore(Entries, dist.Store):  # type: ignore[name-defined,misc]
         dist.Store.__init__(self)  # type: ignore[attr-defined]
         super().__init__(publish, owners, timeout_seconds)
 
-    def within(self, prefix: str) -> StreamStore:
+    def with_prefix(self, prefix: str) -> StreamStore:
         """A part of this store, for a group of some of the members; it is cancelled with the whole."""
         return _Part(self, prefix)
 

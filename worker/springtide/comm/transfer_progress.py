@@ -10,7 +10,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(slots=True)
 class Progress:
-    """Bytes of tensors: `done` of `total`, of which `kept` were here from an earlier transfer.
+    """Bytes of tensors: `done` of `total`, of which `reused` were here from an earlier transfer.
 
     total: 0 until it is known. peer: name of the member at the other end. began: monotonic seconds.
     """
@@ -19,7 +19,7 @@ class Progress:
     sends: bool
     total: int = 0
     done: int = 0
-    kept: int = 0
+    reused: int = 0
     began: float = field(default_factory=time.monotonic)
 
     def text(self, now: float) -> str:
@@ -27,8 +27,8 @@ class Progress:
         what = f"sending the state to {self.peer}" if self.sends else f"receiving the state from {self.peer}"
         if not self.total:
             return f"{what}: not begun after {now - self.began:.0f} s"
-        speed = (self.done - self.kept) / max(now - self.began, 1e-6)
-        kept = f", {in_words(self.kept)} were here" if self.kept else ""
+        speed = (self.done - self.reused) / max(now - self.began, 1e-6)
+        kept = f", {in_words(self.reused)} were here" if self.reused else ""
         return (
             f"{what}: {in_words(self.done)} of {in_words(self.total)} ({100 * self.done // self.total} %), "
             f"{in_words(speed)}/s{kept}"

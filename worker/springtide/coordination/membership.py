@@ -93,11 +93,11 @@ class Membership:
         self._layout_hash = ""
         self._leaving = ""
         self._ended_stages = 0
-        self._cut = False
+        self._at_epoch_end = False
         self._bound_to_steps = ""
         self._storage = False  # whether it knows where to write checkpoints
         self._checkpoints = False  # the same, while its state is one to save
-        self._books = False  # whether its state is of workers that do not step together
+        self._keeps_applied_batches = False  # whether its state is of workers that do not step together
         # What its servers hold, for Formed.
         self._needed_servers: list[str] = []
         self._unsettled = False
@@ -111,7 +111,7 @@ class Membership:
         self._start: Start | None = None
         self._leave: Leave | None = None
         self._save: Save | None = None
-        self._early: list[pb.StoreEntry] = []  # of a store whose Start has not come
+        self._entries_ahead: list[pb.StoreEntry] = []  # of a store whose Start has not come
         # The coordinator.
         self._connected = False
         self._newest = Incarnation(0)
@@ -184,9 +184,9 @@ class Membership:
         return self._checkpoints
 
     @property
-    def books(self) -> bool:
+    def keeps_applied_batches(self) -> bool:
         """Return whether workers do not step together."""
-        return self._books
+        return self._keeps_applied_batches
 
     @property
     def storage(self) -> bool:
@@ -199,9 +199,9 @@ class Membership:
         return self._bound_to_steps
 
     @property
-    def cut(self) -> bool:
+    def at_epoch_end(self) -> bool:
         """Return whether all members have stopped at an epoch's end."""
-        return self._cut
+        return self._at_epoch_end
 
     @property
     def known(self) -> StateName | None:
@@ -225,10 +225,10 @@ class Membership:
                 leaving=bool(self._leaving),
                 ended_stage=self._ended_stages,
                 checkpoints=self._checkpoints,
-                books=self._books,
+                keeps_applied_batches=self._keeps_applied_batches,
                 storage=self._storage,
                 bound_to_steps=self._bound_to_steps,
-                cut=self._cut,
+                at_epoch_end=self._at_epoch_end,
             )
             if self._generation is not None:
                 message.generation.CopyFrom(generation_to_proto(self._generation))
@@ -335,7 +335,7 @@ class Membership:
             self._members = list(message.members)
             self._servers = [*message.servers, *message.leaving_servers]
             self._consistency = message.consistency
-            self._cut = self._cut and message.consistency.mode == "Synchronous"
+            self._at_epoch_end = self._at_epoch_end and message.consistency.mode == "Synchronous"
             self._needed_servers, self._unsettled, self._formed = [], False, None
             # From here on the process may train in the new generation: the promise is kept and over.
             self._standing = pb.ACTIVE
@@ -350,10 +350,10 @@ class Membership:
                 owners,
                 self._settings.formation_seconds,
             )
-            for entry in self._early:
+            for entry in self._entries_ahead:
                 if self._is_current(entry.generation):
                     self._store.deliver(entry.key, entry.value)
-            self._early = []
+            self._entries_ahead = []
             self._start = Start(message, generation, self._store)
             self._changed.notify_all()
 
@@ -361,8 +361,8 @@ class Membership:
         with self._changed:
             store = self._store if self._is_current(message.generation) else None
             # Of a generation that is formed, or over, entries may still come; nobody asks for them.
-            if self._is_to_come(message.generation) and len(self._early) < _EARLY_ENTRIES:
-                self._early.append(message)
+            if self._is_to_come(message.generation) and len(self._entries_ahead) < _EARLY_ENTRIES:
+                self._entries_ahead.append(message)
         if store is not None:
             store.deliver(message.key, message.value)
 
@@ -484,7 +484,7 @@ class Membership:
                 detail=detail[:1000],
                 suspects=suspects,
                 cannot_go_back=cannot_go_back,
-                cut=self._cut,
+                at_epoch_end=self._at_epoch_end,
             )
             if self._generation is not None:
                 promise.generation.CopyFrom(generation_to_proto(self._generation))
@@ -529,11 +529,11 @@ class Membership:
         """
         with self._changed:
             assert self._generation is not None
-            self._store, self._cut = None, False
+            self._store, self._at_epoch_end = None, False
             if self._consistency.mode:
                 # Its state is of this generation now.
-                self._books = self._consistency.mode != "Synchronous"
-                self._checkpoints = self._storage and not self._books
+                self._keeps_applied_batches = self._consistency.mode != "Synchronous"
+                self._checkpoints = self._storage and not self._keeps_applied_batches
             self._formed = pb.Formed(
                 generation=generation_to_proto(self._generation),
                 needed_servers=self._needed_servers,
@@ -549,25 +549,29 @@ class Membership:
             first.MergeFrom(self._formed)
             self._send(pb.WorkerMessage(formed=first))
 
-    def use_storage(self, able: bool, books: bool) -> None:
+    def use_storage(self, able: bool, keeps_applied_batches: bool) -> None:
         """Note what is known of checkpoints before the first generation.
 
         Args:
             able: there is a place for checkpoints.
-            books: workers do not step together.
+            keeps_applied_batches: workers do not step together.
         """
         with self._changed:
-            self._storage, self._books, self._checkpoints = able, books, able and not books
+            self._storage, self._keeps_applied_batches, self._checkpoints = (
+                able,
+                keeps_applied_batches,
+                able and not keeps_applied_batches,
+            )
 
     def set_layout(self, layout_hash: str) -> None:
         """Note the hash of what the script trains, which all members must have in common."""
         with self._changed:
             self._layout_hash = layout_hash
 
-    def mark_epoch_cut(self) -> None:
+    def mark_epoch_end(self) -> None:
         """Note that all members have stopped at an epoch's end and hold the same state."""
         with self._changed:
-            self._cut = True
+            self._at_epoch_end = True
 
     def call_at_epochs_end(self, listener: Callable[[], None]) -> None:
         """Have the stream's thread call this when the members are asked to stop at the epoch's end."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from springtide_protocol.bounded_http import BoundedServer, Kept, Reply, Request, in_words
+from springtide_protocol.bounded_http import BoundedServer, Reply, Request, ThrottledValue, in_words
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Metrics:
         """
         if port_file:
             port, address = 0, "127.0.0.1"
-        metrics = Kept(lambda: generate_latest(self.registry))
+        metrics = ThrottledValue(lambda: generate_latest(self.registry))
 
         def answer(request: Request) -> Reply:
             if request.path not in ("/metrics", "/"):

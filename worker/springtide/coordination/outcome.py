@@ -152,7 +152,7 @@ def _dump(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8")
 
 
-def _cut(text: str, spare: int) -> str:
+def _shorten(text: str, spare: int) -> str:
     """The longest beginning of text, with an ellipsis, that is `spare` bytes shorter as JSON."""
     budget = len(_dump({"": text})) - spare
     low, high = 0, len(text)
@@ -175,7 +175,7 @@ def to_json(outcome: Outcome, limit: int = LIMIT_BYTES) -> bytes:
     for name in ("message", "frame", "exception", "reason"):
         excess = len(_dump(fields)) - limit
         if excess > 0 and name in fields:
-            fields[name] = _cut(fields[name], excess)
+            fields[name] = _shorten(fields[name], excess)
     for name in ("report", "values", "data"):
         if len(_dump(fields)) > limit and name in fields:
             fields[name] = {}

@@ -139,7 +139,7 @@ class Micro:
         if self._parts is parts:
             self._finished = True
 
-    def begin_round(self) -> None:
+    def begin_backward_pass(self) -> None:
         """The gradients so far are in a sum that is complete; all samples go in once more, if any do."""
         self._parts, self._index, self._finished = [Part(0, self.part_samples)], 0, False
         self._weight, self._contributed = None, {}

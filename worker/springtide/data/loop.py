@@ -190,7 +190,7 @@ def plan_loop(
             )
     source = make_source(dataset, collate_fn)
     order = make_order(source.size, batch_size, shuffle, drop_last, weights)
-    if source.ranges and shuffle:
+    if source.reads_ranges and shuffle:
         raise ValueError(
             "batches(): an IterableDataset is read in ranges, one after another: say shuffle=False (shuffle "
             "when the data is written)"

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class FetchHalves:
     """The two halves of a fetch. read: the samples as they are, by ids. collate: makes one object of them.
 
     What a script's own function makes of some samples says nothing of each of them (lengths are padded to
@@ -27,15 +27,15 @@ class Source:
     """size: number of samples; ids are 0..size-1.
 
     Fetch(ids: int64 of shape (n,), n >= 1) returns them collated. runs_code: the script's, which may draw
-    random numbers. ranges: it reads consecutive ids only, in one go. parts: with a collate_fn of the
+    random numbers. reads_ranges: it reads consecutive ids only, in one go. halves: with a collate_fn of the
     script's.
     """
 
     size: int
     fetch: Callable[[torch.Tensor], Any]
     runs_code: bool = False
-    ranges: bool = False
-    parts: Parts | None = None
+    reads_ranges: bool = False
+    halves: FetchHalves | None = None
 
 
 def _rows(tensor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ def _from_ranges(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> So
             samples += found
         return samples
 
-    return _collated(size, read, collate, ranges=True)
+    return _collated(size, read, collate, reads_ranges=True)
 
 
 def _collated(
@@ -138,12 +138,12 @@ def _collated(
     read: Callable[[torch.Tensor], list[Any]],
     collate: Callable[[list[Any]], Any] | None,
     *,
-    ranges: bool = False,
+    reads_ranges: bool = False,
 ) -> Source:
     """collate: the script's, torch's if None."""
     if collate is None:
-        return Source(size, lambda ids: default_collate(read(ids)), True, ranges)
-    return Source(size, lambda ids: collate(read(ids)), True, ranges, Parts(read, collate))
+        return Source(size, lambda ids: default_collate(read(ids)), True, reads_ranges)
+    return Source(size, lambda ids: collate(read(ids)), True, reads_ranges, FetchHalves(read, collate))
 
 
 def _each(rows: Any) -> list[Any]:

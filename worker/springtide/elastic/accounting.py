@@ -53,7 +53,7 @@ class Accounting:
             time.time(),
             seconds,
             body.exposed_seconds,
-            body.deal.batch.micro.global_samples,
+            body.assignment.batch.micro.global_samples,
             values,
             data,
             paused,

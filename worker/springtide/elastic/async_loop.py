@@ -41,7 +41,7 @@ _REASON_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RangeLoopParts:
+class AsyncLoopParts:
     """Name what the loop uses of its process."""
 
     state: TrainingState
@@ -58,7 +58,7 @@ class AsyncLoop:
     The script's thread uses it; `interrupt` and `stop_at_the_end` may come from any.
     """
 
-    def __init__(self, parts: RangeLoopParts, servers: AsyncBackend, tracked: Mapping[str, Any]) -> None:
+    def __init__(self, parts: AsyncLoopParts, servers: AsyncBackend, tracked: Mapping[str, Any]) -> None:
         """Make the loop of one script.
 
         Args:
@@ -100,7 +100,7 @@ class AsyncLoop:
         self._asked.set()
         self._servers.interrupt()
 
-    def deal(self, trainer: Trainer, plan: LoopPlan, cursor: Cursor, stage: int) -> list[StepAssignment]:
+    def assign(self, trainer: Trainer, plan: LoopPlan, cursor: Cursor, stage: int) -> list[StepAssignment]:
         """Return the next body: one range, or this member's part of its group's.
 
         Return none when the loop has to look first where it stands.
@@ -125,7 +125,7 @@ class AsyncLoop:
                 # Others went on: a bound on staleness is one on the values that a step is computed with.
                 self._servers.refresh()
                 trainer.pending.expect()
-            team = self._agreed_group()
+            worker_group = self._agreed_group()
         except RuntimeError as error:
             if not isinstance(error, ServerError):
                 self._await_reason(trainer, error)
@@ -140,8 +140,10 @@ class AsyncLoop:
             self._schedules.begin_once()
         self._schedules.go_to(number)
         own = Cursor(stage, cursor.epoch, (number - first) * plan.batch_size, number)
-        batch = plan.batch(own, team.rank, team.size)
-        return [StepAssignment(batch, team, number + 1, plan.seed, stage, cursor.epoch, team.rank)]
+        batch = plan.batch(own, worker_group.rank, worker_group.size)
+        return [
+            StepAssignment(batch, worker_group, number + 1, plan.seed, stage, cursor.epoch, worker_group.rank)
+        ]
 
     def _await_reason(self, trainer: Trainer, error: RuntimeError) -> None:
         """Wait up to ten seconds for the coordinator to say why a peer has gone.
@@ -163,23 +165,23 @@ class AsyncLoop:
 
     def _agreed_group(self) -> Group:
         """Return the workers that share a range; in a new group they agree on scales. Raise RuntimeError."""
-        team = self._servers.group
-        if team is None:
+        worker_group = self._servers.group
+        if worker_group is None:
             return Group(None, 0, 1, self._collective_seconds)
-        if team is not self._worker_group:
-            agree(self._scalers, team)
-            self._worker_group = team
-        return team
+        if worker_group is not self._worker_group:
+            agree(self._scalers, worker_group)
+            self._worker_group = worker_group
+        return worker_group
 
     def commit(self, trainer: Trainer, body: StepContext) -> None:
         """Count a body whose gradients are on their way."""
-        deal = body.deal
+        assignment = body.assignment
         assert body.result is not None
         seconds = time.perf_counter() - body.began
         self._state.add_productive_time(seconds)
         position = self._state.position
         self._samples += body.samples
-        self._schedules.stepped(deal.group.rank == 0)
+        self._schedules.stepped(assignment.group.rank == 0)
         trainer.transaction.end()
         if self._servers.copied():
             trainer.want_change(True)
@@ -191,13 +193,13 @@ class AsyncLoop:
         commit = self._accounting.count_step(body, seconds, state, body.result.values or {})
         if (staleness := self._servers.staleness()) is not None:
             self._accounting.metrics.staleness.observe(staleness)
-        self._accounting.step_log.write(replace(commit, state=StateName(generation, deal.number)))
+        self._accounting.step_log.write(replace(commit, state=StateName(generation, assignment.number)))
         if self._reported is None or state > self._reported:
             seen = position.ledger.total_seen
             samples = 0 if self._reported is None else max(0, seen - self._seen)
             self._accounting.commits.add(replace(commit, samples=samples))
             self._reported, self._seen = state, seen
-        faults.reach("committed", deal.number)
+        faults.reach("committed", assignment.number)
 
     def _advance(self, plan: LoopPlan, first: int, finished: int) -> None:
         """Count the epoch's ranges that are in every chunk. The last one counts with the epoch's end."""
@@ -222,7 +224,7 @@ class AsyncLoop:
         shared = [index for index, rule in enumerate(trainer.buffers.rules) if rule is not Rule.LOCAL]
         buffers = trainer.buffers.chosen(shared)
         wish = self._saver.checkpoints.wish(group.rank == 0)
-        steps = self._schedules.told()
+        steps = self._schedules.report_steps()
         votes = [weight, wish, float(self.stops_at_the_end), *steps]
         own = torch.tensor(votes, dtype=torch.float64)
         vector = torch.cat((own, pack(*buffers, Share(weight, group.rank, group.size))))
@@ -231,7 +233,7 @@ class AsyncLoop:
         audit = servers.audit(first, stop)
         repeated, lost = audit.repeated, audit.lost
         stops, counted = bool(vector[2]), len(votes) - len(steps)
-        self._schedules.hear(vector[counted : len(votes)].tolist())
+        self._schedules.take_reports(vector[counted : len(votes)].tolist())
         self._schedules.go_to(stop)
         self._schedules.begin()
         values = unpack(vector[len(votes) :], *buffers, float(vector[0]), group.size)
@@ -268,7 +270,7 @@ class AsyncLoop:
             # All of them have come here, hold this state, and go on in the next generation only.
             self._state.stop_at_boundary()
             if self._membership is not None:
-                self._membership.mark_epoch_cut()
+                self._membership.mark_epoch_end()
 
     def _hold(self) -> None:
         if self._membership is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from springtide.coordination.membership import Membership
-from springtide.elastic.async_loop import AsyncLoop, RangeLoopParts
+from springtide.elastic.async_loop import AsyncLoop, AsyncLoopParts
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import UsageError
 from springtide.ps.backend import PsBackend
@@ -27,7 +27,7 @@ SYNCHRONOUS = "Synchronous"
 class Consistencies:
     """Choose between both ways of training one script: in common steps, or without them.
 
-    The script's thread uses it; any may read `range_loop`.
+    The script's thread uses it; any may read `async_loop`.
     """
 
     def __init__(self, settings: Settings, state: TrainingState, membership: Membership | None) -> None:
@@ -39,30 +39,30 @@ class Consistencies:
             membership: to tell what the script cannot do; None without a job.
         """
         self._asynchronous, self._state, self._membership = settings.asynchronous, state, membership
-        self._declared = False
-        self._range_loop: AsyncLoop | None = None
+        self._loop_declared = False
+        self._async_loop: AsyncLoop | None = None
         self._active: AsyncLoop | None = None
         self._problem = ""
 
     @property
-    def range_loop(self) -> AsyncLoop | None:
+    def async_loop(self) -> AsyncLoop | None:
         """Return the loop of the present generation if its members do not step together, else None."""
         return self._active
 
-    def use(self, range_loop: AsyncLoop | None, problem: str) -> None:
+    def use(self, async_loop: AsyncLoop | None, problem: str) -> None:
         """Declare what the script can do.
 
         Args:
-            range_loop: trains it without common steps; None where that cannot be.
+            async_loop: trains it without common steps; None where that cannot be.
             problem: why it cannot be.
         """
-        self._declared, self._range_loop, self._problem = True, range_loop, problem
+        self._loop_declared, self._async_loop, self._problem = True, async_loop, problem
         if self._asynchronous:
-            self._active = range_loop
+            self._active = async_loop
         if self._membership is not None:
             self._membership.bind_to_steps(problem)
-            if range_loop is not None:
-                self._membership.call_at_epochs_end(range_loop.stop_at_the_end)
+            if async_loop is not None:
+                self._membership.call_at_epochs_end(async_loop.stop_at_the_end)
 
     def enter(self, announced: pb.Consistency) -> bool | None:
         """Begin a generation of this consistency; return whether its members do without common steps.
@@ -70,27 +70,27 @@ class Consistencies:
         Return None when nothing is told, so that they go on as before. Raise UsageError for a script that
         cannot.
         """
-        if not self._declared:
+        if not self._loop_declared:
             return None
         if not announced.mode:
-            if self._asynchronous and self._range_loop is None:
+            if self._asynchronous and self._async_loop is None:
                 raise UsageError(self._problem)
             return None
         loose = announced.mode != SYNCHRONOUS
-        if loose and self._range_loop is None:
+        if loose and self._async_loop is None:
             raise UsageError(self._problem)
-        before, self._active = self._active, self._range_loop if loose else None
-        if self._range_loop is not None:
-            self._range_loop.go_on_at_the_end()
+        before, self._active = self._active, self._async_loop if loose else None
+        if self._async_loop is not None:
+            self._async_loop.go_on_at_the_end()
         if loose is (before is None):
             log.info("training goes on with consistency %s", announced.mode)
-            if self._range_loop is not None:
-                self._range_loop.begin_anew()
+            if self._async_loop is not None:
+                self._async_loop.begin_anew()
         return loose
 
     def needs_steps(self, call: str) -> None:
         """Note that the script calls, in a training loop, what needs all members at the same step."""
-        if not self._problem and self._range_loop is not None and self._membership is not None:
+        if not self._problem and self._async_loop is not None and self._membership is not None:
             self._problem = f"the script calls {call} inside of a training loop"
             self._membership.bind_to_steps(self._problem)
 
@@ -108,7 +108,7 @@ class Consistencies:
 
 def declare_consistencies(
     consistencies: Consistencies,
-    parts: RangeLoopParts,
+    parts: AsyncLoopParts,
     servers: PsBackend | None,
     tracked: Mapping[str, Any],
     check: Callable[..., object],
@@ -122,16 +122,16 @@ def declare_consistencies(
         tracked: objects of the script that are committed along, by name.
         check: of what `distribute()` was given, for a `consistency`.
     """
-    range_loop, problem = None, ""
+    async_loop, problem = None, ""
     try:
         check(consistency="Asynchronous")
         if servers is not None and servers.async_backend is not None:
-            range_loop = AsyncLoop(parts, servers.async_backend, tracked)
+            async_loop = AsyncLoop(parts, servers.async_backend, tracked)
         else:
             problem = "training without common steps takes strategy.type ParameterServer"
     except UsageError as error:
         problem = str(error)
-    consistencies.use(range_loop, problem)
+    consistencies.use(async_loop, problem)
     if servers is not None:
         servers.call_when_bound_to_steps(consistencies.needs_steps)
 

@@ -98,9 +98,9 @@ class TrainingLoops:
                 continue
             if not self._agree_on_data(stage):
                 continue
-            for deal in self._deals(plan, cursor, stage, loader):
-                steps.deal(deal)
-                yield deal.batch
+            for assignment in self._assignments(plan, cursor, stage, loader):
+                steps.assign(assignment)
+                yield assignment.batch
                 steps.check_taken()
                 if not steps.part_set_aside:
                     break
@@ -131,7 +131,7 @@ class TrainingLoops:
     def _agree_on_data(self, stage: int) -> bool:
         """Return whether all members read the same; False when there will be another generation first."""
         recovery = self._parts.recovery
-        if recovery is None or self._parts.consistencies.range_loop is not None:
+        if recovery is None or self._parts.consistencies.async_loop is not None:
             return True
         return recovery.agree_on_data(stage)
 
@@ -147,16 +147,16 @@ class TrainingLoops:
         self._state.close_loop(stage)
         return True
 
-    def _deals(
+    def _assignments(
         self, plan: LoopPlan, cursor: Cursor, stage: int, loader: Loader | None
     ) -> list[StepAssignment]:
         """Return the bodies that this worker runs for the step at the cursor: one, or one per logical part.
 
         Return none when the loop has to look at the cursor again.
         """
-        range_loop = self._parts.consistencies.range_loop
-        if range_loop is not None:
-            return range_loop.deal(self._parts.trainers.require("batches()"), plan, cursor, stage)
+        async_loop = self._parts.consistencies.async_loop
+        if async_loop is not None:
+            return async_loop.assign(self._parts.trainers.require("batches()"), plan, cursor, stage)
         group, number = self._state.group, cursor.step + 1
         if not self._parts.logical_workers:
             fetch = None
@@ -165,7 +165,7 @@ class TrainingLoops:
                 fetch = self._parts.timing.timed(partial(loader.read, cursor.step))
             batch = plan.batch(cursor, group.rank, group.size, fetch)
             return [StepAssignment(batch, group, number, plan.seed, stage, cursor.epoch, group.rank)]
-        own = exact_parts.deal(plan, cursor, group.rank, group.size, self._parts.logical_workers)
+        own = exact_parts.assign(plan, cursor, group.rank, group.size, self._parts.logical_workers)
         return [
             StepAssignment(
                 part.batch,

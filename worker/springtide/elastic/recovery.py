@@ -38,7 +38,7 @@ from springtide.launch.cgroup import memory_left
 from springtide.ps.backend import PsBackend
 from springtide.ps.connections import servers_in
 from springtide.ps.generation import GenerationStart, ServersLackState
-from springtide.ps.step_failures import StepFailures, told
+from springtide.ps.step_failures import StepFailures, describe
 from springtide.settings import Settings
 from springtide.train_step.context import Failure
 from springtide.train_step.state import Position, State, TensorPlace
@@ -70,7 +70,7 @@ class RecoveryParts:
     accounting: Accounting
     saver: CheckpointSaver
     consistencies: Consistencies
-    blocks: RetryBlocks
+    retry_blocks: RetryBlocks
     state_transfer: StateTransfer
     membership: Membership
     check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
@@ -173,11 +173,11 @@ class Recovery:
         if trainer.servers is not None and (failed := trainer.servers.connections.failed_step):
             trainer.servers.connections.failed_step = ""
             self._step_failed(failed, lost=False)
-        together = self._parts.consistencies.range_loop is None or membership.cut
+        together = self._parts.consistencies.async_loop is None or membership.at_epoch_end
         at_boundary = reason == pb.BOUNDARY and together
         if at_boundary and trainer.servers is not None:
             trainer.servers.rest()
-        self._parts.blocks.leave()
+        self._parts.retry_blocks.leave()
         if not at_boundary:
             state.group.shut()
         step, why = state.position.cursor.step, detail or _WHY.get(reason, "")
@@ -224,7 +224,7 @@ class Recovery:
         except NoWayBackError as error:
             step = state.position.cursor.step
             if failed := self._step_failures.last(step):
-                raise ServerStepError(told(failed, step)) from None
+                raise ServerStepError(describe(failed, step)) from None
             self._no_way_back = f"StateLost: {error}"
             state.group.shut()
         except (MemoryError, RuntimeError, OSError, ValueError) as error:
@@ -255,7 +255,7 @@ class Recovery:
         step = self._state.position.cursor.step
         if self._step_failures.failed(step, failed, lost=lost, can_go_back=self._membership.storage):
             self._state.group.shut()
-            raise ServerStepError(told(failed, step))
+            raise ServerStepError(describe(failed, step))
 
     def _form(self, start: Start, stage: int) -> None:
         state, membership, settings = self._state, self._membership, self._parts.settings
@@ -264,7 +264,7 @@ class Recovery:
         rank = ids.index(membership.me.id)
         assert isinstance(start.store, StreamStore)
         store = start.store
-        store.set(f"place/{rank}", self._parts.blocks.position().to_json())
+        store.set(f"place/{rank}", self._parts.retry_blocks.position().to_json())
         began = time.monotonic()
         connect = partial(
             form,
@@ -280,8 +280,8 @@ class Recovery:
         faults.reach("formed", state.position.cursor.step + 1)
         positions = [RetryPosition.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
         # Before the state is moved: that may take longer than members wait for each other here.
-        self._parts.blocks.formed(
-            positions, rank, lambda ranks: connect(store.within("block/"), ranks.index(rank), len(ranks))
+        self._parts.retry_blocks.formed(
+            positions, rank, lambda ranks: connect(store.with_prefix("block/"), ranks.index(rank), len(ranks))
         )
         receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
         lacking = {receiver for receiver, _ in receivers}
@@ -303,7 +303,7 @@ class Recovery:
                 group.start_sum(torch.zeros(1)).wait()
             servers.resolve()
             self._trainer.pending.expect()
-        if self._parts.consistencies.range_loop is not None:
+        if self._parts.consistencies.async_loop is not None:
             self._compare_data(stage)  # later these members do not meet any more
         now = time.monotonic()
         membership.formed(formed - began, now - formed, moved, restored)
@@ -324,7 +324,7 @@ class Recovery:
 
     def _enter_on(self, servers: PsBackend, start: Start, group: Group, lacking: set[int]) -> None:
         message, consistencies = start.message, self._parts.consistencies
-        in_ranges = consistencies.enter(message.consistency)
+        in_batches = consistencies.enter(message.consistency)
         known = [*message.servers, *message.leaving_servers]
         generation = start.generation
         begin = GenerationStart(
@@ -335,10 +335,10 @@ class Recovery:
             self._state.position.cursor.step,
             staleness_bound(message.consistency, self._parts.settings),
             self._state.position.ledger.skipped,
-            in_ranges,
+            in_batches,
         )
-        if message.fresh and consistencies.range_loop is not None:
-            consistencies.range_loop.begin_anew()
+        if message.fresh and consistencies.async_loop is not None:
+            consistencies.async_loop.begin_anew()
         leader = min(rank for rank in range(group.size) if rank not in lacking)
         assert isinstance(start.store, StreamStore)
         servers.begin_generation(

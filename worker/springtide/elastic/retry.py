@@ -220,8 +220,8 @@ class RetryBlocks:
 class RetryAttempt:
     """Hold the block in `with attempt:`. What leaves it because members changed is swallowed."""
 
-    def __init__(self, blocks: RetryBlocks) -> None:
-        self._blocks = blocks
+    def __init__(self, retry_blocks: RetryBlocks) -> None:
+        self._retry_blocks = retry_blocks
         self.entered = False
         self.complete = False
 
@@ -232,7 +232,7 @@ class RetryAttempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         try:
-            self.complete = self._blocks.close_attempt(error)
+            self.complete = self._retry_blocks.close_attempt(error)
         except BaseException as left:
             if left is error:
                 return False

@@ -16,7 +16,7 @@ from springtide.coordination.progress import as_numbers
 from springtide.coordination.report_limits import ReportedNames
 from springtide.coordination.session import Session, SessionSources
 from springtide.elastic.accounting import Accounting
-from springtide.elastic.async_loop import RangeLoopParts
+from springtide.elastic.async_loop import AsyncLoopParts
 from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.evaluation import Evaluations
@@ -70,7 +70,7 @@ class Runtime:
         # What the script calls.
         self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership)
         self.consistencies = Consistencies(settings, self.state, membership)
-        self.blocks = RetryBlocks(
+        self.retry_blocks = RetryBlocks(
             settings, self.state, self.trainers, membership, self.consistencies, self._stand
         )
         self.evaluations = Evaluations(self.state, self.trainers, self.consistencies, self._session)
@@ -84,7 +84,7 @@ class Runtime:
                 consistencies=self.consistencies,
                 membership=membership,
                 check_no_evaluation=self.evaluations.check_none,
-                all_together=self.blocks.together,
+                all_together=self.retry_blocks.together,
             )
         )
         self.exit = ProcessExit(
@@ -100,7 +100,9 @@ class Runtime:
         self._recovery = None if self._session is None else self._make_recovery(self._session)
         self._activity = None
         if self._session is not None:
-            self._session.membership.use_storage(self.saver.checkpoints.able, books=settings.asynchronous)
+            self._session.membership.use_storage(
+                self.saver.checkpoints.able, keeps_applied_batches=settings.asynchronous
+            )
             self._activity = ActivitySources(
                 state=self.state,
                 trainers=self.trainers,
@@ -134,7 +136,7 @@ class Runtime:
                 accounting=self.accounting,
                 saver=self.saver,
                 consistencies=self.consistencies,
-                blocks=self.blocks,
+                retry_blocks=self.retry_blocks,
                 state_transfer=self._state_transfer,
                 membership=session.membership,
                 check_term=session.check_term,
@@ -173,20 +175,20 @@ class Runtime:
         if not self.settings.alone and self.settings.strategy == "ParameterServer":
             wait_for_values(models, self.values.settle, trainer.pending)
             declare_consistencies(
-                self.consistencies, self.range_loop_parts(), trainer.servers, tracked, check
+                self.consistencies, self.async_loop_parts(), trainer.servers, tracked, check
             )
         trainer.on_save_wish(lambda rank: self.saver.checkpoints.wish(rank == 0))
         if self.membership is not None:
             self.membership.set_layout(trainer.layout_hash)
 
-    def range_loop_parts(self) -> RangeLoopParts:
+    def async_loop_parts(self) -> AsyncLoopParts:
         """Return what a loop without common steps uses of this process."""
-        return RangeLoopParts(
+        return AsyncLoopParts(
             state=self.state,
             accounting=self.accounting,
             saver=self.saver,
             membership=self.membership,
-            all_together=self.blocks.together,
+            all_together=self.retry_blocks.together,
             collective_seconds=self.settings.collective_seconds,
         )
 
@@ -212,7 +214,7 @@ class Runtime:
             ended = self.state.outcome
             step, samples = self.steps.failed_step if isinstance(ended, Failed) else (0, "")
             self._session.close(ended, step, samples)
-        self.blocks.leave()
+        self.retry_blocks.leave()
         self.state.group.release()
         if self.trainers.trainer is not None:
             self.trainers.trainer.close()
@@ -251,14 +253,14 @@ class Runtime:
         if self.trainers.trainer is not None:
             self.trainers.trainer.drop(reason)
         self.state.group.shut()
-        self.blocks.shut()
+        self.retry_blocks.shut()
 
     def on_boundary(self) -> None:
         """Have all members stop after the running step."""
         if self.trainers.trainer is not None:
             self.trainers.trainer.want_change(True)
-        if self.consistencies.range_loop is not None:
-            self.consistencies.range_loop.interrupt()
+        if self.consistencies.async_loop is not None:
+            self.consistencies.async_loop.interrupt()
 
     def current_activity(self) -> Now | None:
         """Return what the script's thread does now."""

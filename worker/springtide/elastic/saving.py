@@ -69,7 +69,7 @@ class CheckpointSaver:
             lambda: trainer.checkpoint_tree(self._state.position, plan.fingerprint()),
             share,
             reason,
-            trainer.freeze,
+            trainer.take_snapshot,
         )
         self._accounting.count_stall(seconds)
         faults.reach("staged", state.step)

@@ -139,13 +139,13 @@ class StateTransfer:
             else:
                 reception = self._reception(start, who, sides)
                 tree, moved = receive_state(group, who, reception, progress, self._on_piece(progress))
-            if progress.done == progress.kept:  # no piece has come to this point
+            if progress.done == progress.reused:  # no piece has come to this point
                 faults.reach("transfer", self._state.position.cursor.step + 1)
         finally:
             self.progress = None
-        if tree is not None and progress.kept:
-            self._metrics.transfer_kept_bytes.inc(progress.kept)
-            log.info("of the state, %s were here", in_words(progress.kept))
+        if tree is not None and progress.reused:
+            self._metrics.transfer_kept_bytes.inc(progress.reused)
+            log.info("of the state, %s were here", in_words(progress.reused))
         return moved, tree
 
     def _alike(self, start: Start, group: Group, who: Roles, flat: codec.Flattened | None) -> Roles:

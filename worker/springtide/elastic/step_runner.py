@@ -44,7 +44,7 @@ class StepRunner:
     def __init__(self, parts: StepParts) -> None:
         self._parts = parts
         self._state = parts.state
-        self._deal: StepAssignment | None = None
+        self._assignment: StepAssignment | None = None
         self._set_aside = False
         self._broken = False
         self._warned_of_names = self._warned_of_values = False
@@ -56,17 +56,17 @@ class StepRunner:
         """Return whether the last body was one part of its step, which goes on with the next body."""
         return self._set_aside
 
-    def deal(self, deal: StepAssignment) -> None:
+    def assign(self, assignment: StepAssignment) -> None:
         """Give the next body its samples."""
-        if deal.first:
-            self._parts.accounting.timing.dealt()
-        self._deal = deal
+        if assignment.first:
+            self._parts.accounting.timing.note_assigned()
+        self._assignment = assignment
 
     def check_taken(self) -> None:
         """Raise UsageError when the script went on to the next batch without a step for this one."""
-        if self._deal is not None:
+        if self._assignment is not None:
             raise UsageError(
-                f"the batch of step {self._deal.number} was not trained: every batch needs `with "
+                f"the batch of step {self._assignment.number} was not trained: every batch needs `with "
                 "springtide.step():` around its training code, on every worker; do not skip batches with "
                 "`continue`"
             )
@@ -77,19 +77,19 @@ class StepRunner:
         """Open the body of a step. Raise UsageError for a wrong place."""
         trainer = self._parts.trainers.require("step()")
         self._parts.check_no_evaluation()
-        if self._deal is None:
+        if self._assignment is None:
             if trainer.transaction.phase is Phase.IDLE:
                 raise UsageError(
                     "step() without a batch: use it once for each batch of `for batch in "
                     "springtide.batches(...)`"
                 )
             trainer.transaction.begin()  # raises: nested, or broken
-        deal = self._deal
-        assert deal is not None
-        if deal.first:
+        assignment = self._assignment
+        assert assignment is not None
+        if assignment.first:
             self._parts.accounting.timing.opened()
-        trainer.begin(deal)
-        self._deal = None
+        trainer.begin(assignment)
+        self._assignment = None
 
     def leave(self, error: BaseException | None) -> bool:
         """End the body, which `error` leaves if there is one; return whether that is swallowed.
@@ -141,7 +141,7 @@ class StepRunner:
         Return 0 when there is none, or when the failure came from outside and may be over next time.
         """
         cursor, plan = self._state.position.cursor, self._state.plan
-        trained = self._deal is not None or self._broken
+        trained = self._assignment is not None or self._broken
         if plan is None or not trained or self._state.failed_outside or self._state.warming_up:
             return 0, ""
         last = min(cursor.position + plan.batch_size, plan.order.size) - 1
@@ -160,8 +160,8 @@ class StepRunner:
     def _commit(self, trainer: Trainer) -> None:
         state, parts = self._state, self._parts
         body = trainer.end_stepped()
-        if (range_loop := parts.consistencies.range_loop) is not None:
-            range_loop.commit(trainer, body)
+        if (async_loop := parts.consistencies.async_loop) is not None:
+            async_loop.commit(trainer, body)
             return
         result, plan = body.result, state.plan
         assert result is not None
@@ -191,13 +191,13 @@ class StepRunner:
             state.stop_at_boundary()
         parts.saver.checkpoints.committed(result.save, plan.ended(cursor))
         self._warn_once(body, result.values)
-        self._tell_odd(trainer, body)
+        self._report_odd(trainer, body)
         commit = parts.accounting.count_step(body, seconds, name, result.values or {})
         parts.accounting.commits.add(commit)
         parts.accounting.step_log.write(commit)
         faults.reach("committed", cursor.step)
 
-    def _tell_odd(self, trainer: Trainer, body: StepContext) -> None:
+    def _report_odd(self, trainer: Trainer, body: StepContext) -> None:
         if not body.odd:
             return
         self._parts.accounting.metrics.replicas_differed.inc()
@@ -206,7 +206,7 @@ class StepRunner:
         names = [members[rank].pod_name if rank < len(members) else f"rank {rank}" for rank in body.odd]
         log.error(
             "step %d: the parameters of %s are not those of the other workers (seen in %s); it is %s",
-            body.deal.number,
+            body.assignment.number,
             ", ".join(names),
             ", ".join(trainer.reduction.differing[:4]),
             "sent the state again"
@@ -215,7 +215,7 @@ class StepRunner:
         )
 
     def _warn_once(self, body: StepContext, values: dict[str, float] | None) -> None:
-        number = body.deal.number
+        number = body.assignment.number
         odd = [name for name, value in (values or {}).items() if not math.isfinite(value)]
         if odd and not self._warned_of_values:
             self._warned_of_values = True

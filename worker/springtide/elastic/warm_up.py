@@ -106,9 +106,9 @@ class WarmUp:
             for _ in range(count):
                 batch = plan.batch(cursor, others, others + 1)
                 number = cursor.step + 1
-                self._steps.deal(
+                self._steps.assign(
                     StepAssignment(
-                        batch, group, number, plan.seed, stage, cursor.epoch, others, rehearsal=True
+                        batch, group, number, plan.seed, stage, cursor.epoch, others, is_warm_up=True
                     )
                 )
                 yield batch

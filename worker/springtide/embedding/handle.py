@@ -66,7 +66,7 @@ class Handle:
         return self.local.rows(ids) if self.read is None else self.read(ids)
 
     @property
-    def counted(self) -> bool:
+    def has_counts(self) -> bool:
         """Whether gradients are divided by how often their row was looked up."""
         return self.local.spec.by_frequency
 

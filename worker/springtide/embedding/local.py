@@ -31,16 +31,16 @@ def by_slice(ids: torch.Tensor, slices: int) -> list[torch.Tensor]:
 
 
 def merged(
-    parts: list[tuple[torch.Tensor, torch.Tensor]], dim: int, counted: bool = False
+    parts: list[tuple[torch.Tensor, torch.Tensor]], dim: int, has_counts: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids int64 [n], each once, sums float32 [n, dim]) of such pairs, each of which names an id once.
 
-    Or heads, by id and call. counted: so that without pairs, too, these are of that form.
+    Or heads, by id and call. has_counts: so that without pairs, too, these are of that form.
     """
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return torch.empty((0, 2) if counted else 0, dtype=torch.int64), torch.empty(0, dim)
+        return torch.empty((0, 2) if has_counts else 0, dtype=torch.int64), torch.empty(0, dim)
     return summed(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
 
 
@@ -74,9 +74,9 @@ class LocalRows:
 
     def apply(self, ids: torch.Tensor, sums: torch.Tensor, scale: float, options: Mapping[str, Any]) -> None:
         """One step with the sums of gradients (each id once, or heads), multiplied by `scale`."""
-        recipe = StepSpec(scale, False, (dict(options),))
+        step_spec = StepSpec(scale, False, (dict(options),))
         for piece, own in zip(self.slices, by_slice(ids, len(self.slices)), strict=True):
-            piece.apply(records(ids[own], sums[own]).view(-1), recipe)
+            piece.apply(records(ids[own], sums[own]).view(-1), step_spec)
 
     def held(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int64 [n] in order, rows float32 [n, dim]) that were ever trained and not let go."""

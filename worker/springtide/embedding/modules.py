@@ -158,7 +158,7 @@ class _TableModule(torch.nn.Module):
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         bound = "" if (most := self.table.local.spec.max_norm) is None else f", max_norm={most}"
-        counted = ", scale_grad_by_freq=True" if self.table.counted else ""
+        counted = ", scale_grad_by_freq=True" if self.table.has_counts else ""
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}{bound}{counted}"
 
 

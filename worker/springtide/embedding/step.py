@@ -44,7 +44,7 @@ class StepTables:
         self._parts, self._sent = {index: [] for index in self._handles}, {}
         self._micro = dict.fromkeys(self._handles, -1)
 
-    def begin_round(self, left: Mapping[int, float]) -> None:
+    def begin_backward_pass(self, left: Mapping[int, float]) -> None:
         """Another backward pass of the step begins. left: by parameter, the factor of what it adds to.
 
         Gradients of it may have arrived already.
@@ -84,7 +84,7 @@ class StepTables:
 
     def _send(self, index: int) -> None:
         handle = self._handles[index]
-        ids, sums = self._sent[index] = merged(self._parts.pop(index), handle.dim, handle.counted)
+        ids, sums = self._sent[index] = merged(self._parts.pop(index), handle.dim, handle.has_counts)
         self._home.stage_rows(index, ids, sums)
 
 
@@ -115,7 +115,7 @@ class LocalHome:
     def begin_step(self) -> None:
         self._staged = {}
 
-    def begin_round(self) -> None:
+    def begin_backward_pass(self) -> None:
         self._staged = {}
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:

@@ -49,7 +49,7 @@ class Collected:
             return
         handle.local.use(*sparse_rule(optimizer, group, name))
         ids, sums = merged(self._parts, handle.dim)
-        if handle.counted:
+        if handle.has_counts:
             ids = heads_of(ids, torch.ones_like(ids), 0)  # divided already
         found = getattr(optimizer, "found_inf", None)  # of a scaler, for an optimizer that skips by itself
         if found is None or not bool(found):

@@ -145,7 +145,7 @@ class ExactBuckets(Buckets):
     def begin_part(self, last: bool) -> None:
         """Start the next part of the same step. last: of this worker."""
         self._last = last
-        self._round = [-1] * len(self._names)
+        self._backward_pass = [-1] * len(self._names)
         self._open = [len(run.members) for run in self._runs]
         self._missing[:] = [len(indices) for indices in self.layout.members]
         self._versions = [flat._version for flat in self._flats]
@@ -156,7 +156,7 @@ class ExactBuckets(Buckets):
 
     @property
     def used(self) -> list[bool]:
-        return [ever or number >= 0 for ever, number in zip(self._ever, self._round, strict=True)]
+        return [ever or number >= 0 for ever, number in zip(self._ever, self._backward_pass, strict=True)]
 
     @property
     def needed(self) -> torch.Tensor:
@@ -200,8 +200,8 @@ class ExactBuckets(Buckets):
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
         view = self.views[index]
-        first = self._round[index] < 0
-        self._round[index] = micro
+        first = self._backward_pass[index] < 0
+        self._backward_pass[index] = micro
         self._ever[index] = True
         self._writers.write(bucket, onto=True)
         number = self._run_of[index]
@@ -226,7 +226,7 @@ class ExactBuckets(Buckets):
         return view
 
     def _check_new(self, index: int, gradient: torch.Tensor, micro: int, last: bool) -> None:
-        if self._round[index] == micro:
+        if self._backward_pass[index] == micro:
             raise UsageError(
                 f"two gradients for {self._names[index]} in one micro-batch: exact mode takes one backward "
                 "of each sample. Add the losses up first, or set strategy.allReduce.exact to false; and use "

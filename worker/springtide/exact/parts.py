@@ -49,7 +49,7 @@ def assignment(used: int, world_size: int) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise(starts)]
 
 
-def deal(
+def assign(
     plan: LoopPlan, cursor: Cursor, rank: int, world_size: int, logical_workers: int
 ) -> list[LogicalPart]:
     """The parts of the step at the cursor that this rank computes, in order; one stand-in if it has none.

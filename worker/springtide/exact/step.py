@@ -15,13 +15,13 @@ from springtide.exact.parts import PartContribution, weights_by_part
 
 
 class ExactStep:
-    """Account of the running step. kept: this worker's finished parts, in logical order."""
+    """Account of the running step. contributions: this worker's finished parts, in logical order."""
 
     def __init__(self, buckets: ExactBuckets, logical_workers: int) -> None:
         self._buckets = buckets
         self._logical_workers = logical_workers
         self._raised: tuple[Group, int, torch.Tensor] | None = None
-        self.kept: list[PartContribution] = []
+        self.contributions: list[PartContribution] = []
 
     def begin(
         self, group: Group, number: int, first: bool, last: bool, start_sum: Callable[[torch.Tensor], Work]
@@ -30,21 +30,21 @@ class ExactStep:
         if not first:
             self._buckets.begin_part(last)
             return
-        self.kept = []
+        self.contributions = []
         # Raised exponents are not committed: another generation finds them anew, with members that joined.
         again = self._raised is not None and self._raised[0] is group and self._raised[1] == number
         self._buckets.begin(start_sum, last, self._raised[2] if again and self._raised else None)
 
     def keep(self, part: PartContribution) -> list[PartContribution]:
         """The gradients of a part are complete; return all parts of the step so far."""
-        self.kept.append(part)
-        return self.kept
+        self.contributions.append(part)
+        return self.contributions
 
     def extra(self) -> list[float]:
         """Return this worker's numbers for the commit vote: whether a value did not fit, then the weight of
         each logical part.
         """
-        return [float(self._buckets.exceeded), *weights_by_part(self.kept, self._logical_workers)]
+        return [float(self._buckets.exceeded), *weights_by_part(self.contributions, self._logical_workers)]
 
     def misfit(self, extra: Sequence[float]) -> bool:
         """Whether any part of the step, on any worker, had a value that did not fit."""
@@ -60,7 +60,7 @@ class ExactStep:
             committed: their values before the step.
             rules: how each is combined.
         """
-        return pack_parts(self.kept, indices, committed, rules, self._logical_workers)
+        return pack_parts(self.contributions, indices, committed, rules, self._logical_workers)
 
     def unpack(
         self,

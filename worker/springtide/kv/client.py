@@ -12,7 +12,7 @@ import torch
 
 from springtide.kv.table import Table, settle
 from springtide_ps.params.embedding import TableError, TableSpec
-from springtide_ps.params.placement import CHUNK_BYTES, Chunk, cut, spread
+from springtide_ps.params.placement import CHUNK_BYTES, Chunk, split, spread
 from springtide_ps.wire.client import Answer, RefusedError, ServerClient, ServerLostError
 from springtide_ps.wire.frames import DTYPE_NAMES
 from springtide_ps.wire.stream import RejectedError, addresses
@@ -208,7 +208,7 @@ class KVStore:
         return placed
 
     def _place(self, name: str, flat: torch.Tensor) -> list[tuple[Chunk, ServerClient]]:
-        chunks = cut(name, flat.numel(), flat.element_size(), self._chunk_bytes)
+        chunks = split(name, flat.numel(), flat.element_size(), self._chunk_bytes)
         return [
             (c, self._clients[s]) for c, s in zip(chunks, spread(chunks, len(self._clients)), strict=True)
         ]

@@ -15,7 +15,7 @@ class Gang:
 
     count: int
     policy: Policy = field(default_factory=Policy)
-    round: int = 0
+    restart: int = 0
     """Rounds before this one."""
     running: set[int] = field(default_factory=set)
     cause: tuple[int, End] | None = None
@@ -61,8 +61,8 @@ class Gang:
             why = f"it has not ended within {self.policy.grace:g} s"
             return [Signal(rank, signal.SIGKILL, why) for rank in sorted(self.running)]
         self.cause = None
-        self.round += 1
-        return self._spawn(f"round {self.round + 1}: restart {self._spent} of {self.policy.restarts}")
+        self.restart += 1
+        return self._spawn(f"round {self.restart + 1}: restart {self._spent} of {self.policy.restarts}")
 
     def _round_over(self, now: float) -> None:
         self.due = math.inf

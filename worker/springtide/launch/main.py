@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.torchrun_env and settings.alone:
             return Solo(options, count, environ).run()
         if options.torchrun_env:
-            return _crew(options, settings, count, environ)
+            return _launch(options, settings, count, environ)
         if settings.alone and count > 1:
             raise UsageError(
                 f"--processes {count} outside of a job: there is no coordinator that makes"
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         return _BAD_ARGUMENTS
 
 
-def _crew(options: Options, settings: Settings, count: int, environ: Mapping[str, str]) -> int:
+def _launch(options: Options, settings: Settings, count: int, environ: Mapping[str, str]) -> int:
     from springtide.launch.script_launcher import ScriptLauncher
 
     return ScriptLauncher(options, settings, count, environ, settings.job_uid or settings.job).run()

@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from springtide_protocol.bounded_http import BoundedServer, Kept, Reply, Request, in_words
+from springtide_protocol.bounded_http import BoundedServer, Reply, Request, ThrottledValue, in_words
 
 log = logging.getLogger("springtide")
 
@@ -88,7 +88,7 @@ class MetricsProxy:
     ) -> None:
         self._ports, self._own, self._health = dict(ports), own, health
         self._server: BoundedServer | None = None
-        self._of_processes = Kept(self._scrape_all)
+        self._of_processes = ThrottledValue(self._scrape_all)
 
     def start(self, address: str, port: int) -> int:
         """Serve; a taken port is replaced by a free one. Return the port; 0 when none could be had."""

@@ -56,21 +56,21 @@ class Pod:
     def run(self) -> int:
         """Return the exit code; the outcome is in the termination message."""
         folder = Folder(self._supervisor.count)
-        board = MetricsProxy(
-            {rank: place.port for rank, place in enumerate(folder.places)},
+        proxy = MetricsProxy(
+            {rank: place.port for rank, place in enumerate(folder.rank_files)},
             self._series.registry,
             self._health,
         )
         try:
             if not self._settings.alone:
-                port = board.start(self._settings.bind, self._settings.metrics_port)
+                port = proxy.start(self._settings.bind, self._settings.metrics_port)
                 log.info("metrics and health on port %d", port)
             with Signals() as signals:
                 said, code = self._supervise(folder, signals)
         finally:
             for child in self._children.values():
                 child.signal(signal.SIGKILL)
-            board.close()
+            proxy.close()
             folder.close()
         if said is not None and not self._settings.alone:
             try:
@@ -116,7 +116,7 @@ class Pod:
 
     def _spawn(self, action: Spawn, folder: Folder) -> None:
         rank, count = action.rank, self._supervisor.count
-        place = folder.places[rank]
+        place = folder.rank_files[rank]
         place.clear()
         self._killed.discard(rank)
         child = spawn(
@@ -146,12 +146,12 @@ class Pod:
                 continue
             rank = ranks[pid]
             tail = self._children.pop(rank).bury(code)
-            said = folder.places[rank].outcome()
+            said = folder.rank_files[rank].outcome()
             if self._settings.alone and code == 0:
                 said = Left("it trained alone")  # without a job the library says nothing
             end = End(code, said, self._starved(rank, code), tail)
             actions = self._supervisor.ended(rank, end, time.monotonic())
-            self._tell(rank, pid, end)
+            self._report_end(rank, pid, end)
             self._act(actions, folder)
 
     def _starved(self, rank: int, code: int) -> bool:
@@ -162,7 +162,7 @@ class Pod:
         before, self._oom_kills = self._oom_kills, kills
         return kills is not None and before is not None and kills > before
 
-    def _tell(self, rank: int, pid: int, end: End) -> None:
+    def _report_end(self, rank: int, pid: int, end: End) -> None:
         how = f"signal {-end.code}" if end.code < 0 else f"code {end.code}"
         why = " (out of memory)" if end.out_of_memory else ""
         word = type(end.outcome).__name__ if end.outcome is not None else "no outcome"

@@ -59,8 +59,8 @@ class Folder:
                     f"springtide launch needs a folder to write to, and has none ({error.strerror}): mount an"
                     " emptyDir at /tmp, or set TMPDIR"
                 ) from error
-        self.places = [ProcessFiles(self._path / str(rank)) for rank in range(count)]
-        for place in self.places:
+        self.rank_files = [ProcessFiles(self._path / str(rank)) for rank in range(count)]
+        for place in self.rank_files:
             place.folder.mkdir()
 
     def close(self) -> None:

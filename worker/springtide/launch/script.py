@@ -29,7 +29,7 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class Rendezvous:
     """Facts that all ranks of one generation agree on. restarts: rounds before this one."""
 
     run_id: str
@@ -38,7 +38,9 @@ class Round:
     restarts: int
 
 
-def variables(environ: Mapping[str, str], members: Sequence[Member], me: str, round: Round) -> dict[str, str]:
+def variables(
+    environ: Mapping[str, str], members: Sequence[Member], me: str, rendezvous: Rendezvous
+) -> dict[str, str]:
     """The script's environment: torchrun's names added, what makes a process a member of the job left out.
 
     Raise ValueError when `me` is not one of the members.
@@ -60,10 +62,10 @@ def variables(environ: Mapping[str, str], members: Sequence[Member], me: str, ro
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world),
-        "MASTER_ADDR": round.master,
-        "MASTER_PORT": str(round.port),
-        "TORCHELASTIC_RUN_ID": round.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(round.restarts),
+        "MASTER_ADDR": rendezvous.master,
+        "MASTER_PORT": str(rendezvous.port),
+        "TORCHELASTIC_RUN_ID": rendezvous.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(rendezvous.restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

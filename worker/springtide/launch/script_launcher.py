@@ -103,13 +103,15 @@ class ScriptLauncher:
 
     def run(self) -> int:
         """Return the exit code; the outcome is in the termination message."""
-        board = MetricsProxy({}, self._series.registry, self._health)
+        proxy = MetricsProxy({}, self._series.registry, self._health)
         threads = [
-            threading.Thread(target=self._sit, args=(seat,), name=f"springtide-seat-{seat.rank}", daemon=True)
-            for seat in self._seats
+            threading.Thread(
+                target=self._sit, args=(member,), name=f"springtide-seat-{member.rank}", daemon=True
+            )
+            for member in self._seats
         ]
         try:
-            port = board.start(self._settings.bind, self._settings.metrics_port)
+            port = proxy.start(self._settings.bind, self._settings.metrics_port)
             log.info("metrics and health on port %d", port)
             with Signals() as signals:
                 self._signals = signals
@@ -124,7 +126,7 @@ class ScriptLauncher:
             with self._lock:
                 for child in self._children.values():
                     child.signal(signal.SIGKILL)
-            board.close()
+            proxy.close()
         said = self._merged()
         try:
             outcome.write(said, self._settings.termination_log)
@@ -132,8 +134,8 @@ class ScriptLauncher:
             log.error("cannot write the outcome to %s: %s", self._settings.termination_log, error)
         return 1 if isinstance(said, Failed) else 0
 
-    def _sit(self, seat: ScriptMember) -> None:
-        seat.run()
+    def _sit(self, member: ScriptMember) -> None:
+        member.run()
         if self._signals is not None:
             self._signals.wake()
 
@@ -144,11 +146,11 @@ class ScriptLauncher:
                 for child in self._children.values():
                     child.signal(number)
             return
-        for seat in self._seats:
-            if seat.term_at is None:
-                seat.leave(name)
+        for member in self._seats:
+            if member.term_at is None:
+                member.leave(name)
             else:
-                seat.stop(f"{name} again")
+                member.stop(f"{name} again")
 
     def _bury(self) -> None:
         with self._lock:
@@ -169,19 +171,19 @@ class ScriptLauncher:
 
     def _check_seats(self) -> None:
         """One seat that failed ends the pod; so does SIGTERM when no coordinator is there to leave from."""
-        failed = next((seat for seat in self._seats if isinstance(seat.outcome, Failed)), None)
+        failed = next((member for member in self._seats if isinstance(member.outcome, Failed)), None)
         if failed is not None and not self._gave_up:
             self._gave_up = f"process {failed.rank} failed"
-            for seat in self._seats:
-                seat.stop(self._gave_up)
+            for member in self._seats:
+                member.stop(self._gave_up)
         now = time.monotonic()
-        for seat in self._seats:
-            waited = now - seat.term_at if seat.term_at is not None else 0.0
-            if waited > UNHEARD_SECONDS and not seat.connected and seat.outcome is None:
-                seat.stop("SIGTERM, and no coordinator to leave from")
+        for member in self._seats:
+            waited = now - member.term_at if member.term_at is not None else 0.0
+            if waited > UNHEARD_SECONDS and not member.connected and member.outcome is None:
+                member.stop("SIGTERM, and no coordinator to leave from")
 
     def _merged(self) -> Outcome:
-        said = [seat.outcome for seat in self._seats]
+        said = [member.outcome for member in self._seats]
         finished = [one for one in said if isinstance(one, Finished)]
         if finished:
             return max(finished, key=lambda f: (f.incarnation, f.generation))
@@ -194,11 +196,11 @@ class ScriptLauncher:
             pids = {child.rank: child.pid for child in self._children.values()}
         seats = [
             {
-                "localRank": seat.rank,
-                "connected": seat.connected,
-                "pid": pids.get(seat.rank),
-                "generations": seat.generations,
+                "localRank": member.rank,
+                "connected": member.connected,
+                "pid": pids.get(member.rank),
+                "generations": member.generations,
             }
-            for seat in self._seats
+            for member in self._seats
         ]
         return not self._gave_up, {"processes": seats, "ending": self._gave_up}

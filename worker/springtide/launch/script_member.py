@@ -26,7 +26,7 @@ from springtide.coordination.park_reply import Leave, Start
 from springtide.errors import SpringtideError
 from springtide.launch.ports import ReservedPort
 from springtide.launch.processes import CannotStart, Child
-from springtide.launch.script import Failure, Round, culprit, variables
+from springtide.launch.script import Failure, Rendezvous, culprit, variables
 from springtide.launch.supervision import End
 from springtide.settings import Settings
 from springtide_protocol import coordinator_pb2 as pb
@@ -214,10 +214,10 @@ class ScriptMember:
                 assert self._end is not None
                 return self._launcher.describe(self.rank, self._end)
             port = int(store.get("master/0"))
-            round = Round(self._run_id, members[0].address, port, start.generation.number - 1)
+            rendezvous = Rendezvous(self._run_id, members[0].address, port, start.generation.number - 1)
             self._failure, self._end = Failure(), None
             self.membership.hold(required_state(start.message.state, "Start.state"))
-            child = self._launcher.spawn(self.rank, variables(self._environ, members, ids[rank], round))
+            child = self._launcher.spawn(self.rank, variables(self._environ, members, ids[rank], rendezvous))
             self.membership.formed(time.monotonic() - began, 0.0, 0)
             self.generations += 1
             log.info(

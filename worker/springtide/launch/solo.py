@@ -15,7 +15,7 @@ from springtide.launch.options import Options
 from springtide.launch.pod import machine
 from springtide.launch.ports import ReservedPort
 from springtide.launch.processes import CannotStart, Child, reap, spawn
-from springtide.launch.script import Round, variables
+from springtide.launch.script import Rendezvous, variables
 from springtide.launch.signals import ENDING, Signals
 from springtide.launch.supervision import Action, End, Policy, Spawn
 
@@ -87,11 +87,11 @@ class Solo:
     def _spawn(self, action: Spawn) -> None:
         assert self._port is not None
         rank = action.rank
-        round = Round(f"alone-{os.getpid()}", "127.0.0.1", self._port.number, self._gang.round)
+        rendezvous = Rendezvous(f"alone-{os.getpid()}", "127.0.0.1", self._port.number, self._gang.restart)
         self._children[rank] = child = spawn(
             rank,
             self._options.command,
-            variables(self._environ, self._members, self._members[rank].id, round),
+            variables(self._environ, self._members, self._members[rank].id, rendezvous),
             prefix=f"[{rank}] " if self._prefixed else "",
             cpus=self._cpus[rank],
         )

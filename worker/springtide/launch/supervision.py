@@ -122,7 +122,7 @@ class Supervisor:
         """The launcher got a signal that ends processes: it goes to all, and nobody is started any more."""
         name = signal.Signals(number).name
         self.stopping = self.stopping or name
-        return self._tell_all(number, name, now)
+        return self._announce_all(number, name, now)
 
     def tick(self, now: float) -> list[Action]:
         """Return the actions that are due by now."""
@@ -161,13 +161,13 @@ class Supervisor:
 
     def _give_up(self, rank: int, why: str, now: float) -> list[Action]:
         self.gave_up, self.stopping = rank, f"process {rank} failed and is not started again: {why}"
-        actions = self._tell_all(signal.SIGTERM, self.stopping, now)
+        actions = self._announce_all(signal.SIGTERM, self.stopping, now)
         for process in self.processes:
             if process.phase is Phase.RUNNING:
                 process.due = now + self.policy.grace
         return actions
 
-    def _tell_all(self, number: int, why: str, now: float) -> list[Action]:
+    def _announce_all(self, number: int, why: str, now: float) -> list[Action]:
         actions: list[Action] = []
         for rank, process in enumerate(self.processes):
             if process.phase is Phase.WAITING:

@@ -84,7 +84,7 @@ def _sample(source: Source, number: int) -> Any:
     if not source.runs_code:
         return source.fetch(ids)
     with isolated(0, 0, number):
-        return source.fetch(ids) if source.parts is None else source.parts.read(ids)
+        return source.fetch(ids) if source.halves is None else source.halves.read(ids)
 
 
 class _Once(Dataset[Marks]):

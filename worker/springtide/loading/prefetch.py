@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Sampler
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
 from springtide.data.partition import pieces
-from springtide.data.source import Parts, Source
+from springtide.data.source import FetchHalves, Source
 from springtide.errors import SpringtideError
 from springtide.loading.rows import is_rows, join_rows, spans, take_rows
 from springtide.train_step.randomness import isolated
@@ -181,18 +181,18 @@ class _Dataset(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, request: Request) -> Any:
         source = self._source
-        if source.parts is None:
+        if source.halves is None:
             return self.read(request.step, request.ids)
         with isolated(self._seed, request.step, 1 + request.ids[0]):
-            samples = dict(zip(request.ids, source.parts.read(torch.tensor(request.ids)), strict=True))
+            samples = dict(zip(request.ids, source.halves.read(torch.tensor(request.ids)), strict=True))
             return [
-                source.parts.collate([samples[number] for number in ids]) for ids in request.micro_batches()
+                source.halves.collate([samples[number] for number in ids]) for ids in request.micro_batches()
             ]
 
     def read(self, step: int, ids: list[int]) -> Any:
         """The collated samples; a list of the samples themselves for the script's own collate_fn."""
         source = self._source
-        read = source.fetch if source.parts is None else source.parts.read
+        read = source.fetch if source.halves is None else source.halves.read
         if not source.runs_code:
             return read(torch.tensor(ids))
         with isolated(self._seed, step, 1 + ids[0]):
@@ -214,8 +214,8 @@ class Loader:
 
     def __init__(self, plan: LoopPlan, processes: int, device: torch.device | None = None) -> None:
         self._dataset = _Dataset(plan.source, plan.seed)
-        self._parts = plan.source.parts
-        self._wanted = Wanted(plan, self._parts is not None)
+        self._halves = plan.source.halves
+        self._wanted = Wanted(plan, self._halves is not None)
         self._processes = processes
         self._device = device if device is not None and device.type == "cuda" else None
         self._answers: Iterator[Any] | None = None
@@ -236,8 +236,8 @@ class Loader:
     def read(self, step: int, ids: torch.Tensor) -> Any:
         """The collated samples `ids` of the step."""
         numbers = ids.tolist()
-        if self._parts is not None:
-            return self._read_collated(self._parts, step, numbers)
+        if self._halves is not None:
+            return self._read_collated(self._halves, step, numbers)
         while missing := self._missing(step, numbers):
             if not self._take_answer(step, missing):
                 self._chunks.setdefault(step, []).append((missing, self._read_here(step, missing)))
@@ -261,7 +261,7 @@ class Loader:
             ]
         )
 
-    def _read_collated(self, parts: Parts, step: int, numbers: list[int]) -> Any:
+    def _read_collated(self, halves: FetchHalves, step: int, numbers: list[int]) -> Any:
         """A micro-batch by the script's own function: made ahead, or here where it was cut otherwise."""
         wanted = tuple(numbers)
         self._read[wanted] = None
@@ -276,7 +276,7 @@ class Loader:
             for asked, found in self._chunks[step]
             for number, sample in zip(asked, found, strict=True)
         }
-        return parts.collate([samples[number] for number in numbers])
+        return halves.collate([samples[number] for number in numbers])
 
     def _read_here(self, step: int, numbers: list[int]) -> Any:
         self.read_here += len(numbers)

@@ -16,8 +16,8 @@ it in the others.
 
 The script's thread makes all calls but two. `interrupt` is for any thread: it completes `_stop`, and nothing
 else. Gradients of parameters on a device are offered by the thread of `HostMemory`, which runs
-`_offer_chunks` only: it writes `_gradients` and `_outgoing`, which the script's thread reads after it has
-waited for `HostMemory.sent`. No lock is held.
+`_push_chunks_early` only: it writes `_gradients` and `_outgoing`, which the script's thread reads after it
+has waited for `HostMemory.sent`. No lock is held.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from springtide import faults
 from springtide.comm.process_group import Group
 from springtide.errors import UsageError
 from springtide.ps import row_access
+from springtide.ps.applied_batches import applied_batches_of
 from springtide.ps.batch_sharing import BatchSharing, OwnBatches
-from springtide.ps.books import books_of
 from springtide.ps.compression import Pushed
 from springtide.ps.connections import ServerError
 from springtide.ps.context import PsContext
@@ -103,7 +103,7 @@ class AsyncBackend:
         self._behind: list[int] = []
         # ---- of the body
         self.early_push = EarlyPush(context.settings.me)
-        self._recipe = StepSpec(1.0, True, ())
+        self._step_spec = StepSpec(1.0, True, ())
         self._skipping: frozenset[int] = frozenset()
         self._sums: tuple[float, tuple[int, ...]] = (1.0, ())
         self._ahead_of_end: set[str] = set()  # chunks and slices that were pushed before the body's end
@@ -171,7 +171,7 @@ class AsyncBackend:
     def _new_shard(self, planned: Planned) -> Chunk | Slice:
         shard = self._context.new_shard(planned)
         before = IntervalSet([(0, self._restored)]) if self._restored else IntervalSet()
-        shard.book = AppliedBatches(before, self._restored, self._skipped)
+        shard.applied_batches = AppliedBatches(before, self._restored, self._skipped)
         return shard
 
     def _send_again(self) -> None:
@@ -226,12 +226,18 @@ class AsyncBackend:
         clocks, self.clock = self._sharing.clocks(reported, meeting)
         if meeting.leads:
             finished: IntervalSet | None = None
-            for book in self.books().values():
-                finished = book.ranges if finished is None else finished.intersection(book.ranges)
+            for applied_batches in self.applied_batches().values():
+                finished = (
+                    applied_batches.intervals
+                    if finished is None
+                    else finished.intersection(applied_batches.intervals)
+                )
             ranges = IntervalSet() if finished is None else finished
             about = {"ranges": ranges.to_json(), "clocks": clocks, "bound": context.generation.start.bound}
-            desk = self.desk
-            context.connections.answer(context.ask(desk, Kind.OPEN, about), desk, "the ranges' begin")
+            lease_server = self.lease_server
+            context.connections.answer(
+                context.ask(lease_server, Kind.OPEN, about), lease_server, "the ranges' begin"
+            )
         context.values.note_versions()
         self.refresh()
 
@@ -270,7 +276,7 @@ class AsyncBackend:
     # ---- batches
 
     @property
-    def desk(self) -> str:
+    def lease_server(self) -> str:
         """The server that gives the batches out."""
         return self._context.generation.homes[self._context.planned[0].key][0]
 
@@ -308,7 +314,7 @@ class AsyncBackend:
         if stopping:
             self.settle()
             return Lease(None)
-        connections, desk = self._context.connections, self.desk
+        connections, lease_server = self._context.connections, self.lease_server
         future, self._next_lease = self._next_lease, None
         if future is None or self._window != (first, stop):
             self._window = (first, stop)
@@ -321,7 +327,7 @@ class AsyncBackend:
             faults.reach("leasing", first + 1)
         if not connections.first_of(future, self._stop):
             return Lease(None)
-        said = connections.answer(future, desk, "a range to work on").meta
+        said = connections.answer(future, lease_server, "a range to work on").meta
         finished, waited = int(said["finished"]), bool(said["waited"])
         if waited or "range" not in said:
             self.settle()
@@ -334,7 +340,7 @@ class AsyncBackend:
         """Ask for the next batch. sent: those that are still on their way."""
         first, stop = self._window
         about = {"me": self._context.settings.me, "first": first, "stop": stop, "sent": list(sent)}
-        return self._context.ask(self.desk, Kind.LEASE, about)
+        return self._context.ask(self.lease_server, Kind.LEASE, about)
 
     def interrupt(self) -> None:
         """Wait for a batch no longer: this member is asked to stop. Any thread."""
@@ -370,11 +376,11 @@ class AsyncBackend:
             answer = context.ask(server, Kind.PULL_CHUNK, about, out=context.values.of(chunk))
             self._fetches[chunk.key] = (answer, server)
 
-    def books(self) -> dict[str, AppliedBatches]:
+    def applied_batches(self) -> dict[str, AppliedBatches]:
         """Return by chunk and slice which batches are in it. Raise ServerError."""
         generation = self._context.generation
         homes = {key: home[0] for key, home in generation.homes.items()}
-        return books_of(self._context.connections, generation.start.token, homes)
+        return applied_batches_of(self._context.connections, generation.start.token, homes)
 
     def audit(self, first: int, stop: int) -> Audit:
         """Return what the chunks say of the batches first..stop-1.
@@ -391,10 +397,10 @@ class AsyncBackend:
         """
         lost: set[int] = set()
         repeated = skipped = 0
-        for book in self.books().values():
-            lost |= set(book.ranges.missing(first, stop))
-            repeated = max(repeated, book.applied - len(book.ranges))
-            skipped = max(skipped, book.skipped)
+        for applied_batches in self.applied_batches().values():
+            lost |= set(applied_batches.intervals.missing(first, stop))
+            repeated = max(repeated, applied_batches.applied - len(applied_batches.intervals))
+            skipped = max(skipped, applied_batches.skipped)
         return Audit(repeated, sorted(lost), skipped)
 
     def copied(self) -> bool:
@@ -422,11 +428,11 @@ class AsyncBackend:
         if self.speculative is not None:
             bound = context.generation.start.bound
             # What is seen within a body is pushed then.
-            self.speculative.begin_step(None if self._saw_ahead or bound is not None else self._recipe)
+            self.speculative.begin_step(None if self._saw_ahead or bound is not None else self._step_spec)
         self._route.begin_pass()
         self.early_push.begin()
 
-    def begin_round(self) -> None:
+    def begin_backward_pass(self) -> None:
         """Begin another backward pass of the body: what is staged takes the gradients of the last one.
 
         At the same place of all members of a group. Raise ServerError.
@@ -434,7 +440,7 @@ class AsyncBackend:
         optimizers = self._context.optimizers
         if self._sharing.follows and optimizers.staged:
             keys = self._keys_of_steps(optimizers.staged)
-            self._take_over(keys, optimizers.recipe(*self._sums, False), frozenset())
+            self._take_over(keys, optimizers.step_spec(*self._sums, False), frozenset())
             self._ahead_of_end |= set(keys)
         if self.speculative is not None:
             self.speculative.give_up()
@@ -515,19 +521,19 @@ class AsyncBackend:
 
         They are to be applied when the body commits: only then the norm and the options are known.
         """
-        return self._route.push(gradients, bucket, self._offer_bucket, self._ahead_of_end)
+        return self._route.push(gradients, bucket, self._push_bucket_early, self._ahead_of_end)
 
-    def _offer_bucket(self, gradients: torch.Tensor, bucket: int) -> Pushed:
+    def _push_bucket_early(self, gradients: torch.Tensor, bucket: int) -> Pushed:
         """Offer a bucket's gradients to the servers. Raise ServerError."""
         self.make_way()
         memory, chunks = self._context.memory, self._context.sharding.by_bucket[bucket]
         try:
-            memory.send(bucket, gradients, lambda on_host: self._offer_chunks(chunks, on_host))
+            memory.send(bucket, gradients, lambda on_host: self._push_chunks_early(chunks, on_host))
         except ConnectionError as error:
             raise ServerError(str(error)) from None
         return Pushed(self._context.compression.nbytes(len(gradients), gradients.dtype))
 
-    def _offer_chunks(self, chunks: Sequence[PlannedChunk], gradients: torch.Tensor) -> None:
+    def _push_chunks_early(self, chunks: Sequence[PlannedChunk], gradients: torch.Tensor) -> None:
         """Send what travels of each chunk. Raise ConnectionError."""
         context = self._context
         for chunk in chunks:
@@ -537,17 +543,17 @@ class AsyncBackend:
             outgoing = context.compression.outgoing(chunk, gradient)
             self._gradients[chunk.key], self._outgoing[chunk.key] = gradient, outgoing
             speculative, count = self.speculative, partial(self._counting, chunk.key)
-            if speculative is None or not speculative.offer(chunk, outgoing, self.early_push, count):
-                self._offer(chunk.key, outgoing)
+            if speculative is None or not speculative.send(chunk, outgoing, self.early_push, count):
+                self._push_early(chunk.key, outgoing)
 
-    def _offer(self, key: str, gradient: Outgoing) -> None:
+    def _push_early(self, key: str, gradient: Outgoing) -> None:
         generation = self._context.generation
         client = self._context.connections[generation.homes[key][0]]
-        self.early_push.offer(client, generation.start.token, key, gradient)
+        self.early_push.send(client, generation.start.token, key, gradient)
 
-    def _counting(self, key: str, recipe: StepSpec) -> dict[str, Any]:
+    def _counting(self, key: str, step_spec: StepSpec) -> dict[str, Any]:
         """Say how a chunk's push is going to count its gradient."""
-        return {"r": self._leased, "recipe": self._own(recipe, key), **self._wanted(key)}
+        return {"r": self._leased, "recipe": self._own(step_spec, key), **self._wanted(key)}
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Send all gradients of a table on their way.
@@ -561,9 +567,9 @@ class AsyncBackend:
             ServerError: A connection is broken.
         """
         if not self._sharing.keep_rows(index, ids, sums):
-            self._offer_rows(index, ids, sums)
+            self._push_rows_early(index, ids, sums)
 
-    def _offer_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
+    def _push_rows_early(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         self.make_way()
         context = self._context
         for key, rows in cut_rows(context.tables, index, ids, context.compression.shrunk(sums)).items():
@@ -573,7 +579,7 @@ class AsyncBackend:
             if not len(rows.ids):
                 continue  # nothing that could leave earlier
             try:
-                self._offer(key, rows)
+                self._push_early(key, rows)
             except ConnectionError as error:
                 raise ServerError(str(error)) from None
 
@@ -596,12 +602,12 @@ class AsyncBackend:
             The norm of the gradients as they travel, of this worker or its group, if there is to be one; it
             is finite exactly when they are.
         """
-        self._route.end_sums(self._offer_bucket)
+        self._route.end_sums(self._push_bucket_early)
         follows, optimizers = self._sharing.follows, self._context.optimizers
         if follows:
             self.settle()
         for index, (ids, sums) in self._sharing.rows().items():
-            self._offer_rows(index, ids, sums)
+            self._push_rows_early(index, ids, sums)
         if not follows:
             self._get_ready()
         if not self._context.settings.with_norm:
@@ -623,14 +629,14 @@ class AsyncBackend:
         A finite gradient may be infinite in 16 bits.
         """
         left = [chunk for chunk in self._context.sharding.chunks if chunk.key not in self._ahead_of_end]
-        squares = [(chunk.optimizer, square_norm(self._parts(chunk))) for chunk in left]
+        squares = [(chunk.optimizer, square_norm(self._pieces(chunk))) for chunk in left]
         for key in self._slices.keys() - self._ahead_of_end:
             rows = self._outgoing[key]
             assert isinstance(rows, Rows)
             squares.append((self.owner_of(key), rows.square_norm()))
         return squares
 
-    def _parts(self, chunk: PlannedChunk) -> list[torch.Tensor]:
+    def _pieces(self, chunk: PlannedChunk) -> list[torch.Tensor]:
         """Return what travels of a chunk's gradient, without padding, in the gradient's own type."""
         outgoing = self._outgoing[chunk.key]
         if isinstance(outgoing, SparseGradient):
@@ -654,12 +660,12 @@ class AsyncBackend:
         optimizers = self._context.optimizers
         rest = [key for key in self.keys_in_order() if key not in self._ahead_of_end]
         skipping = frozenset(optimizers.skipped)
-        recipe = self._rest_of(optimizers.recipe(scale, unused, skip), skip)
+        step_spec = self._rest_of(optimizers.step_spec(scale, unused, skip), skip)
         optimizers.begin()
         if self._sharing.follows:
-            self._take_over(rest, recipe, skipping)
+            self._take_over(rest, step_spec, skipping)
         else:
-            self._recipe, self._skipping = recipe, skipping
+            self._step_spec, self._skipping = step_spec, skipping
             self._sharing.expect(rest)
             self._push_rest(rest)
         self._sharing.committed(rest)
@@ -671,7 +677,7 @@ class AsyncBackend:
         values.outdate(self._context.sharding.by_key.keys() - self._ahead_of_end)
         self._again = set()
         if self.speculative is not None:
-            self.speculative.commit(self._recipe)
+            self.speculative.commit(self._step_spec)
         try:
             # Before the pushes, or its answer would come behind all values.
             self._next_lease = self._ask_batch([self._sent])
@@ -682,19 +688,19 @@ class AsyncBackend:
             # The step stays committed: the rest of it leaves in the next generation.
             self._context.connections.over(str(error))
 
-    def _rest_of(self, recipe: StepSpec, skip: bool) -> StepSpec:
-        """Return how the body's last pushes are made. recipe: of what is staged then, if anything is."""
+    def _rest_of(self, step_spec: StepSpec, skip: bool) -> StepSpec:
+        """Return how the body's last pushes are made. step_spec: of what is staged then, if anything is."""
         if not self._ahead_of_end or not skip:
-            return recipe
+            return step_spec
         every = frozenset(range(len(self._context.values.parameters)))
-        return StepSpec(recipe.scale, False, recipe.groups, recipe.unused | every)
+        return StepSpec(step_spec.scale, False, step_spec.groups, step_spec.unused | every)
 
-    def _take_over(self, keys: Iterable[str], recipe: StepSpec, skipping: Collection[int]) -> None:
+    def _take_over(self, keys: Iterable[str], step_spec: StepSpec, skipping: Collection[int]) -> None:
         """The group's first member pushes these with what this one has owed of them. skipping: optimizers."""
         for key in keys:
             if key in self._context.sharding.by_key:
-                applied = not recipe.skip and self.owner_of(key) not in skipping
-                self._context.compression.landed(key, recipe.unused, applied)
+                applied = not step_spec.skip and self.owner_of(key) not in skipping
+                self._context.compression.landed(key, step_spec.unused, applied)
 
     def _push_staged(self) -> None:
         """Push what the staged steps change, and wait for its values; a group's first member does for all."""
@@ -705,10 +711,10 @@ class AsyncBackend:
             self.speculative.give_up()
         keys = self._keys_of_steps(optimizers.staged)
         self._sharing.expect(keys)
-        self._sharing.relay_part(keys)
+        self._sharing.relay_substep(keys)
         scale, unused = self._sums
         # What was pushed before is answered.
-        self._recipe, self._skipping = optimizers.recipe(scale, unused, False), frozenset()
+        self._step_spec, self._skipping = optimizers.step_spec(scale, unused, False), frozenset()
         self._ahead_of_end |= set(keys)
         self._pending |= set(keys)
         context.values.outdate(keys)
@@ -756,13 +762,13 @@ class AsyncBackend:
         for key in keys:
             number = self._leased if self._sent is None else self._sent
             form, gradient = self.early_push.push(key, self._outgoing[key])
-            recipe = self._own(self._recipe, key)
-            about = {"k": key, "r": number, "recipe": recipe, **form, **self._wanted(key)}
+            step_spec = self._own(self._step_spec, key)
+            about = {"k": key, "r": number, "recipe": step_spec, **form, **self._wanted(key)}
             if key in pulled and key not in self._fetches:
                 self._based[key] = pulled[key].applied
             server, chunk = context.generation.homes[key][0], context.sharding.by_key.get(key)
             values = None if chunk is None else context.values.of(chunk)
-            answer = context.connections.ask(server, Kind.PUSH_RANGE, token, about, gradient, values)
+            answer = context.connections.ask(server, Kind.PUSH_BATCH, token, about, gradient, values)
             self._fetches[key] = (answer, server)
             self._sharing.sent(key, answer)
 
@@ -808,8 +814,8 @@ class AsyncBackend:
         self._pending.discard(key)
         # What is there when it is sent again is this worker's own push, whose answer was lost; what is there
         # when it is sent first is that of a worker which had the batch before.
-        applied = not self._recipe.skip and (not said["already"] or key in self._again)
-        self._context.compression.landed(key, self._recipe.unused, applied)
+        applied = not self._step_spec.skip and (not said["already"] or key in self._again)
+        self._context.compression.landed(key, self._step_spec.unused, applied)
         if not said["already"] and key in self._based:
             self._behind.append(max(0, int(said["before"]) - self._based[key]))
 
@@ -820,7 +826,7 @@ class AsyncBackend:
             done, self._done = self._done, []
             about = {"me": self._context.settings.me, "done": done}
             try:
-                self._context.ask(self.desk, Kind.FINISHED, about)
+                self._context.ask(self.lease_server, Kind.FINISHED, about)
             except ServerError as error:
                 # The values are here. The next generation begins from what the chunks say themselves.
                 self._context.connections.over(str(error))
@@ -903,14 +909,14 @@ class AsyncBackend:
         """Return the chunks and slices that steps of these optimizers change."""
         return [key for key in self.keys_in_order() if self.owner_of(key) in optimizers]
 
-    def _own(self, recipe: StepSpec, key: str) -> StepSpec:
+    def _own(self, step_spec: StepSpec, key: str) -> StepSpec:
         """Return of a recipe what is about one chunk or slice."""
         if key in self._slices:
             own = {self._slices[key].parameter}
         else:
             own = {piece[0] for piece in self._context.sharding.by_key[key].pieces}
-        skip = recipe.skip or self.owner_of(key) in self._skipping
-        return replace(recipe, unused=recipe.unused & own, skip=skip)
+        skip = step_spec.skip or self.owner_of(key) in self._skipping
+        return replace(step_spec, unused=step_spec.unused & own, skip=skip)
 
     def _wanted(self, key: str) -> dict[str, Any]:
         """Return what a push says of its answer."""

@@ -27,7 +27,7 @@ from springtide.ps.snapshot import Plan, Reader, Snapshot
 from springtide.ps.speculative_pull import SpeculativeValues
 from springtide.ps.step_spec import ServerOptimizers
 from springtide.ps.sync_backend import SyncBackend
-from springtide.ps.tables import TableBook
+from springtide.ps.tables import TableIndex
 from springtide.ps.worker_groups import DirectRoute, GradientRoute, GroupRoute
 from springtide.settings import Settings
 
@@ -60,7 +60,7 @@ class ParameterBackend(Protocol):
        that hears so has committed it.
     4. `ends`, with what the members have agreed on.
     5. Where a body has several optimizers, `stage_tables` for each that steps; and again from 2, after
-       `begin_round`.
+       `begin_backward_pass`.
     6. `commit`, or nothing when the step is dropped: the next `begin_step` forgets it.
     7. `settle` before anything reads parameters.
     """
@@ -74,7 +74,7 @@ class ParameterBackend(Protocol):
         """Begin a step. Raise UsageError when the script has changed what it must not."""
         ...
 
-    def begin_round(self) -> None:
+    def begin_backward_pass(self) -> None:
         """Begin another backward pass of the body, after the last one's steps."""
         ...
 
@@ -212,7 +212,7 @@ class PsBackend:
         return self.context.optimizers
 
     @property
-    def tables(self) -> TableBook:
+    def tables(self) -> TableIndex:
         """The tables of the model."""
         return self.context.tables
 
@@ -275,7 +275,7 @@ class PsBackend:
             ServersLackState: The servers do not hold the state that it begins from.
             RuntimeError: A server or a member fails.
         """
-        following = self._following(start.in_ranges)
+        following = self._following(start.in_batches)
         if following is not self.active:
             # What was asked of servers that are gone ends here, so that it is not waited for.
             self.connections.connect(start.servers)
@@ -322,11 +322,11 @@ class PsBackend:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a member must know to let the servers make an open step."""
-        return {"lineage": self.context.generation.lineage, **self.sync_backend.state_dict()}
+        return {"lineage": self.context.generation.run_id, **self.sync_backend.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Know what another member does."""
-        self.context.generation.lineage = str(state["lineage"])
+        self.context.generation.run_id = str(state["lineage"])
         self.sync_backend.load_state_dict(state)
 
     def snapshot(self, name: str, readers: int, positions: Mapping[int, int]) -> Snapshot:
@@ -356,9 +356,9 @@ class PsBackend:
         """Begin a step. Raise UsageError when the script has changed what servers have."""
         self.active.begin_step()
 
-    def begin_round(self) -> None:
+    def begin_backward_pass(self) -> None:
         """Begin another backward pass of the body. Raise ServerError, UsageError."""
-        self.active.begin_round()
+        self.active.begin_backward_pass()
 
     def carried(self, index: int, gradient: torch.Tensor, factor: float) -> torch.Tensor:
         """Return this worker's part of what the script leaves of a gradient, which the next one adds to.

@@ -35,7 +35,7 @@ from springtide.ps.connections import ServerError
 from springtide.ps.context import PsContext
 from springtide.ps.generation import Meeting
 from springtide.ps.group_rows import gather
-from springtide.ps.lease import Lease, heard, nothing_told, told
+from springtide.ps.lease import Lease, decode, encode, encode_nothing
 from springtide.ps.tables import table_name
 from springtide.ps.worker_groups import GroupRoute, group_of
 from springtide_ps.server.lease_table import starting_clocks
@@ -54,7 +54,7 @@ class BatchSharing(Protocol):
 
     In a body: `begin_step`, `keep_rows` for each table, `rows` and `norm_squares` when gradients are
     complete, `stepped` after each of several steps; `expect` before something is pushed, `sent` for each
-    push, then `relay_part` or `committed`. Members of a group call the same in the same order.
+    push, then `relay_substep` or `committed`. Members of a group call the same in the same order.
     """
 
     @property
@@ -160,7 +160,7 @@ class BatchSharing(Protocol):
         """Note that the newest values of all chunks are asked for, and nothing is on its way."""
         ...
 
-    def relay_part(self, keys: Collection[str]) -> None:
+    def relay_substep(self, keys: Collection[str]) -> None:
         """Relay what pushes of these chunks and slices are answered, within a body."""
         ...
 
@@ -274,7 +274,7 @@ class OwnBatches:
     def refreshed(self) -> None:
         """Nothing: nothing is relayed."""
 
-    def relay_part(self, keys: Collection[str]) -> None:
+    def relay_substep(self, keys: Collection[str]) -> None:
         """Nothing: nothing is relayed."""
 
     def committed(self, keys: Collection[str]) -> None:
@@ -302,7 +302,7 @@ class GroupBatches:
         self._markers: dict[str, list[str]] = {table_name(index): [] for index in context.tables.handles}
         for planned in context.tables.slices:
             self._markers[table_name(planned.parameter)].append(planned.key)
-        self._in_parts = False  # steps of the body are told apart
+        self._in_substeps = False  # steps of the body are told apart
         self._coming: dict[str, Future[bool]] = {}  # in parts, of what the body has not changed yet
 
     @property
@@ -322,7 +322,7 @@ class GroupBatches:
 
     def begin_step(self) -> None:
         """Begin a body."""
-        self._in_parts, self._coming = False, {}
+        self._in_substeps, self._coming = False, {}
 
     # ---- batches
 
@@ -362,12 +362,12 @@ class GroupBatches:
             except RuntimeError:
                 group.shut()  # the others wait for the word
                 raise
-            word = told(replace(found, waited=found.waited or self._anew), clock())
+            word = encode(replace(found, waited=found.waited or self._anew), clock())
         else:
             faults.reach("leasing", number + 1)
-            word = nothing_told()
+            word = encode_nothing()
         group.start_sum(word).wait()
-        return heard(word)
+        return decode(word)
 
     def part(self, settle: Callable[[], None]) -> None:
         """Return when nobody of the group waits for a word of another one any more, nor for values.
@@ -402,7 +402,8 @@ class GroupBatches:
         found = gather(self._route.joined, self._rows, handles)
         self._rows = {}
         return {
-            index: merged(parts, handles[index].dim, handles[index].counted) for index, parts in found.items()
+            index: merged(parts, handles[index].dim, handles[index].has_counts)
+            for index, parts in found.items()
         }
 
     def norm_squares(self, own: Callable[[], list[tuple[int, float]]]) -> list[tuple[int, float]]:
@@ -426,10 +427,10 @@ class GroupBatches:
     def stepped(self, keys: Collection[str]) -> None:
         """Have looks at these chunks and slices wait for the first member, whose step changes them."""
         if self.follows:
-            if not self._in_parts:
-                self._coming = self._pass_parts(())
-            self._await_parts(keys)
-        self._in_parts = True
+            if not self._in_substeps:
+                self._coming = self._relay_substeps(())
+            self._await_substeps(keys)
+        self._in_substeps = True
 
     def expect(self, keys: Collection[str]) -> None:
         """Have answers about these chunks and slices go on to the group as they come."""
@@ -455,19 +456,19 @@ class GroupBatches:
         self._anew = False
         self._relay_all()
 
-    def relay_part(self, keys: Collection[str]) -> None:
+    def relay_substep(self, keys: Collection[str]) -> None:
         """Relay what pushes of these are answered, as the first member."""
-        self._pass_parts(keys)
+        self._relay_substeps(keys)
 
     def committed(self, keys: Collection[str]) -> None:
         """Relay what the body's last pushes are answered; at the others expect it."""
-        if not self._in_parts:
+        if not self._in_substeps:
             self._context.values.outdate(None)
             self._relay_all()
         elif self.follows:
-            self._await_parts([key for key in keys if self._name_of(key) in self._coming])
+            self._await_substeps([key for key in keys if self._name_of(key) in self._coming])
         elif keys:
-            self._pass_parts(keys)
+            self._relay_substeps(keys)
 
     def await_rows(self, tables: Iterable[int], to_the_end: bool) -> None:
         """Wait until the first member's pushes of these tables are in their slices.
@@ -499,12 +500,12 @@ class GroupBatches:
         if not self._route.fetches:
             self._route.expect(arrived)
 
-    def _pass_parts(self, keys: Collection[str]) -> dict[str, Future[bool]]:
+    def _relay_substeps(self, keys: Collection[str]) -> dict[str, Future[bool]]:
         """As the first member relay these; at the others begin to receive the body's parts."""
         chosen = {self._name_of(key) for key in keys}
         return self._route.pass_on(self._fetch_landed(), self._marker_pieces(), chosen, in_parts=True)
 
-    def _await_parts(self, keys: Collection[str]) -> None:
+    def _await_substeps(self, keys: Collection[str]) -> None:
         """Expect values of these chunks and slices with a part of the body's: they are not what they were."""
         self._context.values.outdate(keys)
         for name in dict.fromkeys(self._name_of(key) for key in keys):

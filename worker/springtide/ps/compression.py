@@ -21,7 +21,7 @@ from springtide_ps.params.sparse_gradient import INDEX_BYTES, SparseGradient, wo
 Made = tuple[tuple[int, int, int], int]
 """A state that is in no other run: the generation that made it, and its step."""
 Spans = Sequence[tuple[int, int]]
-Parts = Sequence[Mapping[str, Spans]]
+Substeps = Sequence[Mapping[str, Spans]]
 """Of optimizer steps with the same sums: by chunk that has a part in it, the elements that have none."""
 
 KINDS: Final = ("None", "BF16", "FP16", "TopK")
@@ -50,7 +50,7 @@ class Residuals:
 
     def __init__(self) -> None:
         self._made: Made | None = None
-        self._kept: dict[str, torch.Tensor] = {}
+        self._residuals: dict[str, torch.Tensor] = {}
         self._next_made: Made | None = None
         self._next: dict[str, torch.Tensor | None] = {}  # what the running round has left out
         self._since: dict[
@@ -61,35 +61,36 @@ class Residuals:
         """Begin a body that would make this state."""
         self._next_made, self._next, self._since = made, {}, {}
 
-    def begin_round(self, parts: Parts) -> None:
-        """Another round of the body begins. parts: those that have taken the sums of the last one."""
-        self._since |= self._after(parts)
+    def begin_backward_pass(self, substeps: Substeps) -> None:
+        """Another round of the body begins. substeps: those that have taken the sums of the last one."""
+        self._since |= self._after(substeps)
         self._next = {}
 
     def owed(self, key: str, gradient: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Return the gradient with what was left out before, in memory of its own. scale: see `scaled`."""
-        kept = self.kept(key)
+        kept = self.residual(key)
         return gradient.clone() if kept is None else gradient + scaled(kept, scale, gradient.dtype)
 
-    def kept(self, key: str) -> torch.Tensor | None:
+    def residual(self, key: str) -> torch.Tensor | None:
         """Return what was left out before."""
-        return self._since[key] if key in self._since else self._kept.get(key)
+        return self._since[key] if key in self._since else self._residuals.get(key)
 
     def leave_out(self, key: str, rest: torch.Tensor | None) -> None:
         """Note what is not sent of a chunk (None: nothing); the memory is kept."""
         self._next[key] = rest
 
-    def stand_at(self, made: Made | None, parts: Parts, skip: bool) -> None:
+    def stand_at(self, made: Made | None, substeps: Substeps, skip: bool) -> None:
         """Note that the worker holds this state now, whatever worker committed it.
 
-        parts: of its last step, those that have taken the last round's sums. skip: the step changed nothing.
+        substeps: of its last step, those that have taken the last round's sums. skip: the step changed
+            nothing.
         """
         if made == self._made:
             return
         if made is None or made != self._next_made:
-            self._kept = {}  # this worker had no part in that step
+            self._residuals = {}  # this worker had no part in that step
         elif not skip:
-            for key, rest in {**self._since, **self._after(parts)}.items():
+            for key, rest in {**self._since, **self._after(substeps)}.items():
                 self._keep(key, rest)
         self._made, self._next_made, self._next, self._since = made, None, {}, {}
 
@@ -103,33 +104,33 @@ class Residuals:
         if key in self._next:
             rest = self._next.pop(key)
             if applied:
-                self._keep(key, _left(self.kept(key), rest, [unused]))
+                self._keep(key, _left(self.residual(key), rest, [unused]))
 
-    def _after(self, parts: Parts) -> dict[str, torch.Tensor | None]:
+    def _after(self, substeps: Substeps) -> dict[str, torch.Tensor | None]:
         """Return what is owed when these parts have taken the sums of the running round."""
         found = {}
         for key, rest in self._next.items():
-            if own := [part[key] for part in parts if key in part]:
-                found[key] = _left(self.kept(key), rest, own)
+            if own := [part[key] for part in substeps if key in part]:
+                found[key] = _left(self.residual(key), rest, own)
         return found
 
     def _keep(self, key: str, rest: torch.Tensor | None) -> None:
-        self._kept.pop(key, None)
+        self._residuals.pop(key, None)
         if rest is not None:
-            self._kept[key] = rest
+            self._residuals[key] = rest
 
 
 def _left(
-    before: torch.Tensor | None, rest: torch.Tensor | None, parts: Sequence[Spans]
+    before: torch.Tensor | None, rest: torch.Tensor | None, substeps: Sequence[Spans]
 ) -> torch.Tensor | None:
     """Return what is owed of a chunk after parts that take the same sums; None is nothing.
 
-    before: owed when the gradient was sent, which it was added to. rest: left out of both. parts: the
+    before: owed when the gradient was sent, which it was added to. rest: left out of both. substeps: the
     elements that each did not take. What two have taken is owed once: the gradient that makes up for it is
     taken as often, and to owe twice as much would swing ever wider.
     """
     now = before
-    for unused in parts:
+    for unused in substeps:
         then = rest
         if unused:
             whole = then if then is not None else now
@@ -156,9 +157,10 @@ def unscaled(rest: torch.Tensor, scale: float) -> torch.Tensor:
 class GradientCompression:
     """Makes of each chunk's gradient what travels. ratio: of elements, with TopK.
 
-    Where members step together, `begin`, `begin_round`, `stand_at` and `ends` say which step a residual is
-    of. Where they do not, `begin_update`, `begin_update_pass` and `landed` do: each chunk's push counts when
-    it is answered, in whatever body or generation that is, and there is no last step to which all agree.
+    Where members step together, `begin`, `begin_backward_pass`, `stand_at` and `ends` say which step a
+    residual is of. Where they do not, `begin_update`, `begin_update_pass` and `landed` do: each chunk's push
+    counts when it is answered, in whatever body or generation that is, and there is no last step to which all
+    agree.
 
     closing: from the next body on, send everything that is owed, since this worker may leave after it.
     loss_scale: asked when a backward pass begins, what a GradScaler multiplies gradients by: residuals are
@@ -171,7 +173,7 @@ class GradientCompression:
         self.kind, self._dtype, self._ratio = kind, _WIRE.get(kind), ratio
         self.residuals = Residuals() if kind == "TopK" else None
         self.closing = self._sends_all = False
-        self._round = 0
+        self._backward_pass = 0
         self._chunks: dict[str, PlannedChunk] = {}
         self._handed: dict[str, torch.Tensor] = {}
 
@@ -215,16 +217,16 @@ class GradientCompression:
         self.closing = self._sends_all = False
 
     def _begin_body(self) -> None:
-        self._round, self._sends_all = 0, self.closing
+        self._backward_pass, self._sends_all = 0, self.closing
         self._take_scale()
 
-    def begin_round(self, parts: Sequence[Collection[int]]) -> None:
-        """Another backward pass of the body begins. parts: of each optimizer step with the sums of the last
-        one, parameters that had no part in it.
+    def begin_backward_pass(self, substeps: Sequence[Collection[int]]) -> None:
+        """Another backward pass of the body begins. substeps: of each optimizer step with the sums of the
+        last one, parameters that had no part in it.
         """
         if self.residuals is not None:
-            self.residuals.begin_round([self._part(unused) for unused in parts])
-        self._round += 1
+            self.residuals.begin_backward_pass([self._substep(unused) for unused in substeps])
+        self._backward_pass += 1
         self._take_scale()
 
     def _take_scale(self) -> None:
@@ -239,12 +241,12 @@ class GradientCompression:
 
     def nbytes(self, elements: int, dtype: torch.dtype) -> int:
         """Return how many bytes a gradient of so many elements is on its way."""
-        count = 0 if self.residuals is None else self._selected(elements, dtype)
+        count = 0 if self.residuals is None else self._selected_elements(elements, dtype)
         if count:
             return count * (INDEX_BYTES + dtype.itemsize)
         return elements * min(dtype.itemsize, (self._dtype or dtype).itemsize)
 
-    def _selected(self, elements: int, dtype: torch.dtype) -> int:
+    def _selected_elements(self, elements: int, dtype: torch.dtype) -> int:
         """Return how many elements are selected; 0: all travel as they are."""
         count = math.ceil(elements * self._ratio)
         return 0 if self._sends_all or not worth_it(count, dtype, elements) else count
@@ -256,7 +258,7 @@ class GradientCompression:
         self._chunks[chunk.key] = chunk
         owed = self.residuals.owed(chunk.key, gradient, self._scale)
         _clear_padding(owed, chunk)
-        count = self._selected(owed.numel(), owed.dtype)
+        count = self._selected_elements(owed.numel(), owed.dtype)
         if not count:
             self.residuals.leave_out(chunk.key, None)
             return owed
@@ -271,7 +273,7 @@ class GradientCompression:
         if self.residuals is None:
             return
         for chunk in chunks:
-            kept = self.residuals.kept(chunk.key)
+            kept = self.residuals.residual(chunk.key)
             if kept is not None:
                 self._chunks[chunk.key] = chunk
                 # Not a change of the script's, so it is not to be seen as one.
@@ -283,19 +285,21 @@ class GradientCompression:
         """Return what the last `hand_over` of this backward pass has added to a chunk's gradient."""
         return self._handed.get(key)
 
-    def stand_at(self, made: Made | None, parts: Sequence[tuple[int, Collection[int]]], skip: bool) -> None:
+    def stand_at(
+        self, made: Made | None, substeps: Sequence[tuple[int, Collection[int]]], skip: bool
+    ) -> None:
         """Note that the worker holds this state now.
 
-        parts: of its last step's optimizer steps, the number of the backward pass, and the parameters that
+        substeps: of its last step's optimizer steps, the number of the backward pass, and the parameters that
         had no part in it. skip: the step changed nothing.
         """
         if self.residuals is None:
             return
         # Who has not come to the last pass has prepared nothing that others could have committed.
-        own = [self._part(unused) for number, unused in parts if number == self._round]
+        own = [self._substep(unused) for number, unused in substeps if number == self._backward_pass]
         self.residuals.stand_at(made, own, skip)
 
-    def _part(self, unused: Collection[int]) -> dict[str, Spans]:
+    def _substep(self, unused: Collection[int]) -> dict[str, Spans]:
         return {
             key: self._spans(key, unused)
             for key, chunk in self._chunks.items()

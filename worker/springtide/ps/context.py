@@ -24,7 +24,7 @@ from springtide.ps.local_values import LocalValues
 from springtide.ps.optimizer_state import cut_states
 from springtide.ps.sharding import Sharding, plan_chunks
 from springtide.ps.step_spec import ServerOptimizers
-from springtide.ps.tables import PlannedSlice, TableBook
+from springtide.ps.tables import PlannedSlice, TableIndex
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.wire.client import Answer
@@ -82,7 +82,7 @@ class PsContext:
         self.settings = settings
         self.layout = layout
         self.compression = compression or GradientCompression()
-        self.tables = TableBook(tables_among(list(parameters.values())), list(parameters), optimizers)
+        self.tables = TableIndex(tables_among(list(parameters.values())), list(parameters), optimizers)
         self.optimizers = ServerOptimizers(optimizers, parameters)
         self.connections = Connections(
             settings.token, settings.connect_seconds, settings.answer_seconds, settings.authority

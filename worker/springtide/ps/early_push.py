@@ -46,13 +46,13 @@ class EarlyPush:
         """Note that servers do not have these (None: all) any more."""
         self._keys = set() if keys is None else self._keys - set(keys)
 
-    def offer(self, client: ServerClient, token: Token, key: str, gradient: Outgoing) -> None:
+    def send(self, client: ServerClient, token: Token, key: str, gradient: Outgoing) -> None:
         """Send what travels of a chunk's gradient; it must not change before its push is answered.
 
         Raise ConnectionError.
         """
         form, tensor = travelling(gradient)
-        client.offer(token, self._me, key, self._number, form, tensor)
+        client.push_early(token, self._me, key, self._number, form, tensor)
         self._keys.add(key)
 
     def send_speculatively(

@@ -17,7 +17,7 @@ from typing import Any
 from springtide.comm.process_group import Group
 from springtide.comm.store import StreamStore
 from springtide.errors import SpringtideError
-from springtide.ps.books import Rescue, with_newest
+from springtide.ps.applied_batches import Rescue, with_newest
 from springtide.ps.connections import Connections, ServerError
 from springtide.ps.sharding import Arrangement, LackError, PlannedChunk, Sharding, arrange, place_fresh
 from springtide.ps.tables import PlannedSlice
@@ -44,7 +44,7 @@ class GenerationStart:
 
     token: its name. members: ids. servers: address by id, also of those that leave. step: after which it
     begins. bound: where members do not step together, how many steps the fastest may be ahead of the
-    slowest; None: any number. skipped: steps before `step` that changed nothing. in_ranges: whether they
+    slowest; None: any number. skipped: steps before `step` that changed nothing. in_batches: whether they
     do not step together; None: as in the generation before.
     """
 
@@ -55,7 +55,7 @@ class GenerationStart:
     step: int
     bound: int | None = None
     skipped: int = 0
-    in_ranges: bool | None = None
+    in_batches: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class GenerationLeader:
         self,
         chunks: Collection[Planned],
         member: str,
-        lineage: str,
+        run_id: str,
         make: Callable[[Planned], Chunk | Slice] | None,
     ) -> Arrangement:
         """Have the generation begin on all servers. make: makes the chunks of a fresh start; None otherwise.
@@ -134,7 +134,7 @@ class GenerationLeader:
         Raise LackError when a chunk is held by no server, SpringtideError when a new one has no room.
         """
         start = self._start
-        about = {"me": member, "members": list(start.members), "s": start.step, "lineage": lineage}
+        about = {"me": member, "members": list(start.members), "s": start.step, "lineage": run_id}
         if self._rescue is not None:
             about |= {"books": True, "skipped": start.skipped}
         self._all({server: [about] for server in start.servers}, Kind.ENTER, "a generation begins")
@@ -150,7 +150,7 @@ class GenerationLeader:
             except LackError as error:
                 self.failed = [(key, told) for key, told in self.failed if not holders.get(key)]
                 raise LackError("; ".join([str(error), *(told for _, told in self.failed)])) from None
-        self._tell(arrangement)
+        self._announce(arrangement)
         for key, others in arrangement.fills.items():
             for other in others:
                 self._awaited.setdefault(other, set()).add(key)
@@ -239,7 +239,7 @@ class GenerationLeader:
         while waiting:
             wait_for_one()
 
-    def _tell(self, arrangement: Arrangement) -> None:
+    def _announce(self, arrangement: Arrangement) -> None:
         """Tell each server whom to send copies to."""
         address = self._start.servers
         orders: dict[str, dict[str, Any]] = {s: {"forward": {}, "fill": {}, "drop": []} for s in address}
@@ -250,7 +250,7 @@ class GenerationLeader:
                 orders[first]["fill"][key] = [address[other] for other in fills]
             for other in arrangement.drops.get(key, ()):
                 orders[other]["drop"].append(key)
-        self._all({s: _cut(order) for s, order in orders.items()}, Kind.ARRANGE, "where copies go")
+        self._all({s: _split(order) for s, order in orders.items()}, Kind.ARRANGE, "where copies go")
 
     def _all(self, requests: Mapping[str, list[dict[str, Any]]], kind: Kind, what: str) -> None:
         asked = [
@@ -276,7 +276,7 @@ class Generation:
         self._leader: GenerationLeader | None = None
         self.homes: dict[str, list[str]] = {}
         """Servers of each shard by its key, first the one that workers speak to."""
-        self.lineage = ""
+        self.run_id = ""
         self.settled = True
 
     @property
@@ -326,12 +326,12 @@ class Generation:
         """
         start = self.start
         if meeting.fresh:
-            self.lineage = "-".join(str(number) for number in start.token)
+            self.run_id = "-".join(str(number) for number in start.token)
         self._leader = leader
         told: dict[str, Any]
         try:
             arrangement = leader.arrange(
-                self._planned, self._me, self.lineage, make if meeting.fresh else None
+                self._planned, self._me, self.run_id, make if meeting.fresh else None
             )
         except LackError as error:
             failed = "; ".join(f"{self._sharding.describe(key)}: {text}" for key, text in leader.failed)
@@ -342,7 +342,7 @@ class Generation:
         ids = list(start.servers)
         numbers = {server: number for number, server in enumerate(ids)}
         told = {
-            "lineage": self.lineage,
+            "lineage": self.run_id,
             "step": start.step,
             "settled": self.settled,
             "ids": ids,
@@ -356,7 +356,7 @@ class Generation:
         told = json.loads(meeting.store.get(f"servers/{meeting.leader}"))
         if "lacks" in told:
             raise ServersLackState(told["lacks"], told["failed"])
-        self.lineage, self.settled = told["lineage"], told["settled"]
+        self.run_id, self.settled = told["lineage"], told["settled"]
         self._start = replace(self.start, step=told["step"])
         homes = [[told["ids"][number] for number in numbers] for numbers in told["homes"]]
         self.homes = {planned.key: home for planned, home in zip(self._planned, homes, strict=True)}
@@ -384,7 +384,7 @@ def _names_in(answer: Answer) -> set[str]:
     return set(names.decode().split("\n")) if names else set()
 
 
-def _cut(order: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _split(order: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Cut an order into parts that fit a frame."""
     parts: list[dict[str, Any]] = []
     for name in ("forward", "fill"):

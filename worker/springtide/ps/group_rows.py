@@ -38,7 +38,7 @@ def gather(group: Group, own: Mapping[int, Rows], tables: Mapping[int, Handle]) 
     for rank in range(1, group.size):
         for place, index in enumerate(indices):
             if count := int(counts[rank, place]):
-                shape = (count, 2) if tables[index].counted else (count,)
+                shape = (count, 2) if tables[index].has_counts else (count,)
                 ids = torch.empty(shape, dtype=torch.int64)
                 sums = torch.empty(count, tables[index].dim)
                 group.start_receive(ids, rank).wait()

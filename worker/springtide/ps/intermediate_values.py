@@ -26,7 +26,7 @@ from springtide.ps.connections import ServerError
 from springtide.ps.context import PsContext
 from springtide.ps.sharding import PlannedChunk
 from springtide.ps.step_fetches import Asked, StepFetches
-from springtide_ps.params.chunk import PARTS_LIMIT, ROUNDS_LIMIT, StepSpec
+from springtide_ps.params.chunk import BACKWARD_PASSES_LIMIT, SUBSTEPS_LIMIT, StepSpec
 from springtide_ps.server.intermediate import NO_ROOM, OTHERWISE
 from springtide_ps.wire.client import Answer
 from springtide_ps.wire.frames import Kind
@@ -46,7 +46,7 @@ class IntermediateValues:
         self.seen_before = False
         """Whether the body before this one has looked at values."""
         self._substeps: list[StepSpec] = []
-        self._told: list[Asked] = []  # of the newest substeps, to the servers
+        self._announced: list[Asked] = []  # of the newest substeps, to the servers
         self._outdated: set[str] = (
             set()
         )  # chunks that substeps have changed since their values were asked for
@@ -68,17 +68,17 @@ class IntermediateValues:
         self._open = True
 
     def _forget(self) -> None:
-        self._substeps, self._told, self._outdated, self.seen, self.backward_pass = [], [], set(), {}, 0
+        self._substeps, self._announced, self._outdated, self.seen, self.backward_pass = [], [], set(), {}, 0
 
-    def begin_round(self) -> None:
+    def begin_backward_pass(self) -> None:
         """Begin another backward pass of the body, after the last one's steps. Raise UsageError."""
         self._end_substep()
-        if self.backward_pass + 1 >= ROUNDS_LIMIT:
+        if self.backward_pass + 1 >= BACKWARD_PASSES_LIMIT:
             raise UsageError(
-                f"more than {ROUNDS_LIMIT} backward passes in one body: servers keep all their sums"
+                f"more than {BACKWARD_PASSES_LIMIT} backward passes in one body: servers keep all their sums"
             )
-        own = [step.unused for step in self._substeps if step.round == self.backward_pass]
-        self._context.compression.begin_round(own)
+        own = [step.unused for step in self._substeps if step.backward_pass == self.backward_pass]
+        self._context.compression.begin_backward_pass(own)
         self.backward_pass += 1
 
     def before_step(self, optimizer: torch.optim.Optimizer, scale: float, unused: Collection[int]) -> None:
@@ -102,14 +102,14 @@ class IntermediateValues:
         staged = optimizers.staged
         if not staged:
             return
-        if len(self._substeps) + 1 >= PARTS_LIMIT:
-            raise UsageError(f"more than {PARTS_LIMIT} optimizer steps in one body, one after another")
+        if len(self._substeps) + 1 >= SUBSTEPS_LIMIT:
+            raise UsageError(f"more than {SUBSTEPS_LIMIT} optimizer steps in one body, one after another")
         scale, unused = self._sums
-        made = optimizers.recipe(scale, unused, False)
-        self._substeps.append(replace(made, round=self.backward_pass))
+        made = optimizers.step_spec(scale, unused, False)
+        self._substeps.append(replace(made, backward_pass=self.backward_pass))
         chunks = self._context.sharding.chunks
         self._outdated |= {chunk.key for chunk in chunks if chunk.optimizer in staged}
-        self._told = []
+        self._announced = []
 
     # ---- what the script looks at
 
@@ -131,7 +131,7 @@ class IntermediateValues:
             self._end_substep()
         if wanted := [key for key in sharding.keys_of(parameters) if key in self._outdated]:
             self._ask(wanted, receive)
-        self._check_told()
+        self._check_announced()
 
     def read_rows(self, index: int, ids: torch.Tensor) -> torch.Tensor:
         """Return rows float32 [n, dim] as the body's steps have made them so far.
@@ -148,8 +148,8 @@ class IntermediateValues:
             UsageError: The script asks for what servers cannot do.
         """
         self._end_substep()
-        self._tell()
-        self._check_told()
+        self._announce()
+        self._check_announced()
         context, about = self._context, {"parts": len(self._substeps)}
         homes, step = context.generation.homes, context.generation.step + 1
         answer = context.connections.answer
@@ -194,7 +194,7 @@ class IntermediateValues:
             self._end_substep()
         chunks = self._context.sharding.chunks
         if not self._substeps:
-            return self._context.optimizers.recipe(scale, unused, skip), chunks
+            return self._context.optimizers.step_spec(scale, unused, skip), chunks
         made = self._whole
         # What was seen of the last substep is what the step makes of it.
         changed = chunks if not self.seen else [c for c in chunks if c.key in self._outdated]
@@ -208,9 +208,9 @@ class IntermediateValues:
         """All substeps as one step."""
         return replace(self._substeps[-1], before=tuple(self._substeps[:-1]))
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         """Say to the servers which substeps the body has made."""
-        if self._told:
+        if self._announced:
             return
         context = self._context
         about: dict[str, Any] = {
@@ -218,10 +218,12 @@ class IntermediateValues:
             "me": context.settings.me,
             "recipe": self._whole,
         }
-        self._told = [(context.ask(server, Kind.WITHIN, about), server) for server in context.connections]
+        self._announced = [
+            (context.ask(server, Kind.REPORT_SUBSTEPS, about), server) for server in context.connections
+        ]
 
-    def _check_told(self) -> None:
-        for future, server in self._told:
+    def _check_announced(self) -> None:
+        for future, server in self._announced:
             try:
                 self._context.connections.answer(future, server, "the steps within a body")
             except ServerError as error:
@@ -233,7 +235,7 @@ class IntermediateValues:
         context, fetches = self._context, self._fetches
         step = context.generation.step + 1
         context.values.outdate(())
-        self._tell()
+        self._announce()
         for key in dict.fromkeys(keys):
             if key in fetches.asked:  # an earlier substep's, in the same memory
                 receive(key)
@@ -244,7 +246,7 @@ class IntermediateValues:
                 "parts": len(self._substeps),
                 "rank": context.sharding.urgency[key],
             }
-            self.seen[key] = context.ask(server, Kind.FETCH_EARLY, about, out=values)
+            self.seen[key] = context.ask(server, Kind.FETCH_INTERMEDIATE, about, out=values)
             fetches.asked[key] = self.seen[key], server
             context.values.here.discard(key)
             self._outdated.discard(key)

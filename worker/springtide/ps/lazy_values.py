@@ -29,11 +29,11 @@ def only_looks(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """For what the library does with parameters whose values it does not use."""
 
     @functools.wraps(method)
-    def within(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with looking():
             return method(*args, **kwargs)
 
-    return within
+    return wrapped
 
 
 # fmt: off

@@ -38,19 +38,19 @@ class Audit:
     skipped: int
 
 
-def nothing_told() -> torch.Tensor:
+def encode_nothing() -> torch.Tensor:
     """Return what members that only listen put into the sum: float64, as long as what is told."""
     return torch.zeros(_FIELDS, dtype=torch.float64)
 
 
-def told(lease: Lease, clock: int) -> torch.Tensor:
+def encode(lease: Lease, clock: int) -> torch.Tensor:
     """float64: the lease, and how many steps the group has made; numbers below 2**53 stay what they are."""
     number = 0 if lease.number is None else lease.number + 1
     fields = (number, lease.over, lease.finished, lease.waited, clock)
     return torch.tensor(fields, dtype=torch.float64)
 
 
-def heard(total: torch.Tensor) -> tuple[Lease, int]:
+def decode(total: torch.Tensor) -> tuple[Lease, int]:
     """(lease, steps of the group) in the sum over a group in which one member has told."""
     number, over, finished, waited, clock = (int(field) for field in total.tolist())
     return Lease(number - 1 if number else None, bool(over), finished, bool(waited)), clock

@@ -14,7 +14,7 @@ import torch
 
 from springtide.embedding.local import by_slice
 from springtide.errors import UsageError
-from springtide.ps.tables import TableBook, table_name
+from springtide.ps.tables import TableIndex, table_name
 from springtide_ps.params.embedding_shard import record_bytes, records
 from springtide_ps.params.frequencies import divided
 from springtide_ps.wire.frames import DTYPE_NAMES, PAYLOAD_LIMIT
@@ -44,26 +44,29 @@ class Rows:
         return float(rows.to(torch.float64).square().sum())
 
 
-def slices_by_table(book: TableBook) -> dict[int, list[str]]:
+def slices_by_table(table_index: TableIndex) -> dict[int, list[str]]:
     """Return the keys of the slices of each table, in their order."""
-    found: dict[int, list[str]] = {index: [] for index in book.handles}
-    for planned in book.slices:
+    found: dict[int, list[str]] = {index: [] for index in table_index.handles}
+    for planned in table_index.slices:
         found[planned.parameter].append(planned.key)
     return found
 
 
-def cut_rows(book: TableBook, index: int, ids: torch.Tensor, sums: torch.Tensor) -> Mapping[str, Rows]:
+def cut_rows(
+    table_index: TableIndex, index: int, ids: torch.Tensor, sums: torch.Tensor
+) -> Mapping[str, Rows]:
     """Return by slice what of a table's gradients goes there. ids: int64 [n], each once. sums: [n, dim].
 
     Raise UsageError for more than fits a request.
     """
-    handle, found = book.handles[index], dict[str, Rows]()
-    width = record_bytes(handle.dim, sums.dtype, handle.counted)
+    handle, found = table_index.handles[index], dict[str, Rows]()
+    width = record_bytes(handle.dim, sums.dtype, handle.has_counts)
     own = by_slice(ids, len(handle.local.slices))
     for number, chosen in enumerate(own):
         if len(chosen) * width > PAYLOAD_LIMIT:
             raise UsageError(
-                f"table {book.name(index)}: a batch uses {len(chosen)} rows of one slice, which do not fit a "
+                f"table {table_index.name(index)}: a batch uses {len(chosen)} rows of one slice, which do "
+                "not fit a "
                 f"request of {PAYLOAD_LIMIT} bytes: give the table more than {len(own)} slices"
             )
         found[f"{table_name(index)}.{number}"] = Rows(ids[chosen], sums[chosen])

@@ -14,7 +14,7 @@ import torch
 
 from springtide.embedding.local import cut_anew
 from springtide.errors import SpringtideError
-from springtide.ps.tables import Homes, PlannedSlice, TableBook, table_name
+from springtide.ps.tables import Homes, PlannedSlice, TableIndex, table_name
 from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.load_parts import spans
 from springtide_ps.wire.client import Answer
@@ -45,7 +45,7 @@ class Result(Protocol):
 
 
 def read(
-    book: TableBook,
+    table_index: TableIndex,
     index: int,
     ids: torch.Tensor,
     homes: Homes,
@@ -55,9 +55,9 @@ def read(
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
     """Return rows float32 [n, dim] of ids int64 [n], each once. more: of the request. Raise ServerError."""
-    found = torch.empty(len(ids), book.handles[index].dim)
+    found = torch.empty(len(ids), table_index.handles[index].dim)
     asked = []
-    for part in book.cut(index, ids, homes, empty=False):
+    for part in table_index.split(index, ids, homes, empty=False):
         out = torch.empty(len(part.own), found.shape[1])
         numbers, counts = zip(*part.slices, strict=True)
         about = {"k": table_name(index), "s": step, "p": list(numbers), "n": list(counts), **more}
@@ -69,7 +69,7 @@ def read(
 
 
 def read_all(
-    book: TableBook, index: int, homes: Homes, step: int, ask: Ask, result: Result, part_bytes: int
+    table_index: TableIndex, index: int, homes: Homes, step: int, ask: Ask, result: Result, part_bytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (ids int64 [n] in order, rows float32 [n, dim]) that the table's slices hold.
 
@@ -78,7 +78,7 @@ def read_all(
     part_bytes: so many of a slice are read at a time.
     """
     parts = []
-    for _, piece in read_slices(book, [index], homes, step, ask, result, part_bytes):
+    for _, piece in read_slices(table_index, [index], homes, step, ask, result, part_bytes):
         held = piece.table.held()
         parts.append((held[0], held[2]))
     ids, rows = (torch.cat([part[kind] for part in parts]) for kind in (0, 1))
@@ -87,7 +87,7 @@ def read_all(
 
 
 def read_slices(
-    book: TableBook,
+    table_index: TableIndex,
     indices: Iterable[int],
     homes: Homes,
     step: int,
@@ -101,13 +101,13 @@ def read_slices(
     """
     wanted = set(indices)
     for index in wanted:
-        for part in book.cut(index, torch.empty(0, dtype=torch.int64), homes, empty=True):
+        for part in table_index.split(index, torch.empty(0, dtype=torch.int64), homes, empty=True):
             # Answered when the step is made there.
             numbers = [number for number, _ in part.slices]
             about = {"k": table_name(index), "s": step, "p": numbers, "n": [0] * len(numbers)}
-            none = torch.empty(0, book.handles[index].dim)
+            none = torch.empty(0, table_index.handles[index].dim)
             result(ask(part.server, Kind.ROWS, about, part.own, none), part.server, _ALL_ROWS)
-    for planned in book.slices:
+    for planned in table_index.slices:
         if planned.parameter in wanted:
             server = homes[planned.key][0]
             yield planned, _read_slice(planned.key, server, ask, result, part_bytes)
@@ -145,8 +145,8 @@ def _write(made: Slice, at: int, future: Future[Answer], server: str, result: Re
 class TableState:
     """The tables as a part of the workers' state: what servers hold is saved with theirs (`snapshot`)."""
 
-    def __init__(self, book: TableBook) -> None:
-        self._book = book
+    def __init__(self, table_index: TableIndex) -> None:
+        self._table_index = table_index
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -159,7 +159,7 @@ class TableState:
         for key, held in state.items():
             name, _, number = key.rpartition(".")
             saved.setdefault(name, {})[int(number)] = held
-        wanted = {table_name(index): index for index in self._book.handles}
+        wanted = {table_name(index): index for index in self._table_index.handles}
         if saved.keys() != wanted.keys():
             raise SpringtideError(
                 f"it has {len(saved)} tables and this script {len(wanted)}, of other parameters: is the "
@@ -169,7 +169,7 @@ class TableState:
             self._load(wanted[name], [slices[number] for number in sorted(slices)])
 
     def _load(self, index: int, saved: list[Mapping[str, Any]]) -> None:
-        local = self._book.handles[index].local
+        local = self._table_index.handles[index].local
         pieces = [
             Slice.load(json.loads(held["about"]), held["memory"].to("cpu", torch.uint8).contiguous())
             for held in saved
@@ -177,7 +177,8 @@ class TableState:
         old, now = pieces[0].table.spec, local.spec  # the script's
         if (old.dim, old.optimizer) != (now.dim, now.optimizer):
             raise SpringtideError(
-                f"table {self._book.name(index)} has rows of {old.dim} elements trained by {old.optimizer}, "
+                f"table {self._table_index.name(index)} has rows of {old.dim} elements trained by "
+                f"{old.optimizer}, "
                 f"and in this script of {now.dim} by {now.optimizer}: is the script the same?"
             )
         if len(pieces) != len(local.slices):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from springtide.ps.books import NewestPull, rescue
+from springtide.ps.applied_batches import NewestPull, rescue
 from springtide.ps.context import PsContext
 from springtide.ps.generation import Meeting
 from springtide_ps.params.applied import AppliedBatches, IntervalSet
@@ -106,7 +106,9 @@ class ShardRescue:
             planned, offer = context.sharding.by_key[key], self.pulled[key]
             values = context.values.of(planned)
             chunk = context.optimizers.make(values, planned.pieces, planned.optimizer)
-            chunk.book = AppliedBatches(IntervalSet.from_json(offer.ranges), offer.applied, offer.skipped)
+            chunk.applied_batches = AppliedBatches(
+                IntervalSet.from_json(offer.intervals), offer.applied, offer.skipped
+            )
             meta, payload = chunk.dump()
             about = {**meta, "k": key, "s": 0}
             asked.append((server, context.ask(server, Kind.LOAD, about, payload)))

@@ -75,7 +75,7 @@ def plan_chunks(
         changes = {later[2] for span, later in pairwise(ordered) if owner[span[0]] != owner[later[0]]}
         starts: list[int] = []
         for first, end in reversed(list(pairwise([0, *sorted(changes), size]))):
-            starts += cut(first, end, each, before + (size - end) * each, chunk_bytes)
+            starts += chunk_starts(first, end, each, before + (size - end) * each, chunk_bytes)
         before += size * each
         bounds = list(pairwise([*sorted(starts), size]))
         for number, (start, stop) in reversed(list(enumerate(bounds))):
@@ -125,7 +125,7 @@ def described(chunk: PlannedChunk, names: Sequence[str]) -> str:
     return own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
 
 
-def cut(first: int, end: int, itemsize: int, before: int, chunk_bytes: int) -> list[int]:
+def chunk_starts(first: int, end: int, itemsize: int, before: int, chunk_bytes: int) -> list[int]:
     """Return where the chunks of these elements begin, the last first. before: bytes needed earlier."""
     starts = []
     while end > first:

@@ -29,7 +29,7 @@ from springtide_ps.wire.frames import DTYPES, PART_BYTES, Kind
 _ANSWER_SECONDS: Final = 120.0
 _AHEAD: Final = 4  # chunks, or parts of slices, that are asked for before the first of them has come
 
-Told = Mapping[str, Mapping[str, Any]]
+Descriptions = Mapping[str, Mapping[str, Any]]
 """What servers say of each chunk, as `springtide_ps.frozen.describe`."""
 
 
@@ -80,29 +80,29 @@ class Snapshot:
         self._slices = {piece.key for piece in plan.slices}
         self._plan, self._token, self._clients = plan, token, dict(clients)
         self._about = {"name": reader.name, "me": reader.me}
-        self._frozen: list[tuple[str, Future[Answer] | ConnectionError]] = []
+        self._asked_for: list[tuple[str, Future[Answer] | ConnectionError]] = []
         for server, client in self._clients.items():
             about = {**self._about, "s": step, "readers": reader.readers}
             try:
-                self._frozen.append((server, client.ask_step(Kind.SNAPSHOT, token, about)))
+                self._asked_for.append((server, client.ask_step(Kind.SNAPSHOT, token, about)))
             except ConnectionError as error:
-                self._frozen.append((server, error))
+                self._asked_for.append((server, error))
 
     def collect(self, index: int, count: int) -> Collected:
         """Return part `index` of `count` of what the servers hold. Raise GoneError."""
-        for server, asked in self._frozen:
+        for server, asked in self._asked_for:
             if isinstance(asked, ConnectionError):
                 raise GoneError(f"parameter server {self._clients[server].address}: {asked}")
             self._result(asked, server)
-        told: dict[str, Any] = {}
+        descriptions: dict[str, Any] = {}
         for server in self._clients:
             answer = self._result(self._ask(server, Kind.READ_SNAPSHOT, {}, any_size=True), server)
             assert answer.payload is not None
             said = json.loads(answer.payload.numpy().tobytes())
-            told |= {key: about for key, about in said.items() if self._plan.homes.get(key) == server}
-        if missing := [key for key in self._plan.homes if key not in told]:
+            descriptions |= {key: about for key, about in said.items() if self._plan.homes.get(key) == server}
+        if missing := [key for key in self._plan.homes if key not in descriptions]:
             raise GoneError(f"{len(missing)} chunks are on no server, {missing[0]} for one")
-        return self._read(told, set(parts(self._plan, told, count)[index]))
+        return self._read(descriptions, set(read_shares(self._plan, descriptions, count)[index]))
 
     def close(self) -> None:
         """Let the servers forget what they kept; nothing is waited for."""
@@ -112,8 +112,8 @@ class Snapshot:
             except GoneError:
                 continue
 
-    def _read(self, told: Told, own: Collection[str]) -> Collected:
-        tree, places = outline(self._plan, told)
+    def _read(self, descriptions: Descriptions, own: Collection[str]) -> Collected:
+        tree, places = outline(self._plan, descriptions)
         header, tensors = codec.flatten(tree, "parameter servers", move=False)
         specs, numbers = specs_of(tensors), {id(tensor): n for n, tensor in enumerate(tensors)}
         mine = [
@@ -194,12 +194,12 @@ class TensorPiece:
     name: str = ""
 
 
-def outline(plan: Plan, told: Told) -> tuple[dict[str, Any], list[TensorPiece]]:
+def outline(plan: Plan, descriptions: Descriptions) -> tuple[dict[str, Any], list[TensorPiece]]:
     """(the tree, its tensors without memory, and where each part of them comes from). PURE."""
     states: dict[int, dict[str, torch.Tensor]] = {}
     places, single = [], set[int]()
     for planned in plan.chunks:
-        for name, kind, scalar, present in told[planned.key]["state"]:
+        for name, kind, scalar, present in descriptions[planned.key]["state"]:
             for number, (index, *_) in enumerate(planned.pieces):
                 held = states.setdefault(index, {})
                 if not present[number] or name in held:
@@ -220,18 +220,18 @@ def outline(plan: Plan, told: Told) -> tuple[dict[str, Any], list[TensorPiece]]:
             ]
     tables = {}
     for piece in plan.slices:
-        memory = torch.empty(int(told[piece.key]["bytes"]), dtype=torch.uint8, device="meta")
-        tables[piece.key] = {"about": json.dumps(told[piece.key]["about"]), "memory": memory}
+        memory = torch.empty(int(descriptions[piece.key]["bytes"]), dtype=torch.uint8, device="meta")
+        tables[piece.key] = {"about": json.dumps(descriptions[piece.key]["about"]), "memory": memory}
         if memory.numel():
             places.append(TensorPiece(memory, 0, memory.numel(), piece.key))
     optimizer = {plan.positions[index]: held for index, held in states.items() if held}
     return {"optimizer": optimizer, "tables": tables}, places
 
 
-def parts(plan: Plan, told: Told, count: int) -> list[list[str]]:
+def read_shares(plan: Plan, descriptions: Descriptions, count: int) -> list[list[str]]:
     """Return the chunks that each of `count` members reads, in order, about equally many bytes each. PURE."""
     sizes = [(planned.key, planned.nbytes) for planned in plan.chunks]
-    sizes += [(piece.key, int(told[piece.key]["bytes"])) for piece in plan.slices]
+    sizes += [(piece.key, int(descriptions[piece.key]["bytes"])) for piece in plan.slices]
     total, before = max(1, sum(size for _, size in sizes)), 0
     found: list[list[str]] = [[] for _ in range(count)]
     for key, size in sizes:

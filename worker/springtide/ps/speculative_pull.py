@@ -48,7 +48,7 @@ class SpeculativeValues:
         self._last: StepSpec | None = None
         self._options: Options = tuple
         self._expected: StepSpec | None = None
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self._asked: dict[str, Asked] = {}
         self._abandoned: dict[str, Future[Answer]] = {}
         self._missed, self._rest = 0, 0
@@ -61,7 +61,7 @@ class SpeculativeValues:
     def begin(self, step: int, last: StepSpec | None, options: Options) -> None:
         """A body begins that would make this step. last: how the step before was made, if that is known."""
         self.abandon()
-        self._step, self._expected, self._told = step, None, set()
+        self._step, self._expected, self._announced = step, None, set()
         self._last = None if last is None or last.skip or self._rest > 0 else last
         self._options = options
         self._rest = max(0, self._rest - 1)
@@ -84,14 +84,14 @@ class SpeculativeValues:
         """The values of a chunk, which land where `expect` said, are asked for."""
         self._asked[key] = future, server
 
-    def tell(self, server: str, recipe: StepSpec, me: str, ask: Callable[..., object]) -> None:
+    def announce(self, server: str, step_spec: StepSpec, me: str, ask: Callable[..., object]) -> None:
         """Before the first gradient the server hears how the step is expected to be made. Raise ServerError.
 
         ask: of (server, kind, what).
         """
-        if server not in self._told:
-            self._told.add(server)
-            ask(server, Kind.EXPECT, {"s": self._step, "me": me, "recipe": recipe})
+        if server not in self._announced:
+            self._announced.add(server)
+            ask(server, Kind.EXPECT, {"s": self._step, "me": me, "recipe": step_spec})
 
     def commit(self, step: int, made: StepSpec) -> dict[str, Asked]:
         """The step is committed, made like this: the values by chunk, here or under way, and their server."""
@@ -161,9 +161,9 @@ class SpeculativePull:
         context = self._context
         for chunk in chunks:
             if (expected := self._values.expect(chunk)) is not None:
-                recipe, self._expected[chunk.key] = expected
+                step_spec, self._expected[chunk.key] = expected
                 server = context.generation.homes[chunk.key][0]
-                self._values.tell(server, recipe, context.settings.me, context.ask)
+                self._values.announce(server, step_spec, context.settings.me, context.ask)
 
     def send(self, server: str, made: Made, key: str, gradient: torch.Tensor | SparseGradient) -> bool:
         """Send a chunk's gradient, and ask for its values with it.
@@ -185,18 +185,18 @@ class SpeculativePull:
             return False
         context = self._context
         client, urgency = context.connections[server], context.sharding.urgency[key]
-        asked = client.stage_early(*made, context.settings.me, key, gradient, out, urgency)
+        asked = client.stage_speculative(*made, context.settings.me, key, gradient, out, urgency)
         self._values.asked(key, server, asked)
         return True
 
-    def begin_commit(self, step: int, recipe: StepSpec) -> None:
+    def begin_commit(self, step: int, step_spec: StepSpec) -> None:
         """Keep what was asked for if the step was made as expected.
 
         Args:
             step: The committed step's number.
-            recipe: How it was made.
+            step_spec: How it was made.
         """
-        self._coming = self._values.commit(step, recipe)
+        self._coming = self._values.commit(step, step_spec)
 
     def use(self, key: str) -> bool:
         """Take a chunk's values of the committed step from what was asked for, if they are among that."""

@@ -7,7 +7,7 @@ push then says how the offer counts, as always, and is answered without values: 
 between offer and push are in the next values only. Where that is not allowed, with a bound on staleness, and
 where the norm of all gradients matters, nothing is asked for early.
 
-The script's thread makes all calls, but for `offer`: of parameters on a device that comes from the thread of
+The script's thread makes all calls, but for `send`: of parameters on a device that comes from the thread of
 `HostMemory`, for which the body waits before it commits. No lock is held.
 """
 
@@ -62,7 +62,7 @@ class SpeculativePush:
         self.bare = set()
         self._values.stop()
 
-    def offer(
+    def send(
         self,
         chunk: PlannedChunk,
         gradient: Outgoing,
@@ -86,23 +86,23 @@ class SpeculativePush:
         expected = self._values.expect(chunk)
         if expected is None:
             return False
-        recipe, out = expected
+        step_spec, out = expected
         context = self._context
         server, token = context.generation.homes[chunk.key][0], context.generation.start.token
         answer = early_push.send_speculatively(
             lambda about, payload: context.connections.ask(
-                server, Kind.OFFER_EARLY, token, about, payload, out
+                server, Kind.SPECULATIVE_PUSH, token, about, payload, out
             ),
             chunk.key,
             gradient,
-            count(recipe),
+            count(step_spec),
         )
         self._values.asked(chunk.key, server, answer)
         return True
 
-    def commit(self, recipe: StepSpec) -> None:
+    def commit(self, step_spec: StepSpec) -> None:
         """The body is committed like this, and its pushes are about to leave."""
-        asked = self._values.commit(self._context.generation.step + 1, recipe)
+        asked = self._values.commit(self._context.generation.step + 1, step_spec)
         self._came = {key: future for key, (future, _) in asked.items()}
         self.bare = set(asked)
 

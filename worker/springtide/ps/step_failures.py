@@ -41,7 +41,7 @@ class StepFailures:
         return self._last if step <= self._furthest else ""
 
 
-def told(failed: str, step: int) -> str:
+def describe(failed: str, step: int) -> str:
     """Return what a worker says that gives up. failed: which steps have failed, where and why."""
     return (
         f"after step {step} the parameter servers could not make the optimizer's step: {failed}. If that is"

@@ -35,8 +35,8 @@ class ServerOptimizers:
     """All optimizers of a script. parameters: the trained ones by name; each is in one optimizer at most.
 
     Where a body has several optimizer steps, each optimizer's step is staged when the script makes it, with
-    the options of that moment, and `recipe` is of all that are staged. Raise UsageError for what servers do
-    not have.
+    the options of that moment, and `step_spec` is of all that are staged. Raise UsageError for what servers
+    do not have.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class ServerOptimizers:
         self._check_groups()
         return tuple(group for optimizer in self.all for group in group_options(optimizer))
 
-    def recipe(self, scale: float, unused: Collection[int], skip: bool) -> StepSpec:
+    def step_spec(self, scale: float, unused: Collection[int], skip: bool) -> StepSpec:
         """How the servers make the step of all optimizers, or of those that are staged. Raise UsageError."""
         self._check_groups()
         if not self._staged:

@@ -32,7 +32,7 @@ from springtide.ps.step_fetches import StepFetches
 from springtide.ps.tables import table_name
 from springtide.ps.worker_groups import GradientRoute
 from springtide_ps.params.chunk import StepSpec
-from springtide_ps.wire.client import Answer, in_round
+from springtide_ps.wire.client import Answer, in_backward_pass
 from springtide_ps.wire.frames import Kind
 
 
@@ -57,7 +57,7 @@ class SyncBackend:
         self.speculative: SpeculativePull | None = None
         if speculative is not None:
             self.speculative = SpeculativePull(context, self.fetches, speculative)
-        self.recipe: StepSpec | None = None
+        self.step_spec: StepSpec | None = None
         """How the last step was made, as far as this worker knows."""
         self._made: Made | None = None
         self._commits: list[Future[Answer]] = []
@@ -99,7 +99,7 @@ class SyncBackend:
             context.generation.follow(meeting)
             return
         if meeting.fresh:
-            self.recipe = None
+            self.step_spec = None
         leader = GenerationLeader(context.connections, start, context.settings.replication)
         context.generation.lead(meeting, leader, context.new_shard)
         context.hand_over_states()
@@ -114,14 +114,14 @@ class SyncBackend:
         self.intermediate.end_generation()
         self._ahead = False
         self.fetches.forget()
-        self._commits, self._made, self.recipe = [], None, None
+        self._commits, self._made, self.step_spec = [], None, None
         self._context.values.lose()
 
     def resolve(self) -> None:
         """All members hold the state: let the servers make what is open of it, and fetch what is not here."""
         context, values = self._context, self._context.values
         self._commits = [
-            context.ask(server, Kind.RESOLVE, {"recipe": self.recipe}) for server in context.connections
+            context.ask(server, Kind.RESOLVE, {"recipe": self.step_spec}) for server in context.connections
         ]
         self._stand_at(self._made)
         values.outdate(())
@@ -139,14 +139,14 @@ class SyncBackend:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a member must know to let the servers make an open step."""
-        recipe = None if self.recipe is None else self.recipe.to_json()
-        return {"recipe": json.dumps(recipe), "made": json.dumps(self._made)}
+        step_spec = None if self.step_spec is None else self.step_spec.to_json()
+        return {"recipe": json.dumps(step_spec), "made": json.dumps(self._made)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Know what another member does."""
-        recipe, made = json.loads(state["recipe"]), json.loads(state["made"])
+        step_spec, made = json.loads(state["recipe"]), json.loads(state["made"])
         self._made = None if made is None else ((made[0][0], made[0][1], made[0][2]), made[1])
-        self.recipe = None if recipe is None else StepSpec.from_json(recipe)
+        self.step_spec = None if step_spec is None else StepSpec.from_json(step_spec)
 
     def rest(self) -> None:
         """At a boundary, where all members have committed the last step: let its values pass the group."""
@@ -167,13 +167,13 @@ class SyncBackend:
 
     def _last_made(self) -> StepSpec | None:
         """Return how the last step was made; None: nothing is to be asked for early in the next one."""
-        if self.intermediate.seen_before or (self.recipe is not None and self.recipe.before):
+        if self.intermediate.seen_before or (self.step_spec is not None and self.step_spec.before):
             return None  # what is seen within a body comes then
-        return self.recipe
+        return self.step_spec
 
-    def begin_round(self) -> None:
+    def begin_backward_pass(self) -> None:
         """Begin another backward pass of the body. Raise ServerError, UsageError."""
-        self.intermediate.begin_round()
+        self.intermediate.begin_backward_pass()
         self._counts = {}
         self._route.begin_pass()
 
@@ -276,7 +276,7 @@ class SyncBackend:
         token, step, me = context.generation.start.token, context.generation.step + 1, context.settings.me
         sums = context.compression.shrunk(sums)
         try:
-            for part in context.tables.cut(index, ids, context.generation.homes, empty=True):
+            for part in context.tables.split(index, ids, context.generation.homes, empty=True):
                 gradients = context.tables.records(part, ids, sums)
                 client = context.connections[part.server]
                 about = (token, step, me, table_name(index), part.slices)
@@ -325,7 +325,7 @@ class SyncBackend:
             raise ServerError(str(error)) from None
         self.await_commits()
         about = {"s": context.generation.step + 1, "me": settings.me, "norm": settings.with_norm}
-        about |= in_round(self.intermediate.backward_pass)
+        about |= in_backward_pass(self.intermediate.backward_pass)
         asked = [
             (server, context.ask(server, Kind.PREPARE, {**about, "count": self._counts.get(server, 0)}))
             for server in context.connections
@@ -348,9 +348,9 @@ class SyncBackend:
             skip: Whether the step changes nothing.
         """
         context, generation = self._context, self._context.generation
-        self.recipe, changed = self.intermediate.commit(scale, unused, skip)
+        self.step_spec, changed = self.intermediate.commit(scale, unused, skip)
         context.optimizers.begin()
-        about = {"s": generation.step + 1, "me": context.settings.me, "recipe": self.recipe}
+        about = {"s": generation.step + 1, "me": context.settings.me, "recipe": self.step_spec}
         generation.advance()
         self.fetches.committed()
         self._made = (generation.start.token, generation.step)
@@ -364,7 +364,7 @@ class SyncBackend:
             except ServerError as error:
                 lost[server] = error
         if self.speculative is not None and changed:
-            self.speculative.begin_commit(generation.step, self.recipe)
+            self.speculative.begin_commit(generation.step, self.step_spec)
         if self._route.fetches:
             self._fetch_made(changed, lost)
         self._route.relay(changed, lambda key: self.fetches.receive(key, False))
@@ -464,8 +464,10 @@ class SyncBackend:
         return self.fetches.answer_to_the_end if to_the_end else self._context.connections.answer
 
     def _stand_at(self, made: Made | None) -> None:
-        recipe, compression = self.recipe, self._context.compression
-        if recipe is None:
+        step_spec, compression = self.step_spec, self._context.compression
+        if step_spec is None:
             compression.stand_at(made, (), False)
         else:
-            compression.stand_at(made, [(part.round, part.unused) for part in recipe.parts], recipe.skip)
+            compression.stand_at(
+                made, [(part.backward_pass, part.unused) for part in step_spec.substeps], step_spec.skip
+            )

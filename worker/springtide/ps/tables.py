@@ -39,7 +39,7 @@ class Part:
     own: torch.Tensor
 
 
-class TableBook:
+class TableIndex:
     """The tables of one model, by the number of the parameter that stands for each.
 
     Raise UsageError for an optimizer that tables cannot have.
@@ -72,7 +72,7 @@ class TableBook:
         """Return what all workers have to agree on."""
         return " ".join(
             f"{index}:{h.dim}/{len(h.local.slices)}/{h.local.spec.max_rows}/{h.local.spec.max_age}"
-            f"/{h.local.spec.max_norm}/{h.local.spec.norm_type}/{h.counted}"
+            f"/{h.local.spec.max_norm}/{h.local.spec.norm_type}/{h.has_counts}"
             for index, h in self.handles.items()
         )
 
@@ -87,10 +87,10 @@ class TableBook:
         piece.parameter = planned.parameter
         piece.first, piece.group = self._groups[planned.parameter]
         piece.groups = [group for optimizer in self._optimizers for group in group_options(optimizer)]
-        piece.book = None
+        piece.applied_batches = None
         return piece
 
-    def cut(self, index: int, ids: torch.Tensor, homes: Homes, *, empty: bool) -> Iterator[Part]:
+    def split(self, index: int, ids: torch.Tensor, homes: Homes, *, empty: bool) -> Iterator[Part]:
         """Yield what of the ids (or heads) goes to which server; empty: slices without ids are named too.
 
         Raise UsageError for more than fits a request.

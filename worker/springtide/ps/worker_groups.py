@@ -288,7 +288,7 @@ class GroupRoute:
         """
         ranks = group_of(meeting.group.rank, self._settings.size, meeting.group.size)
         group = form(
-            meeting.store.within(f"team/{ranks.start}/"),
+            meeting.store.with_prefix(f"team/{ranks.start}/"),
             ranks.index(meeting.group.rank),
             len(ranks),
             self._settings.address,

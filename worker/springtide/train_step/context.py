@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from springtide.comm import commit_vote as side
+from springtide.comm import commit_vote
 from springtide.comm.process_group import Group
 from springtide.data.batch import Batch
 from springtide.errors import SpringtideError, UsageError
@@ -18,7 +18,7 @@ class StepAssignment:
     """What a body works on. number: the step that it would commit, from 1. stage, epoch: of its samples.
 
     part: whose random numbers it draws. first, last: of the bodies that this worker runs for the step (more
-    than one in exact mode only). rehearsal: it is dropped at optimizer.step.
+    than one in exact mode only). is_warm_up: it is dropped at optimizer.step.
     """
 
     batch: Batch
@@ -30,33 +30,34 @@ class StepAssignment:
     part: int
     first: bool = True
     last: bool = True
-    rehearsal: bool = False
+    is_warm_up: bool = False
 
 
 @dataclass(slots=True)
 class StepContext:
     """Account of the running body; times in seconds.
 
-    round: of backward and reductions, from 0; more than one only where several optimizer steps were declared.
+    backward_pass: of backward and reductions, from 0; more than one only where several optimizer steps were
+    declared.
     reduced: the round's reductions are complete and its gradients are in place. result: of the last side
     reduction. zeros: parameters that have zeros for a gradient, without any backward. change: a member wants
     a new generation after this step. weight: with which this worker's loss counted. steps: optimizer steps
-    begun. told: reported values that a reduction has taken along. odd: ranks whose parameters were found
+    begun. reported: reported values that a reduction has taken along. odd: ranks whose parameters were found
     not to be those of most members.
     """
 
-    deal: StepAssignment
+    assignment: StepAssignment
     began: float
     reports: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    round: int = 0
+    backward_pass: int = 0
     reduced: bool = False
-    result: side.Result | None = None
+    result: commit_vote.Result | None = None
     odd: Sequence[int] = ()
     zeros: Sequence[int] = ()
     change: bool = False
     weight: float = 0.0
     steps: int = 0
-    told: int = 0
+    reported: int = 0
     skipped: bool = False
     exposed_seconds: float = 0.0
     backward_seconds: float = 0.0
@@ -70,9 +71,10 @@ class StepContext:
         """Values are reported. Raise UsageError for too many."""
         for name, value in values.items():
             self.reports.setdefault(name, []).append((float(value), weight))
-        if len(self.reports) > side.MOST_VALUES:
+        if len(self.reports) > commit_vote.MOST_VALUES:
             raise UsageError(
-                f"report(): at most {side.MOST_VALUES} different values in a step, got {sorted(self.reports)}"
+                f"report(): at most {commit_vote.MOST_VALUES} different values in a step, got "
+                f"{sorted(self.reports)}"
             )
 
     @property
@@ -80,9 +82,9 @@ class StepContext:
         """How many values have been reported."""
         return sum(len(entries) for entries in self.reports.values())
 
-    def check_told(self) -> None:
+    def check_reported(self) -> None:
         """At the body's end: raise UsageError for reported values that no reduction has taken along."""
-        if self.entries != self.told:
+        if self.entries != self.reported:
             raise UsageError(
                 "report() after the last optimizer.step() of the body comes too late, because values travel "
                 "with the gradients: call report() before optimizer.step(), or after the body"
@@ -108,7 +110,7 @@ def _mean(entries: list[tuple[float, float]]) -> float:
 
 def check_whole(body: StepContext, used: bool) -> None:
     """Before sums: raise UsageError unless all samples have had their backward. used: there is a gradient."""
-    batch = body.deal.batch
+    batch = body.assignment.batch
     missing = batch.micro.remaining_samples
     if missing or (batch.standin and not used):
         raise UsageError(
@@ -127,16 +129,17 @@ def check_ended(body: StepContext, phase: Phase, used: bool) -> None:
             "without backward() and optimizer.step()"
             if not used
             else "without optimizer.step() after its last backward()"
-            if body.round
+            if body.backward_pass
             else "without optimizer.step()"
         )
         raise UsageError(
-            f"the body of step {body.deal.number} ended {missing}: a body holds one whole step on every "
+            f"the body of step {body.assignment.number} ended {missing}: a body holds one whole step on "
+            "every "
             "worker. Do not skip batches with `continue` or `if`; accumulate gradients over "
             "batch.split(m), not over bodies"
         )
     if phase is Phase.STEPPING:
         raise SpringtideError(
-            f"optimizer.step() of step {body.deal.number} raised an exception that the script caught: "
+            f"optimizer.step() of step {body.assignment.number} raised an exception that the script caught: "
             "the parameters may be half updated; let the exception end the process"
         )

@@ -112,21 +112,21 @@ class Gradients:
                 )
 
     @only_looks
-    def check_ours(self, last_round: int) -> list[int]:
+    def check_ours(self, last_pass: int) -> list[int]:
         """Before the sums are waited for: raise UsageError when the script replaced a gradient.
 
-        last_round: number of the last micro-batch. Return which parameters have zeros without any backward,
+        last_pass: number of the last micro-batch. Return which parameters have zeros without any backward,
         as the script has zeroed an earlier body's gradient and not taken it away.
         """
         views = self._buckets.views
-        self._in_place = self._buckets.has_all(last_round) and all(
+        self._in_place = self._buckets.has_all(last_pass) and all(
             map(operator.is_, map(_GRAD, self.parameters), views)
         )
         if self._in_place:
             return []
         zeros = []
         for index, parameter in enumerate(self.parameters):
-            expected = self._buckets.views[index] if self._buckets.has(index, last_round) else None
+            expected = self._buckets.views[index] if self._buckets.has(index, last_pass) else None
             if parameter.grad is expected:
                 continue
             if expected is None and parameter.grad is self._empty.get(index):

@@ -78,7 +78,7 @@ def _plain(value: Any, group: Mapping[str, Any]) -> Any:
 
 def hashes(values: Iterable[Any]) -> tuple[int, int]:
     """See `Hyperparameters.hashes`. PURE."""
-    cuts = [_cut(value) for value in values]
+    cuts = [_shape_and_values(value) for value in values]
     first, second = (zlib.crc32(repr([cut[way] for cut in cuts]).encode()) % _HASHES for way in (0, 1))
     return first, second
 
@@ -91,7 +91,7 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _cut(value: Any) -> tuple[object, object]:
+def _shape_and_values(value: Any) -> tuple[object, object]:
     if not isinstance(value, int | float):
         return str(value), str(value)
     number = float(value)

@@ -75,8 +75,10 @@ class Schedules:
             for item in self._items:
                 item.__class__ = _resting(type(item))
 
-    def told(self) -> list[float]:
-        """What this worker knows of the steps in bodies, for the sum over all members, which `hear` takes."""
+    def report_steps(self) -> list[float]:
+        """What this worker knows of the steps in bodies, for the sum over all members, which `take_reports`
+        takes.
+        """
         self._let_step()
         each, begun, own = self._each, self._begun, self._own
         nothing = [0] * len(self._items)
@@ -86,7 +88,7 @@ class Schedules:
         told = [each is not None, self._differs, *(each or nothing), *(one * one for one in each or nothing)]
         return [float(value) for value in (*told, *own, begun is not None, *(begun or nothing))]
 
-    def hear(self, sums: Sequence[float]) -> None:
+    def take_reports(self, sums: Sequence[float]) -> None:
         """The sums of what all members have told, at the epoch's end.
 
         Who has computed no body yet learns from the others how often one steps. Where bodies differ, a

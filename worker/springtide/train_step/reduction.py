@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from springtide import faults
-from springtide.comm import commit_vote as side
+from springtide.comm import commit_vote
 from springtide.comm.buckets import Buckets
 from springtide.comm.combine import Rule, Share, on_device, pack, pack_there, unpack, unpack_there
 from springtide.comm.process_group import Group, Work, peers_in, wait_for
@@ -35,7 +35,7 @@ from springtide.train_step.replica_digest import ReplicaDigest, odd_ones
 from springtide.train_step.transaction import Phase, Transaction
 
 MOST_SENT = 3  # times that a member is sent the state again since it has drifted
-_MOST_ROUNDS = 64  # told apart in the side reduction's step number
+_MAX_BACKWARD_PASSES = 64  # told apart in the side reduction's step number
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Reduced:
     """What all members know alike. correction: factor for the sums of gradients. combined: buffers by index,
     to be written into the model."""
 
-    result: side.Result
+    result: commit_vote.Result
     correction: float
     combined: dict[int, torch.Tensor]
     norm: float | None = None
@@ -80,11 +80,11 @@ def commit_on(
         gradients.forget()
 
 
-def own_part(deal: StepAssignment, buffers: Buffers, exact: bool) -> PartContribution:
+def own_part(assignment: StepAssignment, buffers: Buffers, exact: bool) -> PartContribution:
     """What the body that has worked on this puts in. exact: with the buffers that moved."""
-    ids = contribution(deal.batch.micro.contributed_ids, deal.stage, deal.epoch)
+    ids = contribution(assignment.batch.micro.contributed_ids, assignment.stage, assignment.epoch)
     moved = [
-        has_moved and not deal.batch.standin and rule is not Rule.LOCAL
+        has_moved and not assignment.batch.standin and rule is not Rule.LOCAL
         for has_moved, rule in zip(buffers.moved(), buffers.rules, strict=True)
     ]
     if exact and buffers.arrived:
@@ -95,7 +95,7 @@ def own_part(deal: StepAssignment, buffers: Buffers, exact: bool) -> PartContrib
     values: dict[int, torch.Tensor] = {}
     if exact:
         values = buffers.copies([index for index, has_moved in enumerate(moved) if has_moved])
-    return PartContribution(deal.part, deal.batch.micro.contributed_weight, ids, moved, values)
+    return PartContribution(assignment.part, assignment.batch.micro.contributed_weight, ids, moved, values)
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Reduction:
 
     change_wanted: whether this member asks all to stop after the running step. waiting_since: monotonic time
     since when a sum is being waited for. save_wish: what it puts in for a checkpoint, by the group's rank.
-    in_ranges: whether members make no steps in common; of those that work on a range together, the first
+    in_batches: whether members make no steps in common; of those that work on a range together, the first
     one's options count, and the others may have gone past other ranges than it.
     """
 
@@ -159,7 +159,7 @@ class Reduction:
         self.waiting_since: float | None = None
         self.change_wanted = False
         self.save_wish: Callable[[int], float] = lambda rank: 0.0
-        self.in_ranges: Callable[[], bool] = lambda: False
+        self.in_batches: Callable[[], bool] = lambda: False
         self.newcomer = True
         """It was given the state that the generation began from, and has made no step since."""
         self._hyperparameters = Hyperparameters(optimizers)
@@ -168,7 +168,7 @@ class Reduction:
     def begin(self, body: StepContext) -> None:
         """What is summed from here on belongs to this body."""
         self._body, self._summed = body, {}
-        self._order.begin(body.deal.group)
+        self._order.begin(body.assignment.group)
         if self._home is not None:
             self._home.begin_step()
         if self._tables is not None:
@@ -177,12 +177,12 @@ class Reduction:
     def expected_unused(self) -> list[int]:
         """Return the parameters that the running body's buckets do not wait for."""
         known, unused = self._unused
-        return unused if self.expects_unused and known is self._running().deal.group else []
+        return unused if self.expects_unused and known is self._running().assignment.group else []
 
-    def begin_round(self, left: Mapping[int, float]) -> None:
-        """Another backward of the body begins; as `StepTables.begin_round`."""
+    def begin_backward_pass(self, left: Mapping[int, float]) -> None:
+        """Another backward of the body begins; as `StepTables.begin_backward_pass`."""
         if self._tables is not None:
-            self._tables.begin_round(left)
+            self._tables.begin_backward_pass(left)
 
     def start_sum(self, tensor: torch.Tensor) -> Work:
         """Begin to replace the tensor by its sum over the members. Raise Dropped when the group is broken."""
@@ -190,7 +190,7 @@ class Reduction:
         body.sums_began = body.sums_began or time.perf_counter()
         body.reduced_bytes += tensor.nbytes
         try:
-            return body.deal.group.start_sum(tensor)
+            return body.assignment.group.start_sum(tensor)
         except RuntimeError as error:
             self._fail(error)
 
@@ -248,15 +248,15 @@ class Reduction:
         Raise Dropped when one fails or the step has to be done again, SpringtideError or UsageError when it
         cannot be committed.
         """
-        deal = body.deal
-        faults.reach_in(body.round, "gradients", deal.number)
+        assignment = body.assignment
+        faults.reach_in(body.backward_pass, "gradients", assignment.number)
         started = time.perf_counter()
         body.backward_seconds = started - body.began - body.exposed_seconds
         self._buckets.flush()
         part = self._contribution(body, parts)
-        fields = side.encode(part)
-        expected = self._expected_buffers(deal.group)
-        riders = self._packed(expected, deal)
+        fields = commit_vote.encode(part)
+        expected = self._expected_buffers(assignment.group)
+        riders = self._packed(expected, assignment)
         vector = torch.cat((fields, riders.here))
         norm = None
         if self._home is not None:
@@ -265,25 +265,27 @@ class Reduction:
                 self._wait(self._buckets.wait)
             if self._tables is not None:
                 self._wait(self._tables.flush)
-            faults.reach_in(body.round, "pushed", deal.number)
+            faults.reach_in(body.backward_pass, "pushed", assignment.number)
             norm = self._prepare(self._home)
-            faults.reach_in(body.round, "prepared", deal.number)
+            faults.reach_in(body.backward_pass, "prepared", assignment.number)
         work = self.start_sum(vector)
         there = [self.start_sum(tensor) for tensor in riders.there]
         # They began after the buckets, so that the host waits once.
         self._wait(partial(wait_for, there))
         self._wait(self._buckets.wait)
         self._wait(work.wait)
-        result = side.decode(vector[: len(fields)], part, deal.group.size)
+        result = commit_vote.decode(vector[: len(fields)], part, assignment.group.size)
         if not result.same_step:
             raise SpringtideError(
-                f"this worker is at optimizer.step() number {body.round + 1} of step {deal.number} and "
+                f"this worker is at optimizer.step() number {body.backward_pass + 1} of step "
+                f"{assignment.number} and "
                 "another member of its group is not: all workers have to make the same optimizer steps, "
                 "whatever their samples are"
             )
-        if not result.options_fit and not self.in_ranges():
+        if not result.options_fit and not self.in_batches():
             raise UsageError(
-                f"at step {deal.number} this worker's optimizer has other options than the other workers' "
+                f"at step {assignment.number} this worker's optimizer has other options than the other "
+                "workers' "
                 f"({self._hyperparameters.described()}): replicas would drift apart. Set options from what "
                 "all workers have alike: a scheduler or a counter that distribute() was given by name (a "
                 "count of the script's own begins anew in a worker that joins), a mean over all workers "
@@ -294,35 +296,37 @@ class Reduction:
             self._find_odd(body, part.digest)
         if self._exact is None:
             self._order.heard(result.extra)
-        self._sum_late(deal.group, result)
+        self._sum_late(assignment.group, result)
         self._wait(lambda: self._buckets.settle(result.change))
         weight = result.weight
         if self._exact is not None:
             if self._exact.misfit(result.extra):
-                self._do_again(self._exact, deal)
+                self._do_again(self._exact, assignment)
             weight = self._exact.total_weight(result.extra)
         try:
-            correction = deal.batch.micro.correction(weight)
+            correction = assignment.batch.micro.correction(weight)
         except ValueError as error:
             raise UsageError(str(error)) from None
         riders.here = vector[len(fields) :]
-        combined = self._combined(result, riders, deal)
+        combined = self._combined(result, riders, assignment)
         if self._buffers.awaited and result.changed[-1]:
             adopt_arrived(
-                self._buffers, deal.group.rank == 0, lambda tensor: self._wait(self.start_sum(tensor).wait)
+                self._buffers,
+                assignment.group.rank == 0,
+                lambda tensor: self._wait(self.start_sum(tensor).wait),
             )
         ended = time.perf_counter()
         body.exposed_seconds += ended - started
         body.communication_seconds += ended - (body.sums_began or started)
         body.sums_began = 0.0
-        body.weight, body.told = math.fsum(kept.weight for kept in parts), body.entries
+        body.weight, body.reported = math.fsum(kept.weight for kept in parts), body.entries
         ends = self._buckets.ends(result.change)
         ends = ends if self._home is None else self._home.ends(ends)
         body.result, body.change = result, body.change or ends
-        faults.reach_in(body.round, "reduced", deal.number)
+        faults.reach_in(body.backward_pass, "reduced", assignment.number)
         return Reduced(result, correction, combined, norm)
 
-    def _sum_late(self, group: Group, result: side.Result) -> None:
+    def _sum_late(self, group: Group, result: commit_vote.Result) -> None:
         """Sum the gradients that came after their buckets had left, at any member; remember who had none."""
         expected = self.expected_unused()
         self._unused = group, [index for index, used in enumerate(result.used) if not used]
@@ -339,7 +343,7 @@ class Reduction:
 
     def total(self, sums: torch.Tensor) -> None:
         """Replace the tensor by its sum over the members. Raise Dropped when that fails."""
-        group = self._running().deal.group
+        group = self._running().assignment.group
         self._wait(lambda: group.start_sum(sums).wait())
 
     def mean(self, value: float, body: StepContext) -> float:
@@ -358,38 +362,38 @@ class Reduction:
         return torch.full_like(loss.detach(), self.mean(float(loss.detach()), body))
 
     def _combined(
-        self, result: side.Result, expected: _Packed, deal: StepAssignment
+        self, result: commit_vote.Result, expected: _Packed, assignment: StepAssignment
     ) -> dict[int, torch.Tensor]:
         flags = result.changed[: len(self._buffers.names)]
         changed = [index for index, anywhere in enumerate(flags) if anywhere]
         combined: dict[int, torch.Tensor] = {}
-        if changed and self._buffers_travel(deal.group):
+        if changed and self._buffers_travel(assignment.group):
             packed = [expected]
             known = {*expected.indices, *expected.indices_there}
             if late := [index for index in changed if index not in known]:
-                rest = self._packed(late, deal)
+                rest = self._packed(late, assignment)
                 for tensor in (rest.here, *rest.there):
                     self._wait(self.start_sum(tensor).wait)
                 packed.append(rest)
             for totals in packed:
                 combined |= self._unpacked(totals, result)
-        self._moving = (deal.group, changed)
+        self._moving = (assignment.group, changed)
         rules = self._buffers.rules
         self._summed |= {index: combined[index] for index in combined if rules[index] is Rule.SUM}
         return {index: combined[index] for index in changed} if combined else {}
 
-    def _contribution(self, body: StepContext, parts: list[PartContribution]) -> side.Contribution:
-        deal = body.deal
+    def _contribution(self, body: StepContext, parts: list[PartContribution]) -> commit_vote.Contribution:
+        assignment = body.assignment
         ids = total_ids(parts)
         weight = math.fsum(part.weight for part in parts)
         body.samples = ids.samples
         used = self._buckets.used
-        if deal.batch.standin:
+        if assignment.batch.standin:
             used = [False] * len(used)
         for index in body.zeros:
             used[index] = True
-        return side.Contribution(
-            step=deal.number * _MOST_ROUNDS + body.round % _MOST_ROUNDS,
+        return commit_vote.Contribution(
+            step=assignment.number * _MAX_BACKWARD_PASSES + body.backward_pass % _MAX_BACKWARD_PASSES,
             weight=weight,
             count=ids.samples,
             hash_lo=ids.hash_lo,
@@ -403,31 +407,31 @@ class Reduction:
             ],
             values=body.values(),
             values_weight=weight,
-            save=self.save_wish(deal.group.rank),
+            save=self.save_wish(assignment.group.rank),
             options=self._hyperparameters.hashes(),
             newcomer=self.newcomer,
-            extra=self._order.told(deal.group) if self._exact is None else self._exact.extra(),
+            extra=self._order.told(assignment.group) if self._exact is None else self._exact.extra(),
             digest=self._hash(body),
             late=[self._buckets.is_late(index) for index in self.expected_unused()],
         )
 
     def _hash(self, body: StepContext) -> int:
         """Of the piece of the parameters that is due, as the last step has left it; 0 in most steps."""
-        number, together = body.deal.number, body.deal.group.size > 1 and not self.in_ranges()
-        if self._digest is None or body.round or not together or not self._digest.due(number):
+        number, together = body.assignment.number, body.assignment.group.size > 1 and not self.in_batches()
+        if self._digest is None or body.backward_pass or not together or not self._digest.due(number):
             return 0
         return self._digest.hash(number)
 
     def _find_odd(self, body: StepContext, own: int) -> None:
         """Members have other parameters: see which, and have those be sent the state again, if that helps."""
-        group = body.deal.group
+        group = body.assignment.group
         told = torch.zeros(2, group.size, dtype=torch.float64)
         told[:, group.rank] = torch.tensor([own, self._sent_again], dtype=torch.float64)
         self.total(told)
         hashes, sent_again = told.to(torch.int64).tolist()
         body.odd = odd_ones(hashes)
         assert self._digest is not None
-        self.differing = self._digest.names(body.deal.number)
+        self.differing = self._digest.names(body.assignment.number)
         # One that has been sent it before computes otherwise, and would be sent it for ever.
         if any(sent_again[rank] < MOST_SENT for rank in body.odd):
             self.change_wanted = True
@@ -446,11 +450,11 @@ class Reduction:
         """Whether there are buffers to combine: those of other members, or of logical parts."""
         return group.size > 1 or self._exact is not None
 
-    def _packed(self, indices: list[int], deal: StepAssignment) -> _Packed:
+    def _packed(self, indices: list[int], assignment: StepAssignment) -> _Packed:
         if self._exact is not None:
             here = self._exact.pack(indices, self._buffers.committed, self._buffers.rules)
             return _Packed(indices, here, [], [])
-        share = Share(deal.batch.micro.contributed_weight, deal.group.rank, deal.group.size)
+        share = Share(assignment.batch.micro.contributed_weight, assignment.group.rank, assignment.group.size)
         buffers, rules, _ = self._buffers.chosen(indices)
         moves = [on_device(buffer, rule) for buffer, rule in zip(buffers, rules, strict=True)]
         on_host = [index for index, stays in zip(indices, moves, strict=True) if not stays]
@@ -462,13 +466,13 @@ class Reduction:
             pack_there(*self._buffers.chosen(there)[:2], share) if there else [],
         )
 
-    def _unpacked(self, totals: _Packed, result: side.Result) -> dict[int, torch.Tensor]:
+    def _unpacked(self, totals: _Packed, result: commit_vote.Result) -> dict[int, torch.Tensor]:
         indices, buffers = totals.indices, self._buffers
         if self._exact is not None:
             values = self._exact.unpack(totals.here, indices, buffers.committed, buffers.rules, result.extra)
             return dict(zip(indices, values, strict=True))
         chosen = buffers.chosen(indices, self._summed)
-        values = unpack(totals.here, *chosen, result.weight, self._running().deal.group.size)
+        values = unpack(totals.here, *chosen, result.weight, self._running().assignment.group.size)
         combined = dict(zip(indices, values, strict=True))
         if there := totals.indices_there:
             values = unpack_there(totals.there, *buffers.chosen(there)[:2], result.weight)
@@ -477,16 +481,16 @@ class Reduction:
 
     def do_again(self, reason: str) -> NoReturn:
         """What this member has put in is spoilt: leave the body, whose samples are dealt again."""
-        if self._home is None and self._running().deal.group.size == 1:
+        if self._home is None and self._running().assignment.group.size == 1:
             self._transaction.drop(reason)
             raise Dropped(self._transaction.reason)
         self._fail(RuntimeError(reason))
 
-    def _do_again(self, exact: ExactStep, deal: StepAssignment) -> NoReturn:
+    def _do_again(self, exact: ExactStep, assignment: StepAssignment) -> NoReturn:
         """Agree on exponents that fit, and leave the body: its samples are dealt again."""
         needed = exact.needed()
-        self._wait(lambda: deal.group.start_max(needed).wait())
-        exact.do_again(deal.group, deal.number, needed)
+        self._wait(lambda: assignment.group.start_max(needed).wait())
+        exact.do_again(assignment.group, assignment.number, needed)
         self._transaction.drop("a gradient did not fit its block's exponent; the step is done again")
         raise Dropped(self._transaction.reason)
 
@@ -511,7 +515,7 @@ class Reduction:
         if self._transaction.phase is not Phase.DROPPED:
             self.failure = Failure(str(error), [*peers_in(error), *servers_in(error)])
             self._transaction.drop("a reduction failed")
-        self._running().deal.group.shut()
+        self._running().assignment.group.shut()
         raise Dropped(self._transaction.reason) from None
 
     def _running(self) -> StepContext:

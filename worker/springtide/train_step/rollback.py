@@ -146,10 +146,10 @@ class OptimizerCopy:
         self._optimizer.state.update({key: snapshot.restored() for key, snapshot in self._state.items()})
 
 
-class Undo:
+class Rollback:
     """Takes the state at a body's begin, and restores it when the body is dropped.
 
-    several: bodies make more than one optimizer step, each announced by `keep`.
+    multi_step: bodies make more than one optimizer step, each announced by `keep`.
     """
 
     def __init__(
@@ -158,20 +158,20 @@ class Undo:
         buffers: Buffers,
         optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Any],
-        several: bool = False,
+        multi_step: bool = False,
     ) -> None:
         self._parameters = parameters
         self._buffers = buffers
         self._optimizers = optimizers
         self._tracked = {name: item for name, item in tracked.items() if not isinstance(item, GradScaler)}
         self._scalers = [ScalerState(item) for item in tracked.values() if isinstance(item, GradScaler)]
-        self._several = several
+        self._multi_step = multi_step
         self._groups: list[list[Snapshot]] = []
         self._objects: dict[str, Snapshot] = {}
         self._versions: list[int] = []
         self._expected: set[int] = set()
         """Ids of the parameters that may move: their optimizer is stepping."""
-        self._kept: dict[int, OptimizerCopy] = {}
+        self._optimizer_copies: dict[int, OptimizerCopy] = {}
         self._bodies = 0
 
     def begin(self) -> None:
@@ -183,7 +183,7 @@ class Undo:
             for optimizer in self._optimizers
         ]
         self._objects = {
-            name: Snapshot(item.state_dict(), self._several, self._objects.get(name))
+            name: Snapshot(item.state_dict(), self._multi_step, self._objects.get(name))
             for name, item in self._tracked.items()
         }
         for scaler in self._scalers:
@@ -191,13 +191,13 @@ class Undo:
         with looking():
             self._versions = list(map(_VERSION, self._parameters))
         self._expected.clear()
-        self._kept = {}
+        self._optimizer_copies = {}
 
     def keep(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to step, and the step may still be dropped afterwards."""
-        if id(optimizer) in self._kept:
+        if id(optimizer) in self._optimizer_copies:
             return
-        self._kept[id(optimizer)] = OptimizerCopy(optimizer)
+        self._optimizer_copies[id(optimizer)] = OptimizerCopy(optimizer)
         self.expect(optimizer)
 
     def expect(self, optimizer: torch.optim.Optimizer) -> None:
@@ -239,7 +239,7 @@ class Undo:
         self._check_objects()
         for parameter in self._parameters:
             parameter.grad = None
-        for kept in reversed(self._kept.values()):
+        for kept in reversed(self._optimizer_copies.values()):
             kept.put_back()
         self._buffers.put_back()
         for optimizer, snapshots in zip(self._optimizers, self._groups, strict=True):

@@ -23,7 +23,7 @@ from springtide.errors import UsageError
 _KEY = "springtide_steps"
 
 
-class _Counted:
+class _CountingScheduler:
     """In front of a script's own class."""
 
     def __init_subclass__(cls) -> None:
@@ -47,14 +47,16 @@ class _Counted:
 def count_steps(tracked: Iterable[Any]) -> None:
     """From now on, know how often each scheduler among them is stepped."""
     for item in tracked:
-        if isinstance(item, LRScheduler) and not isinstance(item, _Counted) and not _counts(item):
+        if isinstance(item, LRScheduler) and not isinstance(item, _CountingScheduler) and not _counts(item):
             vars(item)[_KEY] = _by_torch(item) or 1
-            item.__class__ = type(type(item).__name__, (_Counted, type(item)), {"__doc__": item.__doc__})
+            item.__class__ = type(
+                type(item).__name__, (_CountingScheduler, type(item)), {"__doc__": item.__doc__}
+            )
 
 
 def count_of(item: LRScheduler) -> int:
     """How often it was stepped, its making included. Raise UsageError for one that does not say."""
-    if isinstance(item, _Counted):
+    if isinstance(item, _CountingScheduler):
         return int(vars(item)[_KEY])
     count = _by_torch(item)
     if not count:

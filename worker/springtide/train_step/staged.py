@@ -51,13 +51,13 @@ class HereSteps:
         # What steps of this round have multiplied the gradients of a parameter by.
         self._factors: dict[torch.Tensor, float] = {}
 
-    def begin_round(self, reduced: Reduced, reduction: Reduction) -> None:
+    def begin_backward_pass(self, reduced: Reduced, reduction: Reduction) -> None:
         """Another backward of the body begins."""
         left = self._left()
-        self._buckets.begin_round(reduction.start_sum, self._gradients.set_aside())
+        self._buckets.begin_backward_pass(reduction.start_sum, self._gradients.set_aside())
         if self._home is not None:
-            self._home.begin_round()
-            reduction.begin_round(left)
+            self._home.begin_backward_pass()
+            reduction.begin_backward_pass(left)
             for index in left:
                 self._buckets.carry(index, self._tables[index].weight.detach())
         self._carried = reduced.correction if left else 0.0
@@ -111,15 +111,15 @@ class StagedSteps:
         self._carried = 0.0
         self._inverses: dict[int, float] = {}  # by id() of an optimizer that has stepped in this round
 
-    def begin_round(self, reduced: Reduced, reduction: Reduction) -> None:
+    def begin_backward_pass(self, reduced: Reduced, reduction: Reduction) -> None:
         """Another backward of the body begins. Raise ServerError, UsageError."""
         self._inverses = {}
         left = self._gradients.left()
         factors = {index: self._gradients.factor(index) for index in left}
         carried = {index: self._servers.carried(index, left[index], factors[index]) for index in left}
-        self._servers.begin_round()
-        reduction.begin_round(factors)
-        self._buckets.begin_round(reduction.start_gradients, carried)
+        self._servers.begin_backward_pass()
+        reduction.begin_backward_pass(factors)
+        self._buckets.begin_backward_pass(reduction.start_gradients, carried)
         for index, gradient in carried.items():
             self._buckets.carry(index, gradient)
         self._carried = reduced.correction if left else 0.0

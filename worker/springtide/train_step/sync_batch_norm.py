@@ -43,19 +43,19 @@ class BatchStatistics:
     def shared(self) -> bool:
         """Whether there are members to ask: in the body of a step that is no rehearsal."""
         body = self._reduction.running
-        return self._transaction.phase is Phase.OPEN and body is not None and not body.deal.rehearsal
+        return self._transaction.phase is Phase.OPEN and body is not None and not body.assignment.is_warm_up
 
     @property
     def scale(self) -> float:
         """The factor that the gradients of the current micro-batch are multiplied by; 0 for a stand-in."""
         body = self._reduction.running
-        return 1.0 if body is None else body.deal.batch.micro.scale
+        return 1.0 if body is None else body.assignment.batch.micro.scale
 
     @property
     def counts(self) -> bool:
         """Whether this member's samples count, and are not those of another one that it stands in for."""
         body = self._reduction.running
-        return body is None or not body.deal.batch.standin
+        return body is None or not body.assignment.batch.standin
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         """The sums over the members. Raise Dropped when that fails."""
@@ -70,10 +70,10 @@ class BatchStatistics:
         if self._checked is body:
             return self.total(sums)
         self._checked = body
-        count = body.deal.batch.micro.count
+        count = body.assignment.batch.micro.count
         told = self.total(torch.cat((sums, sums.new_tensor([count, count**2]))))
         all_counts, squares = told[-2:].tolist()
-        if body.deal.group.size * squares != all_counts**2:
+        if body.assignment.group.size * squares != all_counts**2:
             raise UsageError(
                 f"SyncBatchNorm: this worker has cut its part of the batch into {count} micro-batches, and "
                 "others into another number, so their statistics cannot be put together: choose a batch_size "

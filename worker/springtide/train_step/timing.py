@@ -44,7 +44,7 @@ class Timing:
         """Training stood still between two steps for a checkpoint."""
         self._paused += seconds
 
-    def dealt(self) -> None:
+    def note_assigned(self) -> None:
         """A step's samples are dealt: what was fetched for a dropped one does not count."""
         self._fetched = self._outside = 0.0
 

@@ -39,7 +39,7 @@ from springtide.train_step.randomness import seed_part
 from springtide.train_step.reduction import Reduced, Reduction, commit_on, own_part
 from springtide.train_step.repeated_backward import BeforeGradient, RepeatedBackward
 from springtide.train_step.replica_digest import ReplicaDigest
-from springtide.train_step.rollback import Undo
+from springtide.train_step.rollback import Rollback
 from springtide.train_step.staged import HereSteps, StagedSteps
 from springtide.train_step.state import Position
 from springtide.train_step.sync_batch_norm import BatchStatistics, use_generation
@@ -50,7 +50,7 @@ from springtide.train_step.undeclared import DECLARE, UndeclaredOptimizers
 class Trainer:
     """The models of a script and their optimizers.
 
-    Hooks and calls of a body come from the script's thread, `drop` from any. several: a body may make more
+    Hooks and calls of a body come from the script's thread, `drop` from any. multi_step: a body may make more
     than one optimizer step, and is committed when it ends. logical_workers: 0 unless sums are to be exact.
     compression: of the gradients that workers sum among themselves. rules: for buffers; see `Buffers`.
     """
@@ -61,7 +61,7 @@ class Trainer:
         optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Any],
         *,
-        several: bool = False,
+        multi_step: bool = False,
         clip_norm: float | None,
         rules: Mapping[str, Rule] | None = None,
         bucket_bytes: int,
@@ -80,7 +80,7 @@ class Trainer:
         self.nccl_device = self.device if exchange == "nccl" else None
         self._exact: ExactStep | None = None
         self._optimizers = optimizers
-        self._several = several
+        self._multi_step = multi_step
         self._depth = 0
         self._stepping: list[torch.optim.Optimizer] = []
         """Whose `step()` is running, outermost first; one may call another's, or that of its own base."""
@@ -90,7 +90,7 @@ class Trainer:
             self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers, self.device))
             self._exact = ExactStep(exact, logical_workers)
         else:
-            self.buckets = make_buckets(compression, layout, self.device, several)
+            self.buckets = make_buckets(compression, layout, self.device, multi_step)
         self._gradients = Gradients(named, self.buckets, clip_norm)
         self.tables = tables_among(self._gradients.parameters)
         # Rows of a table leave with the backward pass that reaches it.
@@ -110,9 +110,9 @@ class Trainer:
         if not self._dense_here:
             self.nccl_device = None  # its sums are the servers'
         self._staged: StagedSteps | None = None
-        if several and on_servers and self.servers is not None:
+        if multi_step and on_servers and self.servers is not None:
             self._staged = StagedSteps(self.servers, self._gradients, self.buckets, clip_norm)
-        self._undo = Undo(self._gradients.parameters, self._buffers, optimizers, tracked, several)
+        self._rollback = Rollback(self._gradients.parameters, self._buffers, optimizers, tracked, multi_step)
         self._scalings = Scalings(
             tracked.values(),
             optimizers,
@@ -143,22 +143,22 @@ class Trainer:
         self.reduction = self._reduction
         self.buckets.in_order = self.servers is None or not self.servers.takes_any_order
         # With several steps in a body each has other parameters; on servers the sums are theirs.
-        self.reduction.expects_unused = self.buckets.may_expect_unused and self._dense_here and not several
-        self.reduction.in_ranges = lambda: self.servers is not None and self.servers.asynchronous
+        self.reduction.expects_unused = self.buckets.may_expect_unused and self._dense_here and not multi_step
+        self.reduction.in_batches = lambda: self.servers is not None and self.servers.asynchronous
         self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
         place = "" if self.servers is None else f" on servers {self.servers.described}"
         sums = describe(logical_workers, self.device)
         settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
-        agreed = f"{kinds} {clip_norm} {settings}{' several' if several else ''}"
+        agreed = f"{kinds} {clip_norm} {settings}{' several' if multi_step else ''}"
         agreed += "".join(f" {name}={rule}" for name, rule in sorted((rules or {}).items()))
         self.layout_hash = layout_hash(layout, [*frozen, *self._buffers.fields], agreed)
         self._body: StepContext | None = None
         self._earlier: StepContext | None = None
         self._handles: list[Any] = []
         self._handles += self.buckets.watch(self._gradients.parameters, self._on_gradient)
-        if several:
+        if multi_step:
             for index, parameter in enumerate(self._gradients.parameters):
                 before = partial(self._before_gradient, index)
                 self._handles.append(BeforeGradient(parameter, before))
@@ -168,14 +168,14 @@ class Trainer:
         for part in models:
             part.register_forward_pre_hook(Hook(lambda *_: self.transaction.check_alive()))
         synchronised = use_generation(model, lambda: BatchStatistics(self._reduction, self.transaction))
-        self._repeated = RepeatedBackward(self._gradients.parameters, self.buckets, several, synchronised)
-        self._strangers = UndeclaredOptimizers(optimizers, self._scalings.scalers, self.transaction)
+        self._repeated = RepeatedBackward(self._gradients.parameters, self.buckets, multi_step, synchronised)
+        self._undeclared = UndeclaredOptimizers(optimizers, self._scalings.scalers, self.transaction)
 
     def close(self) -> None:
         """Take the hooks away that reach beyond the script's own objects."""
         for handle in self._handles:
             handle.remove()
-        self._strangers.close()
+        self._undeclared.close()
         self._repeated.close()
         self.pending.close()
         if self.servers is not None:
@@ -196,12 +196,12 @@ class Trainer:
         return self._reduction.waiting_since
 
     def checkpoint_tree(self, position: Position, plan: Mapping[str, int]) -> dict[str, Any]:
-        """All of the state but what `freeze` is for. Raise RuntimeError when servers fail."""
+        """All of the state but what `take_snapshot` is for. Raise RuntimeError when servers fail."""
         if self.servers is not None:
             self.servers.settle()
         return self.whole_state.read(position, plan)
 
-    def freeze(self, name: str, readers: int) -> Snapshot | None:
+    def take_snapshot(self, name: str, readers: int) -> Snapshot | None:
         """Have the servers keep what they hold for a checkpoint; None without servers. See `Snapshot`.
 
         Raise RuntimeError when they fail.
@@ -230,32 +230,38 @@ class Trainer:
     @property
     def batch_number(self) -> int:
         """Number of the global batch that the open body trains. Raise UsageError outside of a body."""
-        return self._running().deal.number
+        return self._running().assignment.number
 
-    def begin(self, deal: StepAssignment) -> None:
+    def begin(self, assignment: StepAssignment) -> None:
         """Open a body. Raise UsageError when the step cannot be isolated."""
         self._gradients.check_gone()
         self._gradients.check_frozen()
         self.transaction.begin()
-        self._undo.begin()
+        self._rollback.begin()
         self._gradients.begin()
         self._repeated.begin()
         (self._staged or self._here).begin()
         self._scalings.begin()
         self._depth = 0
         self._stepping = []
-        self._strangers.begin()
-        self._body = StepContext(deal, time.perf_counter())
-        if self._earlier is not None and not deal.first:
+        self._undeclared.begin()
+        self._body = StepContext(assignment, time.perf_counter())
+        if self._earlier is not None and not assignment.first:
             self._body.began, self._body.reports = self._earlier.began, self._earlier.reports
         self._reduction.begin(self._body)
         if self._exact is None:
             self.buckets.begin(self._reduction.start_gradients)
             self.buckets.expect_unused(self._reduction.expected_unused())
         else:
-            self._exact.begin(deal.group, deal.number, deal.first, deal.last, self._reduction.start_sum)
-        seed_part(deal.seed, deal.number, deal.part)
-        faults.reach("body", deal.number)
+            self._exact.begin(
+                assignment.group,
+                assignment.number,
+                assignment.first,
+                assignment.last,
+                self._reduction.start_sum,
+            )
+        seed_part(assignment.seed, assignment.number, assignment.part)
+        faults.reach("body", assignment.number)
 
     def report(self, values: Mapping[str, float]) -> None:
         """Values of the current micro-batch, which count with its weight."""
@@ -266,7 +272,7 @@ class Trainer:
             )
         self.transaction.require_open("report()")
         body = self._running()
-        body.note(values, body.deal.batch.micro.current_weight)
+        body.note(values, body.assignment.batch.micro.current_weight)
 
     def want_change(self, wanted: bool) -> None:
         """Whether this member asks all to stop after the running step; the next side reduction says so.
@@ -285,12 +291,12 @@ class Trainer:
         Only where several steps were declared; otherwise that is so since optimizer.step(). Raise Dropped if
         it was dropped before, UsageError when something in it would be lost.
         """
-        if not self._several or self.transaction.phase is not Phase.OPEN:
+        if not self._multi_step or self.transaction.phase is not Phase.OPEN:
             return
         body = self._running()
         if not body.reduced or not body.steps:
             return  # end_stepped() tells
-        body.check_told()
+        body.check_reported()
         self._cross(body)
         self._gradients.leave_zeros()
         self.pending.expect()
@@ -299,10 +305,10 @@ class Trainer:
     def end_dropped(self) -> None:
         """Put back what the dropped body moved. Raise UsageError when it cannot be."""
         self.buckets.close_gathering()
-        self._undo.put_back()
+        self._rollback.put_back()
         self._gradients.put_back()
         self._body = self._earlier = None
-        self._strangers.end()
+        self._undeclared.end()
         self.transaction.end()
 
     def end_part(self) -> None:
@@ -310,10 +316,10 @@ class Trainer:
 
         Raise UsageError when it cannot be.
         """
-        self._undo.put_back()
+        self._rollback.put_back()
         self._gradients.put_back()
         self._body, self._earlier = None, self._body
-        self._strangers.end()
+        self._undeclared.end()
         self.transaction.end()
 
     def end_stepped(self) -> StepContext:
@@ -326,7 +332,7 @@ class Trainer:
         body.skipped = self._scalings.found()
         self._repeated.end()
         self._body = self._earlier = None
-        self._strangers.end()
+        self._undeclared.end()
         return body
 
     def drop(self, reason: str) -> bool:
@@ -348,7 +354,7 @@ class Trainer:
                 f"body holds one optimizer step. {DECLARE}"
             )
         self._contribute()
-        micro = body.deal.batch.micro
+        micro = body.assignment.batch.micro
         gradient = parameter.grad
         if gradient is None:
             raise UsageError(
@@ -382,7 +388,7 @@ class Trainer:
 
     def _contribute(self) -> None:
         try:
-            self._running().deal.batch.micro.contribute()
+            self._running().assignment.batch.micro.contribute()
         except RuntimeError as error:
             raise UsageError(str(error)) from None
 
@@ -390,14 +396,14 @@ class Trainer:
         body, half = self._running(), (len(self._gradients.parameters) + 1) // 2
         body.gradients += more
         if body.gradients - more < half <= body.gradients:
-            faults.reach("backward", body.deal.number)
+            faults.reach("backward", body.assignment.number)
 
     def _before_gradient(self, index: int) -> None:
         """Several steps in a body: a gradient is about to be accumulated, maybe the first of a round."""
         if self._body is not None and self._body.reduced and self.transaction.phase is Phase.OPEN:
             check_backward(self._exact is not None)
-            (self._staged or self._here).begin_round(self._reduced_now, self._reduction)
-            self._body.round += 1
+            (self._staged or self._here).begin_backward_pass(self._reduced_now, self._reduction)
+            self._body.backward_pass += 1
             self._body.reduced = False
         if self._body is not None:
             self._repeated.before(index)
@@ -422,7 +428,7 @@ class Trainer:
                 return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
             self._stage(optimizer, body)
             return None
-        if not self._several:
+        if not self._multi_step:
             if closure is not None:
                 raise UsageError(f"optimizer.step(closure) has to be declared. {DECLARE}")
             self._complete(body)
@@ -437,11 +443,11 @@ class Trainer:
             return None
         self._depth += 1
         if self._depth > 1:  # an optimizer that uses another one
-            self._undo.keep(optimizer)
+            self._rollback.keep(optimizer)
             return None
         if not body.reduced and (closure is None or self.buckets.any_used):
             self._complete(body)
-        self._undo.keep(optimizer)
+        self._rollback.keep(optimizer)
         body.steps += 1
         if closure is None:
             self._here.stage(optimizer, self._reduced_now, self._scalings)
@@ -451,7 +457,7 @@ class Trainer:
     def _stage(self, optimizer: torch.optim.Optimizer, body: StepContext) -> None:
         assert self._staged is not None
         self._complete(body)
-        self._undo.expect(optimizer)
+        self._rollback.expect(optimizer)
         self._staged.stage(optimizer, self._reduced_now, self._scalings)
 
     def _evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
@@ -476,11 +482,11 @@ class Trainer:
             self._gradients.lay_back()
         if self._staged is not None:
             self.pending.expect(self._staged.stepped(optimizer))
-        elif self._several:
+        elif self._multi_step:
             self._depth -= 1
         else:
             self._end_step()
-        faults.reach_in(self._running().round, "stepped", self._running().deal.number)
+        faults.reach_in(self._running().backward_pass, "stepped", self._running().assignment.number)
         if self._values_are_read:
             self.settle(None)
 
@@ -498,7 +504,7 @@ class Trainer:
         """A GradScaler has left the optimizer's step out, here and at all other members."""
         body = self._running()
         body.steps += 1
-        if not self._several:
+        if not self._multi_step:
             self._cross(body)
             self._end_step()
         elif self._staged is not None:
@@ -508,17 +514,17 @@ class Trainer:
         """Wait for the sums of what the body has put in, and make them the gradients."""
         if body.reduced:
             return
-        deal, micro = body.deal, body.deal.batch.micro
+        assignment, micro = body.assignment, body.assignment.batch.micro
         check_whole(body, self.buckets.any_used)
-        if deal.rehearsal:
+        if assignment.is_warm_up:
             self.transaction.drop("a rehearsal ends here")
             self.transaction.check_alive()
-        self._undo.check_untouched()
+        self._rollback.check_untouched()
         body.zeros = self._gradients.check_ours(micro.index)
         self._make_way()
-        own = own_part(deal, self._buffers, self._exact is not None)
+        own = own_part(assignment, self._buffers, self._exact is not None)
         parts = [own] if self._exact is None else self._exact.keep(own)
-        if not deal.last:
+        if not assignment.last:
             self._end_gradients()
         reduced = self._reduction.complete(body, parts)
         self._buffers.write(list(reduced.combined), reduced.combined)
@@ -529,8 +535,8 @@ class Trainer:
         self._reduced = reduced
         body.reduced = True
         (self._staged or self._here).placed(reduced)
-        if self._several:
-            micro.begin_round()
+        if self._multi_step:
+            micro.begin_backward_pass()
 
     def _make_way(self) -> None:
         if self.servers is not None:
@@ -541,16 +547,16 @@ class Trainer:
         if not self._dense_here:
             self.buckets.check_untouched()
         self.transaction.start_stepping()
-        faults.reach("stepping", body.deal.number)
+        faults.reach("stepping", body.assignment.number)
         if self._exact is not None:
-            self._exact.commit(body.deal.number)
-        if not self._several:
+            self._exact.commit(body.assignment.number)
+        if not self._multi_step:
             self.buckets.take(index for index, used in enumerate(self._reduced_now.result.used) if used)
         self.buckets.committed()
         if self._home is not None:
             inverse, held = self._scalings.inverse(self._optimizers[0]), scale_of(self._optimizers[0])
             clip_norm, skip = self._clip_norm, self._scalings.found()
-            if self._several:  # each optimizer's step was staged with its own
+            if self._multi_step:  # each optimizer's step was staged with its own
                 inverse, held, clip_norm, skip = 1.0, 1.0, None, not self._home.any_staged
             commit_on(self._home, self._reduced_now, self._gradients, clip_norm, inverse, skip, held)
 

@@ -17,12 +17,12 @@ from springtide.train_step.sync_batch_norm import GenerationBatchNorm
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """several: a body may make more than one optimizer step, or step(closure). rules: for buffers."""
+class TrainerArguments:
+    """multi_step: a body may make more than one optimizer step, or step(closure). rules: for buffers."""
 
     models: list[torch.nn.Module]
     optimizers: list[torch.optim.Optimizer]
-    several: bool
+    multi_step: bool
     rules: dict[str, Rule] = field(default_factory=dict)
 
     @property
@@ -48,7 +48,7 @@ def declare(
     compression: str = "None",
     strategy: str = "",
     consistency: str = "Synchronous",
-) -> Declared:
+) -> TrainerArguments:
     """Check the arguments of `distribute()`; models and optimizers may be one or a list.
 
     buffers: rules for some of them.
@@ -67,7 +67,7 @@ def declare(
             f"distribute(): exact sums and compression {compression} exclude each other: set "
             "strategy.allReduce.compression to None, or exact to false"
         )
-    several = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
+    multi_step = isinstance(optimizer, list | tuple | torch.optim.LBFGS)
     _check_batch_norm(models, exact, consistency)
     _check_compression(compression, strategy, optimizers, tracked)
     if strategy == "ParameterServer":
@@ -80,7 +80,7 @@ def declare(
         )
     rules = _rules(buffers, exact, consistency)
     _spread_out(models)
-    return Declared(models, optimizers, several, rules)
+    return TrainerArguments(models, optimizers, multi_step, rules)
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import kueue_standin
 import pytest
-from operator_bad_days import (
+from operator_failure_table import (
     ALL_GO,
     Day,
     Object,

@@ -24,17 +24,17 @@ log = logging.getLogger("springtide.ps")
 def speculate(
     locked: LockedShard,
     offer: int,
-    of_range: int,
-    recipe: StepSpec,
+    of_batch: int,
+    step_spec: StepSpec,
     gradient: Callable[[Chunk], torch.Tensor],
 ) -> tuple[AppliedBatches, torch.Tensor] | None:
     """Make a range on the chunk's second copy.
 
     Args:
         locked: the shard.
-        offer: number of the gradient among those whose values are wanted early on this server, above 0.
-        of_range: number of the range.
-        recipe: how the push will apply it.
+        early_push: number of the gradient among those whose values are wanted early on this server, above 0.
+        of_batch: number of the range.
+        step_spec: how the push will apply it.
         gradient: returns it flat, like the values; its memory stays as it is.
 
     Returns:
@@ -47,37 +47,37 @@ def speculate(
     chunk, copy = locked.chunk, locked.shard.speculative
     if not isinstance(chunk, Chunk):
         return None
-    chunk.check(recipe)
-    book = AppliedBatches() if chunk.book is None else chunk.book.copy()
-    before = book.applied
-    if not book.enter(of_range, recipe.skip):
+    chunk.check(step_spec)
+    applied_batches = AppliedBatches() if chunk.applied_batches is None else chunk.applied_batches.copy()
+    before = applied_batches.applied
+    if not applied_batches.enter(of_batch, step_spec.skip):
         return None
-    copy.offer = 0
+    copy.early_push = 0
     try:
-        made = copy.make(chunk, gradient(chunk), before, recipe)
+        made = copy.make(chunk, gradient(chunk), before, step_spec)
     except RuntimeError as error:  # the push itself will say what is wrong
-        log.warning("range %d cannot be made early: %r", of_range, error)
+        log.warning("range %d cannot be made early: %r", of_batch, error)
         return None
-    copy.offer = offer
-    return book, made.values.clone()
+    copy.early_push = offer
+    return applied_batches, made.values.clone()
 
 
-def apply(locked: LockedShard, offer: int, before: int, recipe: StepSpec, gradient: torch.Tensor) -> None:
+def apply(locked: LockedShard, offer: int, before: int, step_spec: StepSpec, gradient: torch.Tensor) -> None:
     """Make a range, which the chunk's book has already, on the chunk.
 
     Args:
         locked: the shard.
-        offer: as `speculate` got it for this range and recipe; 0: it did not.
+        early_push: as `speculate` got it for this range and recipe; 0: it did not.
         before: how many ranges were applied until then.
-        recipe: how the range is applied.
+        step_spec: how the range is applied.
         gradient: flat, like the values; it is used up.
 
     Raises:
         ChunkError: as of `Chunk.apply`.
     """
     chunk, copy = locked.chunk, locked.shard.speculative
-    if isinstance(chunk, Chunk) and offer and copy.offer == offer and copy.holds(before, recipe):
+    if isinstance(chunk, Chunk) and offer and copy.early_push == offer and copy.holds(before, step_spec):
         now = copy.swap(chunk)
-        now.book, locked.shard.chunk = chunk.book, now
+        now.applied_batches, locked.shard.chunk = chunk.applied_batches, now
         return
-    chunk.apply(gradient, recipe)
+    chunk.apply(gradient, step_spec)

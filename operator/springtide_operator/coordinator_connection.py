@@ -67,7 +67,7 @@ class Caller(Protocol):
     async def close(self) -> None: ...
 
 
-class Link:
+class CoordinatorConnection:
     """`report`: the last answer of the current coordinator. `unreachable_since`: since when calls fail, or
     None.
     """
@@ -147,7 +147,7 @@ class Link:
             text = f"{type(error).__name__}: {str(error)[:200]}"
             self._failed(f"what {target[1]} answers cannot be read ({text})")
             return False
-        self.report = replace(report, told_living=living)
+        self.report = replace(report, asked_living=living)
         self.unreachable_since = None
         self.why = ""
         return True

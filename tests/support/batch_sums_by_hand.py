@@ -112,7 +112,7 @@ class Loose:
             self.exchange.settle()
 
     def rest(self) -> None:
-        self.exchange.begin_round()
+        self.exchange.begin_backward_pass()
         self.backward(1)
         self.exchange.stage(self.second, None, 1.0, 1.0, (), ())
         self.exchange.commit(1.0, ())
@@ -124,8 +124,11 @@ class Loose:
         keys = self.batches.keys_in_order()
         return [key for key in keys if self.batches.owner_of(key) == number]
 
-    def books(self) -> set[tuple[int, ...]]:
-        return {tuple(book.ranges.to_json()) for book in self.batches.books().values()}
+    def applied_batches(self) -> set[tuple[int, ...]]:
+        return {
+            tuple(applied_batches.intervals.to_json())
+            for applied_batches in self.batches.applied_batches().values()
+        }
 
     def values(self) -> list[torch.Tensor]:
         self.exchange.settle()
@@ -144,7 +147,7 @@ def undisturbed(bodies: int, table_first: bool, name: str = "m0") -> list[torch.
             loose.half(number, see=number % 2 == 0)
             loose.rest()
         values = loose.values()
-        assert loose.books() == {(0, bodies)}
+        assert loose.applied_batches() == {(0, bodies)}
         assert sum(server.counters.repeated for server in running) == 0
         loose.exchange.close()
         return values

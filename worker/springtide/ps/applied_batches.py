@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from springtide.ps.connections import Connections, ServerError
-from springtide_ps.params.applied import AppliedBatches, RangeError
+from springtide_ps.params.applied import AppliedBatches, BatchNumberError
 from springtide_ps.wire.frames import Kind
 
 Rescue = Callable[[list[str], dict[str, int]], dict[str, str]]
@@ -26,7 +26,7 @@ class NewestPull:
     """
 
     applied: int
-    ranges: list[int]
+    intervals: list[int]
     torn: bool = False
     skipped: int = 0
 
@@ -36,7 +36,7 @@ class NewestPull:
 
 
 def newest_copies(
-    holders: Mapping[str, list[str]], books: Mapping[str, Mapping[str, AppliedBatches]]
+    holders: Mapping[str, list[str]], applied_of: Mapping[str, Mapping[str, AppliedBatches]]
 ) -> dict[str, list[str]]:
     """Return the holders of each chunk that have everything any of them has. PURE.
 
@@ -45,8 +45,8 @@ def newest_copies(
     """
     found = {}
     for key, names in holders.items():
-        most = max((books[name][key].applied for name in names), default=0)
-        found[key] = [name for name in names if books[name][key].applied == most]
+        most = max((applied_of[name][key].applied for name in names), default=0)
+        found[key] = [name for name in names if applied_of[name][key].applied == most]
     return found
 
 
@@ -69,17 +69,20 @@ def rescue(
     return chosen
 
 
-def ask_books(
+def ask_applied_batches(
     connections: Connections, server: str, token: tuple[int, int, int]
 ) -> dict[str, AppliedBatches]:
     """Return the books of all chunks of a server. Raise ServerError."""
     answer = connections.answer(
-        connections.ask(server, Kind.BOOKS, token, {}, any_size=True), server, "its books"
+        connections.ask(server, Kind.APPLIED_BATCHES, token, {}, any_size=True), server, "its books"
     )
     payload = b"{}" if answer.payload is None else answer.payload.numpy().tobytes()
     try:
-        return {key: AppliedBatches.from_json(book) for key, book in json.loads(payload).items()}
-    except (RangeError, ValueError, AttributeError) as error:
+        return {
+            key: AppliedBatches.from_json(applied_batches)
+            for key, applied_batches in json.loads(payload).items()
+        }
+    except (BatchNumberError, ValueError, AttributeError) as error:
         raise ServerError(f"the books of parameter server {connections[server].address}: {error}") from None
 
 
@@ -101,16 +104,18 @@ def with_newest(
     """
     servers = {server for names in holders.values() for server in names}
     return newest_copies(
-        holders, {server: ask_books(connections, server, token) for server in sorted(servers)}
+        holders, {server: ask_applied_batches(connections, server, token) for server in sorted(servers)}
     )
 
 
-def books_of(
+def applied_batches_of(
     connections: Connections, token: tuple[int, int, int], homes: Mapping[str, str]
 ) -> dict[str, AppliedBatches]:
     """Return by chunk the book that its server has. Raise ServerError."""
-    books = {server: ask_books(connections, server, token) for server in sorted(set(homes.values()))}
+    applied_of = {
+        server: ask_applied_batches(connections, server, token) for server in sorted(set(homes.values()))
+    }
     try:
-        return {key: books[server][key] for key, server in homes.items()}
+        return {key: applied_of[server][key] for key, server in homes.items()}
     except KeyError as error:
         raise ServerError(f"chunk {error} is not where it should be") from None

@@ -6,7 +6,7 @@ What happens, what the operator does, what it says; each through the real plan()
 from __future__ import annotations
 
 import pytest
-from operator_bad_days import (
+from operator_failure_table import (
     ALL_GO,
     EXCEEDED,
     OTHERS_GO,
