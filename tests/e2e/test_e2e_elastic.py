@@ -31,7 +31,7 @@ def test_a_job_succeeds_and_proves_its_samples(e2e: E2ECluster, start: Start) ->
 
 
 def test_scaling_up_and_down_changes_workers_restarts_nobody(e2e: E2ECluster, start: Start) -> None:
-    """With every call of the coordinator encrypted."""
+    """Scale with every call of the coordinator encrypted."""
     running = start("scales", workers=1, epochs=100_000, security={"tls": True})
     running.until_trains(1)
     secret = e2e.labelled("secrets", running.namespace, "springtide.dev/job=scales")[0]

@@ -1,4 +1,4 @@
-"""What happens to the machines under a cluster: one dies, DNS stops. Done only where the owner lets us."""
+"""Faults of the machines under a cluster: one dies, DNS stops. Done only where the owner lets us."""
 
 from __future__ import annotations
 

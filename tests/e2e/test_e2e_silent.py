@@ -1,4 +1,4 @@
-"""What takes a minute to be noticed: begun with the session, looked at last."""
+"""Faults that take a minute to be noticed: begun with the session, looked at last."""
 
 from __future__ import annotations
 

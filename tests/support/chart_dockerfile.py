@@ -76,7 +76,7 @@ def values(steps: list[Step], word: str) -> list[str]:
 
 
 def environment(steps: list[Step]) -> dict[str, str]:
-    """What ENV sets."""
+    """Return the variables that ENV sets."""
     pairs = (item.partition("=") for rest in values(steps, "ENV") for item in shlex.split(rest))
     return {name: value for name, _, value in pairs}
 

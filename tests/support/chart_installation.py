@@ -61,7 +61,7 @@ class Installation:
     cluster: Cluster
 
     def run(self, *command: str, stdin: str | None = None, timeout: float = 240.0) -> str:
-        """What a command prints. Raises CommandError."""
+        """Run a command and return its output. Raise CommandError."""
         done = subprocess.run(
             [require_tool(command[0]), *command[1:]],
             input=stdin,

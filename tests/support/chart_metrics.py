@@ -45,7 +45,7 @@ def series(collector: Collector) -> dict[str, set[str]]:
 
 
 def worker_series() -> dict[str, set[str]]:
-    """Of the library, and of the launcher of several processes."""
+    """Return the series of the library, and of the launcher of several processes."""
     launcher = LauncherSeries("job", "namespace", 1, lambda: 1)
     return series(Metrics("job", "namespace").registry) | series(launcher.registry)
 
@@ -58,7 +58,7 @@ def coordinator_series(folder: Path) -> dict[str, set[str]]:
 
 
 def server_series() -> dict[str, set[str]]:
-    """Of a parameter server, with the labels that the PodMonitor adds."""
+    """Return the series of a parameter server, with the labels that the PodMonitor adds."""
     server = Server(Store(0), "t" * 16, "127.0.0.1")
     try:
         found = series(ServerCollector(server))

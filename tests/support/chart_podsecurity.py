@@ -17,7 +17,7 @@ _VOLUMES = {
 
 
 def restricted_violations(spec: dict[str, Any]) -> list[str]:
-    """What `restricted` forbids in a PodSpec."""
+    """Return the fields of a PodSpec that `restricted` forbids."""
     found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     pod = spec.get("securityContext", {})
     for volume in spec.get("volumes", []):

@@ -141,8 +141,9 @@ def _validator(version: str, api_version: str, kind: str) -> jsonschema.Draft202
 
 
 def schema_errors(obj: Object, version: str) -> list[str]:
-    """What Kubernetes `version` finds wrong with a built-in object, unknown fields included; LookupError for
-    a kind that it does not have."""
+    """Return Kubernetes' errors about a built-in object, unknown fields included; raise LookupError for a
+    kind that this version does not have.
+    """
     validator = _validator(version, obj["apiVersion"], obj["kind"])
     if validator is None:
         raise LookupError(f"Kubernetes {version} has no {obj['apiVersion']} {obj['kind']}")

@@ -88,7 +88,7 @@ class Room:
     # ---- what parameter servers do
 
     def serve(self, *names: str, attempt: int = 0, pod: str = "", **fields: object) -> None:
-        """They connect, or open a new stream."""
+        """Connect servers, or open new streams for them."""
         for name in names:
             self._last += 1
             self.sessions[name] = self._last
@@ -207,12 +207,12 @@ class Room:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Of the current generation, in rank order."""
+        """Return the members of the current generation, in rank order."""
         return self.m.current.ids if self.m.current is not None else ()
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Of the current generation, in slot order."""
+        """Return the servers of the current generation, in slot order."""
         return tuple(info.id for info in self.m.current.servers) if self.m.current is not None else ()
 
     @property

@@ -1,6 +1,6 @@
 """A job with parameter servers in miniature: each server holds its share of the newest state, nothing else
-does. What is not yet where a generation wants it is copied while it trains: until then it goes on with those
-who hold it. Messages arrive at once and in order; what comes in between is left to the caller.
+does. Shards that are not yet where a generation wants them are copied while it trains: until then it goes on
+with those who hold them. Messages arrive at once and in order; the caller decides what happens in between.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class World:
         self._say(worker, worker.told)
 
     def copied(self) -> None:
-        """What was copied has arrived: the members stop at a boundary, for a generation that uses it."""
+        """Let all copies arrive: the members stop at a boundary, for a generation that uses them."""
         self.copies_take_long = False
         for worker in list(self.workers.values()):
             trains = worker.alive and worker.standing is say.Standing.ACTIVE and worker.formed

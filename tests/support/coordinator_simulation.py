@@ -183,7 +183,7 @@ class World:
             worker.session = None
 
     def break_stream(self, worker: Worker) -> None:
-        """Both sides hear of it; what was under way is lost."""
+        """Break a stream: both sides hear of it, and messages under way are lost."""
         session = worker.session
         if session is None:
             return
@@ -375,7 +375,7 @@ class World:
         return max((state.step for state in self._alive_states()), default=0)
 
     def must_go_on(self, steps: int = 5, seconds: float = 120.0) -> None:
-        """Without faults the job commits `steps` more steps, or finishes."""
+        """Check that the job, without faults, commits `steps` more steps or finishes."""
         deadline = self.now + seconds
         goal: int | None = None
         rounds = 0

@@ -38,7 +38,7 @@ class Pod:
 
 @dataclass
 class Rendezvous:
-    """What the members of one generation do together."""
+    """The common actions of one generation's members."""
 
     start: say.Start
     joined: set[str] = field(default_factory=set)
@@ -49,7 +49,9 @@ class Rendezvous:
 
 @dataclass
 class Storage:
-    """Where checkpoints are. shares: by state and attempt, who has written one; whole: with a manifest."""
+    """The place of checkpoints. shares: by state and attempt, the members that have written one; whole: with
+    a manifest.
+    """
 
     shares: dict[tuple[StateName, int], set[str]] = field(default_factory=dict)
     whole: set[StateName] = field(default_factory=set)

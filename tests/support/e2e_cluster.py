@@ -2,11 +2,11 @@
 
 `SPRINGTIDE_E2E_KUBECONFIG` names a kubeconfig; then `SPRINGTIDE_E2E_IMAGE` names one image with Springtide
 and all its extras that the cluster can pull, which runs operator, coordinators, parameter servers and
-workers. Without them the embedded cluster is started. What a user would do goes through the real `kubectl`.
+workers. Without them the embedded cluster is started. Actions of users go through the real `kubectl`.
 
 A cluster of somebody else is left as it was found: one with an operator or jobs of others is refused, a CRD
-and a namespace that were there stay, what an interrupted run has left is removed first, and what may break
-it (a node that dies, DNS that stops) is done only by commands that its owner gives (`e2e_hands`).
+and a namespace that were there stay, what an interrupted run has left is removed first, and what may break it
+(a node that dies, DNS that stops) is done only by commands that its owner gives (`e2e_hands`).
 """
 
 from __future__ import annotations

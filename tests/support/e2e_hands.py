@@ -1,4 +1,4 @@
-"""What tests may do to the machines under a cluster, where its owner gives them a command for it."""
+"""Faults that tests may make on the machines under a cluster, where its owner gives them a command for it."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class RunningJob:
         self.cluster.kubectl("scale", f"stj/{self.name}", "-n", self.namespace, f"--replicas={replicas}")
 
     def set_pace(self, seconds: float | str) -> None:
-        """Of the steps from now on: a job in which something is to happen is slow until it has happened."""
+        """Set the pace of steps from now on: a job with a fault to come is slow until it has happened."""
         patch = json.dumps({"data": {"pace": str(seconds)}})
         self.cluster.kubectl(
             "patch", f"configmap/{self.name}", "-n", self.namespace, "--type=merge", "-p", patch

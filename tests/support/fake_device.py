@@ -56,7 +56,7 @@ class There(torch.Tensor):
 
 
 class Accelerator(TorchDispatchMode):
-    """As a context: the device is there. syncs: where the host waited for it, innermost call last."""
+    """Yield with the device in place. syncs: where the host waited for it, innermost call last."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Halt:
-    """They stand there until `go`; `reached`: whether number so and so has come there."""
+    """Points at which callers stand until `go`. `reached`: whether call number so and so has come there."""
 
     def __init__(self, folder: Path, name: str = "halted") -> None:
         self._folder, self._name = folder, name

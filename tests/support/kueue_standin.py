@@ -1,4 +1,4 @@
-"""What Kueue does to a Workload: admits it and evicts it; on a cluster, when the test says so.
+"""Stand-in for Kueue: admits a Workload and evicts it; on a cluster, when the test says so.
 
 As in Kueue, an eviction ends the reservation only by the job's controller, when its pods are gone.
 """

@@ -1,4 +1,4 @@
-"""What people do with torch.distributed, over the ranks that the environment names. argv: FOLDER.
+"""Common uses of torch.distributed, over the ranks that the environment names. argv: FOLDER.
 
 Nothing here knows the library. Rank 0 writes the names of what was tried and held to FOLDER/held.ROUND; every
 check raises. Then all sum in a ring, until FOLDER/finish is there.

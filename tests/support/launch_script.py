@@ -27,7 +27,7 @@ NAMES = (
 
 
 def meet() -> None:
-    """As torch's store does: the first rank listens, the others connect."""
+    """Connect as torch's store does: the first rank listens, the others connect."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ["RANK"] == "0":
         server = socket.socket()

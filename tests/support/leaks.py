@@ -1,4 +1,4 @@
-"""What a test leaves behind: threads that would keep the interpreter alive, and child processes."""
+"""Leaks of a test: threads that would keep the interpreter alive, and child processes."""
 
 from __future__ import annotations
 

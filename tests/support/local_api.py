@@ -37,7 +37,7 @@ _PATIENCE = 40.0
 
 @dataclass
 class Kubectl:
-    """What kubectl said."""
+    """Result of a kubectl command."""
 
     code: int
     out: str
@@ -86,7 +86,7 @@ class Api:
         return Kubectl(done.returncode, done.stdout, done.stderr)
 
     def do(self, *arguments: str, stdin: str | None = None, timeout: float = 60.0) -> str:
-        """What kubectl prints; it must succeed."""
+        """Run kubectl, which must succeed, and return its output."""
         done = self.kubectl(*arguments, stdin=stdin, timeout=timeout)
         assert done.code == 0, f"kubectl {' '.join(arguments)}: {done.err or done.out}"
         return done.out

@@ -167,7 +167,7 @@ class Kube:
         )
 
     def try_logs(self, name: str, **query: Any) -> str:
-        """As `logs`; empty as long as there is nothing to read from."""
+        """Return a pod's log; "" as long as there is nothing to read from."""
         try:
             return self.logs(name, **query)
         except ApiFailure as failure:
@@ -272,7 +272,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def target_kubeconfig(request: pytest.FixtureRequest) -> Path:
-    """Of the cluster under test: SPRINGTIDE_E2E_KUBECONFIG's, or an embedded one."""
+    """Return the kubeconfig of the cluster under test: SPRINGTIDE_E2E_KUBECONFIG's, or an embedded one's."""
     if EXTERNAL:
         return Path(EXTERNAL)
     return request.getfixturevalue("cluster").kubeconfig

@@ -187,7 +187,9 @@ class FakeCluster:
         return copy.deepcopy(self._get("services", namespace, name))
 
     def _apply(self, plural: str, obj: Object) -> Object:
-        """As the API server: POST for what has no uid, else a change of exactly that object."""
+        """Apply by the API server's rules: POST for an object without a uid, else a change of exactly that
+        object.
+        """
         obj, meta = copy.deepcopy(obj), obj["metadata"]
         if "uid" not in meta:
             return self._create(plural, obj)
@@ -323,7 +325,7 @@ class FakeCluster:
 
 
 class FakeCoordinator:
-    """What `SyncClient` is to a `CoordinatorConnection`: remembers what it was told and when, answers
+    """Fake of `SyncClient` for a `CoordinatorConnection`: remembers the calls and their times, answers
     `reply` or fails.
     """
 

@@ -110,7 +110,7 @@ class FakeJob:
         return next((c for c in found if c["type"] == kind), {})
 
     def pods(self, role: str = "worker") -> dict[str, Object]:
-        """By name; also those that end or are being deleted."""
+        """Return the pods by name, also those that end or are being deleted."""
         labels = f"springtide.dev/job={self.name},springtide.dev/role={role}"
         items = read(self.cluster, "pods", "-n", self.namespace, "-l", labels)["items"]
         return {pod["metadata"]["name"]: pod for pod in items}

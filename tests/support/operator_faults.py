@@ -1,4 +1,4 @@
-"""What can go wrong on a cluster, done to one job and its operator at random, from a seed."""
+"""Faults on a cluster, done to one job and its operator at random, from a seed."""
 
 from __future__ import annotations
 

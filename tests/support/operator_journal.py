@@ -1,4 +1,4 @@
-"""What a watch saw of one job's pods: who lived when, how each ended, and what must never be."""
+"""Journal of one job's pods from a watch: their lives, their ends, and forbidden events."""
 
 from __future__ import annotations
 

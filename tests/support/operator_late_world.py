@@ -33,7 +33,9 @@ LEFT = json.dumps({"outcome": "Left", "reason": "SIGTERM"})
 
 
 def in_order(actions: Iterable[Action]) -> list[Action]:
-    """As they are carried out: what pods need and the coordinator, deletions, workers."""
+    """Return actions in the order in which they are carried out: those that pods need and the coordinator,
+    deletions, workers.
+    """
 
     def rank(action: Action) -> int:
         if isinstance(action, DeletePod | DeleteJob | DeleteService):
@@ -71,7 +73,7 @@ class LateWorld(World):
         return self.seen.values()
 
     def record(self) -> None:
-        """Whatever has changed since the last call becomes events of the watch."""
+        """Make events of the watch from all changes since the last call."""
         for uid in [uid for uid in self._known if uid not in self.pods]:
             del self._known[uid]
             self._events.append((uid, None))
@@ -89,7 +91,7 @@ class LateWorld(World):
             self._hear(uid, pod)
 
     def list_all(self) -> None:
-        """It lists everything: what comes of older events is old news."""
+        """List everything: older events are old news then."""
         self.record()
         self._events.clear()
         for uid in [uid for uid in self.seen if uid not in self.pods]:
@@ -173,7 +175,7 @@ class LateWorld(World):
 
     @property
     def incarnation(self) -> int:
-        """Of the coordinator that runs; 0: none does."""
+        """Return the incarnation of the coordinator that runs; 0: none does."""
         numbers = [
             int(pod["metadata"]["labels"][names.LABEL_INCARNATION])
             for pod in self.coordinators()
@@ -216,7 +218,7 @@ class LateWorld(World):
     # ---- workers
 
     def running_workers(self) -> list[Object]:
-        """Those with a process, also those that leave; by name."""
+        """Return the worker pods with a process, also those that leave, by name."""
         return sorted(
             (pod for pod in self.workers(live=False) if pod["status"]["phase"] == "Running"),
             key=lambda pod: str(pod["metadata"]["name"]),
@@ -228,7 +230,7 @@ class LateWorld(World):
             self.over = True
 
     def end_with_the_job(self, pod: Object) -> None:
-        """Its own end, or that of a newcomer once nobody needs it any more."""
+        """End a pod by itself, or as a newcomer that nobody needs any more."""
         if pod["metadata"]["uid"] in self.members:
             self.said_finished.add(pod["metadata"]["uid"])
             self.end(pod, 0, finished_message(self.made_by))

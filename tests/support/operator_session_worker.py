@@ -107,5 +107,5 @@ def hanging() -> dict[str, Object]:
 
 
 def whether(hang: str) -> Object:
-    """That ConfigMap."""
+    """Return the ConfigMap that says whether the worker hangs."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "hang"}, "data": {"now": hang}}

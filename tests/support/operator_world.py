@@ -134,7 +134,7 @@ class World:
         return Job.parse(self.job)
 
     def observe_job(self) -> Job:
-        """As the operator's loop reads it, with the sizes that its queue admitted."""
+        """Return the job as the operator's loop reads it, with the sizes that its queue admitted."""
         return limited(self.parsed())
 
     @property

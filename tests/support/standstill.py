@@ -28,7 +28,7 @@ def stands_still(pid: int) -> bool:
 
 
 def states(pid: int) -> list[str]:
-    """Of the process's threads, as in /proc; empty where it has ended."""
+    """Return the states of the process's threads, as /proc has them; empty where it has ended."""
     found = []
     threads = Path(f"/proc/{pid}/task")
     try:

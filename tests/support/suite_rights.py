@@ -49,7 +49,7 @@ _owned: list[str] = []  # the folder that this session made
 
 
 def requests_in(folder: Path) -> list[dict[str, Any]]:
-    """What all clusters were asked for."""
+    """Return the requests that all clusters received."""
     found: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*.json")):
         found += json.loads(path.read_text())["requests"]
@@ -96,7 +96,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Only where the session began: with several processes that is the one that reports."""
+    """Report where the session began alone: with several processes that is the one that reports."""
     if not _owned or session.config.option.collectonly:
         return
     option = session.config.option

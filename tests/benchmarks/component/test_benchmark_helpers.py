@@ -32,7 +32,7 @@ def host() -> str:
 
 @pytest.fixture(autouse=True)
 def modules_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `make bench` does it: what benchmarks start are modules below the repository's root."""
+    """Have benchmarks import modules below the repository's root, which `make bench` does, too."""
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
 
 
@@ -68,7 +68,7 @@ print(json.dumps(asyncio.run(operator_scale.measure(1, 0.1, Path(sys.argv[1]), 2
 
 
 def test_operator_runs_jobs_of_pods_only_reported_to_run(host: str, tmp_path: Path) -> None:
-    """In a process of its own, as `make bench` runs it: its connections end with it."""
+    """Run the benchmark in a process of its own, since its connections end with it."""
     shape = Settings(nodes=1, cpus="1000", memory="4Ti", pods=2000, pretend=host)
     with operator_scale.coordinators(f"{host}:7070"), Cluster.start(tmp_path / "cluster", shape):
         command = [sys.executable, "-c", MEASURE, str(tmp_path)]

@@ -1,4 +1,4 @@
-"""What benchmarks of the worker write: every key is there, null with a reason where a run was cut short."""
+"""Output of the worker's benchmarks: every key is there, null with a reason where a run was cut short."""
 
 from __future__ import annotations
 

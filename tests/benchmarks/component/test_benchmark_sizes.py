@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(autouse=True)
 def modules_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `make bench` does it: what benchmarks start are modules below the repository's root."""
+    """Have benchmarks import modules below the repository's root, which `make bench` does, too."""
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
 
 

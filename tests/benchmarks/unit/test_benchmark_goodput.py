@@ -1,4 +1,4 @@
-"""What the goodput benchmark computes from what it sees."""
+"""Figures that the goodput benchmark computes from its observations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_size_is_measured_undisturbed(monkeypatch: pytest.MonkeyPatch) -> 
 
     class Scaled:
         def scale(self, namespace: str, name: str, replicas: int) -> None:
-            """So many workers train at once, and steps come a second apart, from long after now on."""
+            """Have so many workers train at once, with steps a second apart, from long after now on."""
             first, made = history.last_step + 1, GenerationName.of(1, 0, replicas)
             for step in (first, first + 1):
                 for pod in range(replicas):

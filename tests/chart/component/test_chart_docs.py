@@ -1,4 +1,4 @@
-"""What the documents about installing name exists."""
+"""Names in the documents about installing: they exist."""
 
 from __future__ import annotations
 

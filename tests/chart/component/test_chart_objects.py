@@ -1,4 +1,4 @@
-"""What the chart renders over a matrix of value files: right by Kubernetes' schemas and by our promises."""
+"""Objects of the chart over a matrix of value files: right by Kubernetes' schemas and by our promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chart writes into the operator's environment is what the operator reads there."""
+"""Variables that the chart writes into the operator's environment: the operator reads the same ones."""
 
 from __future__ import annotations
 

@@ -421,7 +421,7 @@ def test_own_toleration_of_lost_nodes_is_the_one_that_counts(own: Object, keys: 
 
 
 def test_operator_s_pods_are_spread_by_revision(default: list[Object]) -> None:
-    """In a rollout the pods of the last revision count no more; else both new ones may share a node."""
+    """Count the pods of the last revision no more in a rollout; else both new ones may share a node."""
     for entry in pod(default)["topologySpreadConstraints"]:
         assert entry["matchLabelKeys"] == ["pod-template-hash"]
 

@@ -40,7 +40,7 @@ def new_build(folder: Path, context: Path = ROOT, **given: str) -> Build:
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """With the wheel stage built; skipped where pip finds no package index."""
+    """Yield a build with the wheel stage built; skip where pip finds no package index."""
     result = new_build(tmp_path_factory.mktemp("image"))
     build_or_skip(lambda: result.build("wheel"))
     return result
@@ -108,7 +108,7 @@ def test_operator_image(build: Build) -> None:
 
 
 def test_worker_image_keeps_the_torch_of_its_base(build: Build) -> None:
-    """This interpreter plays a base image with torch; pip only says what it would install."""
+    """Let this interpreter play a base image with torch; pip only says which packages it would install."""
     build.extra_environment = {"PIP_DRY_RUN": "1"}
     build.output = ""
     build_or_skip(lambda: build.build("worker", python=Path(sys.executable)))

@@ -1,4 +1,4 @@
-"""What images are made from: deploy/locks/, held to pyproject.toml, constraints.txt and this environment."""
+"""The packages of images: deploy/locks/, held to pyproject.toml, constraints.txt and this environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be said of the Dockerfile without building it."""
+"""Facts about the Dockerfile that need no build."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ KINDS = st.sampled_from(["finish", "gone", "again", "late"])
 
 
 def found(taken: SampleRange) -> Finished:
-    """As if each sample's value were its number."""
+    """Return the result of a range whose samples' values are their numbers."""
     total = float(sum(range(taken.start, taken.stop)))
     return Finished(taken, {"mean": total}, {"mean": float(taken.stop - taken.start)})
 

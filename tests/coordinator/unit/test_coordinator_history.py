@@ -156,7 +156,7 @@ def test_only_the_recent_commits_are_kept() -> None:
 
 
 def test_steps_count_where_one_word_is_about_several() -> None:
-    """As where workers do not step together: the first member tells how far all have come."""
+    """Count the steps of all from one report, since without common steps the first member reports for all."""
     history = History()
     history.add([commit(3), commit(7), commit(12)], 0, now=101)
     assert history.steps_total == 1 + 4 + 5

@@ -1,4 +1,4 @@
-"""What the coordinator's HTTP pages say: the timeline in pages, and behind the token."""
+"""The coordinator's HTTP pages: the timeline in pages, and behind the token."""
 
 from __future__ import annotations
 

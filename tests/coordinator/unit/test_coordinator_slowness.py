@@ -1,4 +1,4 @@
-"""Who holds the others up, and what was lost to whom."""
+"""Slow members: which one holds the others up, and how much was lost to it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_small_differences_are_nothing(busy: dict[str, float]) -> None:
 
 
 def test_members_of_whom_nothing_is_known_make_it_wait() -> None:
-    """After a join the joiner's first steps, or the others' silence, must not name anybody."""
+    """Name nobody for a joiner's first steps, or for the others' silence after a join."""
     watch = Slowness()
     for second in range(30):
         told(watch, 100.0 + second, a=0.05, b=0.2)

@@ -1,4 +1,4 @@
-"""When a job has stopped moving, and whom the others wait for."""
+"""Stalls: when a job has stopped moving, and whom the others wait for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see while members receive the state."""
+"""Messages that people see while members receive the state."""
 
 from __future__ import annotations
 

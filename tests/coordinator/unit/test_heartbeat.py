@@ -25,7 +25,7 @@ LIMITS = st.floats(0.1, 300.0)
 
 
 def broken_at(heartbeat: Heartbeat, last_sign: float, answers_after: float | None) -> float | None:
-    """When the transport breaks the stream of a peer last heard of at `last_sign`; None: it does not.
+    """Return when the transport breaks the stream of a peer last heard of at `last_sign`; None: it does not.
 
     answers_after: seconds that it takes to answer a ping; None: it never does.
     """
@@ -116,7 +116,7 @@ async def test_what_became_due_in_a_coordinator_standstill_is_said(tmp_path: Pat
 def test_anything_late_shows_that_the_coordinator_stood_still(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is taken in first when it goes on may be the end of a stream, and only then the tick."""
+    """Take in the end of a stream first, and only then the tick, after a standstill."""
     now = [1000.0]
     options = Options(token="t", number=1, state_dir=tmp_path, membership=Settings(standstill=0.5))
     hub = Hub(options, Incarnation(1), lambda: now[0])

@@ -38,7 +38,7 @@ def container(job: Job) -> dict[str, Any]:
 
 
 def behind_init(container: dict[str, Any]) -> list[str]:
-    """What the init process runs."""
+    """Return the command that the init process runs."""
     command: list[str] = container["command"]
     return command[command.index(text()) + 1 :]
 

@@ -52,7 +52,7 @@ def current(room: Room):  # type: ignore[no-untyped-def]
 
 
 def in_force(room: Room) -> set[Consistency | None]:
-    """What the members of the generation were told."""
+    """Return the consistencies that members of the generation were started with."""
     return {room.last(worker, say.Start).consistency for worker in room.members}
 
 

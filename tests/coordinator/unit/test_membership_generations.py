@@ -163,7 +163,7 @@ def test_member_with_broken_stream_is_lost_after_the_grace() -> None:
 
 
 def test_a_coordinator_that_stood_still_gives_all_time_to_return() -> None:
-    """Their streams break at the moment that it goes on, or broke shortly before it stood still."""
+    """Let streams break at the moment that the coordinator goes on, or shortly before it stood still."""
     room = Room(target=3)
     room.train("w0", "w1", "w2")
     room.lose("w2")

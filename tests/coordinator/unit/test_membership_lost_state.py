@@ -68,7 +68,7 @@ def with_checkpoints(room: Room, keeps_applied_batches: bool = False) -> None:
 
 @pytest.mark.parametrize("keeps_applied_batches", [False, True])
 def test_with_checkpoints_holders_of_the_state_stay_and_go_back(keeps_applied_batches: bool) -> None:
-    """Also without common steps, where a state between two epochs' ends cannot be saved."""
+    """Go back also without common steps, where a state between two epochs' ends cannot be saved."""
     room = trains()
     with_checkpoints(room, keeps_applied_batches)
     lacking(room)

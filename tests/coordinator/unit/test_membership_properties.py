@@ -1,4 +1,5 @@
-"""Whatever happens to a job: no mix of histories, no rollback, no name used twice, and it always goes on.
+"""Promises about any history of a job: no mix of histories, no rollback, no name used twice, and it always
+goes on.
 
 The invariants are checked by the simulated world itself (tests/support/coordinator_simulation.py). Each rule
 of the protocol is taken out in turn, to show that the world notices.

@@ -12,7 +12,7 @@ from springtide_protocol.names import StateName
 
 
 def members(room: Room, *names: str, checkpoints: bool = True) -> StateName:
-    """They train, and can save."""
+    """Have members train that can save."""
     for name in names:
         room.hello(name, checkpoints=checkpoints)
     for name in names:
@@ -158,7 +158,7 @@ def test_time_that_is_over_ends_the_waiting() -> None:
 
 @pytest.mark.parametrize("took", [0.0, 20.0])
 def test_when_all_pods_go_the_state_is_saved_in_time(took: float) -> None:
-    """They train on, since another one may take over, until they need the rest of their time."""
+    """Train on, since another worker may take over, until the members need the rest of their time."""
     room = Room()
     members(room, "w0", "w1")
     room.m.save_seconds = took

@@ -1,4 +1,5 @@
-"""Whatever happens to servers: no generation without them, none goes on without one, and it always goes on.
+"""Promises about any history of servers: no generation without them, none goes on without one, and it always
+goes on.
 
 The world itself checks (tests/support/coordinator_server_world.py); each rule is taken out in turn, to show
 that it notices.

@@ -43,7 +43,7 @@ def test_server_most_complain_of_is_cut_off_if_copies_exist() -> None:
 
 
 def test_of_several_the_one_with_most_complaints_is_cut_off() -> None:
-    """Where a server does not reach its neighbour, workers may complain of the neighbour or of both."""
+    """Let workers complain of the neighbour, or of both, where a server does not reach its neighbour."""
     room = begin(copies=2)
     fails(room, w0=("s0",), w1=("s0",), w2=("s0",))
     for _ in range(2):

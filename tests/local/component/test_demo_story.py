@@ -43,7 +43,7 @@ def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
 
 @pytest.fixture
 def told() -> io.StringIO:
-    """What the story prints."""
+    """Return the stream that the story prints to."""
     return io.StringIO()
 
 

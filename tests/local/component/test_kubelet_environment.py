@@ -1,4 +1,4 @@
-"""What a container finds: environment, volumes, paths, its API token. Runs against any cluster but where
+"""Surroundings of a container: environment, volumes, paths, its API token. Runs against any cluster but where
 said.
 """
 

@@ -106,7 +106,9 @@ def test_deletion_kills_after_the_grace_period(kube: Kube) -> None:
 
 
 def test_first_process_without_a_handler_stays_its_grace(kube: Kube) -> None:
-    """As process 1 of a container: neither a program nor a shell dies of a SIGTERM that it does not catch."""
+    """Let a program and a shell be process 1 of a container: neither dies of a SIGTERM that it does not
+    catch.
+    """
     kube.pod("sleeps", ["sleep", "600"], spec={"terminationGracePeriodSeconds": 4})
     shell = ["sh", "-c", "sleep 600; echo never"]
     kube.pod("shell", shell, spec={"terminationGracePeriodSeconds": 4})

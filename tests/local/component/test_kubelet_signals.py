@@ -39,7 +39,7 @@ def test_what_a_program_does_decides_what_it_hears(does: str, heard: bool) -> No
 
 
 def _hears(pid: int) -> bool:
-    """What is known of it once it sleeps."""
+    """Return whether it hears SIGTERM, once it sleeps."""
     deadline = time.monotonic() + 20
     while (heard := hears(pid, signal.SIGTERM)) is None:
         assert time.monotonic() < deadline
@@ -48,7 +48,7 @@ def _hears(pid: int) -> bool:
 
 
 def test_program_that_waits_for_the_signal_hears_it() -> None:
-    """As `tini` does. While it waits, the signal is not among those that are blocked."""
+    """Wait for the signal as `tini` does, so that it is not among those that are blocked meanwhile."""
     script = "import signal; s = {signal.SIGTERM}; signal.pthread_sigmask(0, s); print(signal.sigwait(s))"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as program:
         deadline = time.monotonic() + 20
@@ -85,7 +85,7 @@ async def _started(tmp_path: Path, code: str) -> Process:
 
 
 def test_waits_that_end_again_and_again_lose_no_signal(tmp_path: Path) -> None:
-    """Between two looks at it a process comes back from its wait and begins the next one."""
+    """Come back from a wait and begin the next one between two looks at the process."""
 
     async def main() -> None:
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""What the kubelet does next, when it restarts, and the status that follows."""
+"""Next actions of the kubelet, its restarts, and the status that follows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pod(
 
 
 def start(record: ContainerRecord, now: float = NOW) -> None:
-    """What the worker does to a record when it starts the container."""
+    """Change a record as the worker does when it starts the container."""
     before = record.ended
     if before is not None:
         record.backoff = record.backoff.next(before.finished_at, now)

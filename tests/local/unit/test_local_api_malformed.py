@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is an object or a refusal that says what is wrong; never a crash."""
+"""Malformed requests: the answer is an object or a refusal that says why; never a crash."""
 
 from __future__ import annotations
 

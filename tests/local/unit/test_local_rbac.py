@@ -159,7 +159,9 @@ def test_a_decision_is_that_of_the_naive_oracle(
 
 @given(RULES, RULES)
 def test_what_is_not_missing_is_held(held: list[Object], wanted: list[Object]) -> None:
-    """Whoever holds what `missing` names beside his own may do all that the wanted rules allow."""
+    """Check that a user with the rules that `missing` names beside his own may do all that the wanted rules
+    allow.
+    """
     mine, theirs = [parse_rule(rule) for rule in held], [parse_rule(rule) for rule in wanted]
     lacking = missing(mine, theirs)
     assert missing([*mine, *lacking], theirs) == []

@@ -1,4 +1,4 @@
-"""Where a pod goes, and in which words it is said that it goes nowhere."""
+"""Decisions of the scheduler: the node of a pod, and the words in which it says that there is none."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ DEAF = "import time; print('up', flush=True); time.sleep(600)"
 
 
 def command(*words: str, left: float | None = None) -> list[str]:
-    """As in the pod: the program, and what it runs."""
+    """Return the command line of the pod: the init program, and the command that it runs."""
     container: Object = {"command": list(words)}
     with_init(container, {})
     if left is None:
@@ -126,7 +126,7 @@ def _catches(pid: int) -> bool:
 
 
 def test_other_signals_reach_only_who_catches_them() -> None:
-    """As at process 1 itself, to which the kernel delivers no others."""
+    """Send signals that the command does not catch, which the kernel delivers to process 1 no more either."""
     script = "import signal; signal.signal(signal.SIGUSR1, lambda *_: print('told', flush=True))\n" + POLITE
     with running(command("sh", "-c", 'python -c "$0"; exit $?', script)) as process:
         process.send_signal(signal.SIGUSR2)
@@ -140,7 +140,7 @@ def test_other_signals_reach_only_who_catches_them() -> None:
 
 
 def test_where_the_kernel_tells_no_masks_all_but_shells_are_told() -> None:
-    """As in gVisor, whose /proc/PID/status has none."""
+    """Run where /proc/PID/status has no signal masks, which is so in gVisor."""
     blind = [
         word.replace('"SigCgt", "SigBlk"', "").replace("'SigCgt', 'SigBlk'", "") for word in SHELL_POLITE
     ]
@@ -167,8 +167,9 @@ def test_ends_as_its_command_ends(script: str, code: int) -> None:
 
 
 def test_command_inherits_no_signals_of_the_init_process() -> None:
-    """Neither what Python ignores nor what is blocked while signals are waited for. (Of the first 28: glibc
-    has whatever it spawns ignore two of its own, which its threads install again.)
+    """Let the command inherit neither the signals that Python ignores nor those that are blocked while
+    signals are waited for. (Of the first 28: glibc has whatever it spawns ignore two of its own, which its
+    threads install again.)
     """
     shown = "grep -E '^Sig(Blk|Ign)' /proc/self/status | grep -o '.......$'"
     direct = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True)
@@ -204,7 +205,7 @@ def test_files_in_the_working_folder_are_not_imported(tmp_path: Path) -> None:
 
 
 def test_orphans_are_reaped_in_a_pid_namespace() -> None:
-    """Where it is process 1 indeed, and as the kernel has it there."""
+    """Reap orphans where the init process is process 1 indeed, and the kernel gives them to it."""
     if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no PID namespace can be made here")
     orphan = "(sleep 0.2 &); sleep 1; cat /proc/[0-9]*/stat 2>/dev/null | grep -c ' Z '"

@@ -78,7 +78,7 @@ def pods(job: RunningJob) -> list[Object]:
 
 
 def until_started(job: RunningJob, workers: int = 1) -> None:
-    """Until the containers of so many workers run."""
+    """Wait until the containers of so many workers run."""
 
     def run() -> bool:
         found = job.pods()
@@ -88,7 +88,7 @@ def until_started(job: RunningJob, workers: int = 1) -> None:
 
 
 def until_silent(job: RunningJob, workers: int = 1) -> None:
-    """Until the operator has seen them run: the coordinator then knows of whom it has not heard."""
+    """Wait until the operator has seen workers run: the coordinator then knows whom it has not heard."""
     until_started(job, workers)
     job.cluster.until(
         60, "the operator to see them", lambda: (job.status().get("workers") or {}).get("ready") == workers
@@ -136,7 +136,7 @@ def logs_of(job: RunningJob, folder: Path) -> Iterator[Callable[[], str]]:
 
 
 def test_pods_of_a_deleted_job_that_trains_are_gone(system: E2ECluster, start: Start, tmp_path: Path) -> None:
-    """Whatever the command is: the program, a shell that forwards nothing, the launcher."""
+    """End pods of every kind of command: the program, a shell that forwards nothing, the launcher."""
     commands = {"program": PYTHON, "shell": SHELL, "launcher": LAUNCH}
     jobs = [start(name, TRAIN, command, pace="0.1") for name, command in commands.items()]
     for one in jobs:
@@ -222,7 +222,7 @@ def test_starting_workers_that_are_given_back_are_gone(start: Start) -> None:
 
 
 def test_starting_worker_that_somebody_deletes_is_gone(start: Start) -> None:
-    """As by a drain: it has nothing to finish."""
+    """Delete a worker that has not begun (a drain does so): it has nothing to finish."""
     one = start("drained", command=SHELL)
     until_silent(one)
     (pod,) = one.pods()
@@ -238,7 +238,7 @@ def test_starting_worker_that_somebody_deletes_is_gone(start: Start) -> None:
 
 
 def test_pods_of_a_suspended_job_are_gone(system: E2ECluster, start: Start) -> None:
-    """Of workers that have not begun, and of those that train and leave after their step."""
+    """Suspend workers that have not begun, and others that train and leave after their step."""
     jobs = [start("p"), start("s", command=SHELL), start("t", TRAIN, SHELL, pace="0.1")]
     jobs[-1].until_trains(1)
     for one in jobs[:-1]:
@@ -253,7 +253,7 @@ def test_pods_of_a_suspended_job_are_gone(system: E2ECluster, start: Start) -> N
 
 
 def test_failed_job_saves_what_it_holds_and_is_gone(system: E2ECluster, start: Start, tmp_path: Path) -> None:
-    """Its workers do not train on for successors that will not come."""
+    """Fail a job whose workers must not train on for successors that will not come."""
     place = tmp_path / "checkpoints"
     place.mkdir()
     one = start("late", TRAIN, SHELL, pace="0.1", checkpoint={"uri": str(place), "intervalSeconds": 3600})
@@ -266,7 +266,7 @@ def test_failed_job_saves_what_it_holds_and_is_gone(system: E2ECluster, start: S
 
 
 def test_pods_of_a_finished_job_are_gone(system: E2ECluster, namespace: str) -> None:
-    """Also one whose other container goes on and hears no signal."""
+    """End a pod whose other container goes on and hears no signal."""
     manifest = job("done", system.image, epochs=5, command=SHELL, podCleanup="All")
     side = {"name": "side", "image": system.image, "command": ["sleep", "100000"]}
     manifest["spec"]["workers"]["template"]["spec"]["containers"].append(side)
@@ -277,7 +277,7 @@ def test_pods_of_a_finished_job_are_gone(system: E2ECluster, namespace: str) -> 
 
 
 def test_pods_are_gone_while_no_operator_runs(system: E2ECluster, start: Start) -> None:
-    """What ends them is in the pods."""
+    """Stop the operator first: the pods themselves have all that ends them."""
     jobs = [start("p"), start("s", command=SHELL), start("t", TRAIN, SHELL, pace="0.1")]
     jobs[-1].until_trains(1)
     for one in jobs[:-1]:

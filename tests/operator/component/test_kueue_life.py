@@ -92,7 +92,7 @@ class Life(RuleBasedStateMachine):
             assert not made
 
     def teardown(self) -> None:
-        """When all is calm, the job has what was admitted, or nothing."""
+        """Check that the job, when all is calm, has the admitted workers or none."""
         if not hasattr(self, "world"):
             return
         world = self.world

@@ -328,7 +328,7 @@ async def test_a_long_page_may_take_its_time() -> None:
 
 
 async def test_a_deep_job_hides_no_other_from_kopf(api: str) -> None:
-    """As kopf reads: lists by `json()`, watches by lines of the content."""
+    """Read lists by `json()` and watches by lines of the content, which is how kopf reads."""
     url = f"{api}/apis/springtide.dev/v1alpha1/trainingjobs"
     async with aiohttp.ClientSession(response_class=GuardedResponse) as session:
         async with session.get(url) as response:

@@ -117,7 +117,7 @@ def test_policies_that_do_not_exist_are_refused_by_name(job: FakeJob) -> None:
 def test_extra_workers_take_free_nodes_and_make_room_for_others(
     system: E2ECluster, namespace: str, job: FakeJob
 ) -> None:
-    """On three nodes, with workers that take a node each."""
+    """Run on three nodes, with workers that take a node each."""
     big = {"resources": {"requests": {"cpu": "7"}}}
 
     def settled(workers: int, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Nothing of somebody else's is taken over, nothing is deleted that status only says is ours."""
+"""Ownership: no object of others is taken over, and none is deleted that status only says is ours."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_a_foreign_object_of_our_name_is_a_condition(
 
 
 async def test_an_object_made_meanwhile_is_not_taken_over() -> None:
-    """Between the look that finds nothing and the write."""
+    """Make the object between the look that finds nothing and the write."""
     cluster = FakeCluster()
     job = cluster.add_job(replicas=1)
     taken = names.network_policy_name("digits", job["metadata"]["uid"])

@@ -126,7 +126,7 @@ def test_coordinator_waits_for_operator_that_calls_seldom() -> None:
 
 
 async def test_the_coordinator_is_told_how_long_the_pause_is() -> None:
-    """And an operator that promised to call soon does, although the job has become calm meanwhile."""
+    """Call soon after a promise to do so, although the job has become calm meanwhile."""
     cluster, coordinator = FakeCluster(), FakeCoordinator()
     cluster.add_job(replicas=1)
     settings = Settings(tick=0.05, bind="127.0.0.1", metrics_port=0, root_key=b"0" * 32)

@@ -453,7 +453,7 @@ def test_the_identity_is_the_pods_when_it_is_known() -> None:
 
 
 def test_a_user_without_a_name_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As clusters that assign one of their own to each namespace have them."""
+    """Start as a user without a name, which clusters assign to a namespace."""
 
     def nobody() -> str:
         raise KeyError("getpwuid(): uid not found: 1000650000")

@@ -71,7 +71,7 @@ async def test_death_reaches_coordinator_at_once_not_at_next_tick() -> None:
         cluster.put("pods", dead)
 
         def told() -> list[tuple[str, pb.SyncRequest]]:
-            """Since then, without a call that was under way."""
+            """Return the calls since then, without one that was under way."""
             uid, since = dead["metadata"]["uid"], coordinator.told[before:]
             return [(at, said) for _, at, said in since if uid not in {pod.uid for pod in said.living}]
 
@@ -211,7 +211,7 @@ async def test_only_the_holder_of_the_lease_acts() -> None:
 async def test_standby_has_looked_at_everything_when_lease_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between the moment when a silent holder acts no more and the end of its lease."""
+    """Look at everything between the moment when a silent holder acts no more and the end of its lease."""
     ahead = 0.0
     clocked = partial(lease.Lease, clock=lambda: time.monotonic() + ahead)
     monkeypatch.setattr("springtide_operator.runtime.Lease", clocked)

@@ -54,7 +54,7 @@ def until_trains(job: FakeJob, generation: int, *servers: str) -> Object:
 
 
 def test_life_of_a_job_with_parameter_servers(system: E2ECluster, job: FakeJob) -> None:
-    """In one go: what costs are the processes that import torch."""
+    """Live a whole life in one go, since processes that import torch are costly."""
     job.start(
         replicas=2,
         strategy={"type": "ParameterServer", "parameterServer": {"replication": 2}},

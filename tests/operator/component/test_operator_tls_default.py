@@ -42,7 +42,7 @@ def variables(pod: Object) -> set[str]:
 
 
 def with_tls(cluster: FakeCluster) -> list[bool]:
-    """Of each pod, the coordinator's first: whether it was made for TLS."""
+    """Return for each pod, the coordinator's first, whether it was made for TLS."""
     coordinators = ["SPRINGTIDE_TLS_KEY" in variables(p) for p in cluster.pods(names.ROLE_COORDINATOR)]
     return coordinators + ["SPRINGTIDE_TLS_CA" in variables(p) for p in cluster.pods()]
 

@@ -1,6 +1,6 @@
-"""The table of bad days, third part: the coordinator, parameter servers, and what is made beside pods.
+"""The failure table, third part: the coordinator, parameter servers, and objects beside pods.
 
-What happens, what the operator does, what it says; each through the real plan().
+Each row has an event, the operator's actions and its words, through the real plan().
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from operator_world import World
 
 
 def waits(pod: Object, reason: str, message: str = "") -> None:
-    """Its container cannot start."""
+    """Have a container wait that cannot start."""
     name = pod["spec"]["containers"][0]["name"]
     state = {"waiting": {"reason": reason, "message": message}}
     pod["status"] = {
@@ -42,7 +42,7 @@ def stuck(world: World, pod: Object) -> None:
 
 
 def node_silent(world: World, pod: Object, *, reachable: bool) -> None:
-    """Nothing is heard of the pod's node for a minute; the coordinator is reachable or not."""
+    """Leave a pod's node silent for a minute; the coordinator is reachable or not."""
     world.node(pod["spec"]["nodeName"], ready=None)
     world.now += 60
     world.reports()
@@ -51,7 +51,7 @@ def node_silent(world: World, pod: Object, *, reachable: bool) -> None:
 
 
 def server_unheard(world: World) -> None:
-    """And a parameter server there is not connected any more; the worker beside it is."""
+    """Disconnect a parameter server on a silent node; the worker beside it stays connected."""
     node_silent(world, server(world, 1), reachable=True)
     assert world.report is not None
     gone = server(world, 1)["metadata"]["uid"]

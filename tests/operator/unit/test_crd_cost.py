@@ -1,4 +1,4 @@
-"""What the rules of the CRD cost, as an API server estimates it when the CRD is created."""
+"""The cost of the CRD's rules, estimated by an API server's method when the CRD is created."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The table of bad days, first part: workers that fail, workers that others end, and rules.
+"""The failure table, first part: workers that fail, workers that others end, and rules.
 
-What happens, what the operator does, what it says; each through the real plan().
+Each row has an event, the operator's actions and its words, through the real plan().
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The table of bad days, second part: pods that wait, refusals, nodes, hangs.
+"""The failure table, second part: pods that wait, refusals, nodes, hangs.
 
-What happens, what the operator does, what it says; each through the real plan().
+Each row has an event, the operator's actions and its words, through the real plan().
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def later_refused(world: World, seconds: float, said: str = "etcdserver: no lead
 
 
 def creating(world: World, pod: Object, seconds: float, **init: Object) -> None:
-    """Its node took the pod so many seconds ago, and no more is known of its containers."""
+    """Show a pod that its node took so many seconds ago, without a word about its containers."""
     waiting = {"waiting": {"reason": "ContainerCreating"}}
     pod["status"] = {
         "phase": "Pending",

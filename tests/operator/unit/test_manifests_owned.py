@@ -1,4 +1,4 @@
-"""What the operator sets itself is refused in templates by name; what users may set goes through."""
+"""Fields that the operator sets are refused in templates by name; those that users may set go through."""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ def test_metrics_are_closed_unless_peers_are_chosen() -> None:
 
 
 def test_a_peer_of_pods_alone_means_the_operators_namespace() -> None:
-    """In the job's policy it would mean pods of the job's namespace, which may be anybody's."""
+    """Restrict the peer to the operator's namespace: without it the policy would mean pods of the job's,
+    which may be anybody's.
+    """
     peer = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     doors = Doors.parse('{"metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]}', "ns")
     found = network_policy(job(), doors)["spec"]["ingress"][2]["from"]

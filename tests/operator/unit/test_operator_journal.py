@@ -1,4 +1,4 @@
-"""What the randomized cluster test judges by: a journal that must see what must never be."""
+"""The journal by which the randomized cluster test judges: it must see forbidden events."""
 
 from __future__ import annotations
 

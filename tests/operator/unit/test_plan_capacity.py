@@ -132,7 +132,7 @@ ROOMS = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(ROOMS, st.sampled_from([0.5, 20.0, 700.0])), max_size=30))
 def test_under_any_weather(weather: list[tuple[Room, float]]) -> None:
-    """Within the limits; survives status; a second look changes nothing; nobody is tried in a crowd."""
+    """Stay within the limits, survive status, change nothing on a second look, try nobody in a crowd."""
     state, now = Extras(), 1_800_000_000.0
     for room, seconds in weather:
         now += seconds

@@ -1,4 +1,4 @@
-"""When a job succeeds, and what then goes."""
+"""Completion: when a job succeeds, and which of its objects go then."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def test_one_finished_worker_is_success_and_its_numbers_are_kept() -> None:
 
 
 def test_job_ended_between_two_calls_is_told_by_coordinator() -> None:
-    """It was resumed, trained and ended before anybody asked: status still says what it began from, and that
-    it lost its state once more.
-    """
+    """Read a job that was resumed, trained and ended before anybody asked: status still has its beginning."""
     world = World(job=job_object(2))
     world.settle()
     uids = [pod["metadata"]["uid"] for pod in world.workers()]
@@ -122,7 +120,7 @@ def test_end_does_not_wait_for_an_absent_coordinator(why: str) -> None:
 
 
 def test_coordinator_silent_before_the_end_is_asked_once_more() -> None:
-    """It was slow to listen, or its node to say that it runs; then the job trained and ended at once."""
+    """Ask a coordinator that was slow to listen while its job trained and ended at once."""
     world = World(job=job_object(1))
     world.settle()
     world.unreachable_since = world.now

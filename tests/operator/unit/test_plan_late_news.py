@@ -201,7 +201,7 @@ class Life(RuleBasedStateMachine):
     # ---- how it ends
 
     def calm(self, rounds: int) -> bool:
-        """Nothing goes wrong; whether nothing is left to do."""
+        """Let nothing go wrong for so many rounds, and return whether nothing is left to do."""
         world = self.world
         world.carry_on()
         for _ in range(rounds):

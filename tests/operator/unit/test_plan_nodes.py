@@ -50,7 +50,7 @@ def counts(world: World) -> tuple[int, int]:
 
 
 def living(world: World) -> list[str]:
-    """Those that the coordinator is told about."""
+    """Return the names of the pods that the coordinator is told about."""
     seen = nodes.with_node_health(world.observe(), world.now)
     return [pod.name for pod in make_sync(world.parsed(), seen, 1, world.now).living]
 

@@ -68,7 +68,7 @@ def test_finished_with_another_exit_code_is_a_failure(code: int) -> None:
 def test_finished_worker_killed_at_its_planned_end_has_finished(
     code: int, reason: str | None, number: int
 ) -> None:
-    """As a library does whose threads live too long: the job would train again, from nothing."""
+    """Kill a finished worker at its end (a library with threads that live too long does): it has finished."""
     end = ended(code, finished_message(3), reason).end
     assert end is not None
     assert end.finished is not None

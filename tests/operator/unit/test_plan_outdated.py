@@ -17,7 +17,7 @@ def names_of(pods: list[Object]) -> list[str]:
 
 
 def edit(world: World, **spec: object) -> None:
-    """Of the worker template's pod."""
+    """Edit the worker template's pod."""
     world.job["metadata"]["generation"] += 1
     world.job["spec"]["workers"]["template"]["spec"].update(spec)
 
@@ -44,7 +44,7 @@ def trains(replicas: int = 3) -> World:
 
 
 def pass_time(world: World) -> None:
-    """Where something is refused again and again, so that nothing settles."""
+    """Let time pass where a request is refused again and again, so that nothing settles."""
     for _ in range(10):
         world.now += 10
         world.kubelet()

@@ -177,7 +177,7 @@ def test_fails_exactly_when_failures_exceed_the_limit(
 
 
 def apply_loosely(world: World, kind: str, argument: object) -> None:
-    """As apply_step, without the checks that hold only for a running job."""
+    """Apply a step without the checks that hold only for a running job."""
     if kind == "round":
         world.round(argument if isinstance(argument, int) else None)
         if argument is not None:

@@ -198,7 +198,7 @@ def test_a_server_that_runs_and_does_not_serve_is_named() -> None:
 
 
 def test_drained_server_that_is_not_there_again_is_no_warning() -> None:
-    """Its coordinator may be drained with it, so that nobody says that it serves on."""
+    """Drain the coordinator along with the server, so that nobody says that it serves on."""
     world = trains()
     world.ask_deletion(server(world, 0))
     events = list(world.round().events)

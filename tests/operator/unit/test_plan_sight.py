@@ -1,4 +1,6 @@
-"""When a coordinator that does not answer has a successor, who is not heard of, and what keeps pods alive."""
+"""Successors of a coordinator that does not answer, pods that are not heard of, and evidence that keeps pods
+alive.
+"""
 
 from __future__ import annotations
 

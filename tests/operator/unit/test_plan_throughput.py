@@ -86,7 +86,7 @@ def at(size: int, samples: float, seconds: float = 30.0, **changes: Any) -> Scen
 
 
 def settled(now: float = NOW) -> Search:
-    """On two workers: four bring little."""
+    """Return a search that has settled on two workers: four bring little."""
     state = step(Search(), at(1, 100.0), now)
     state = step(state, at(2, 190.0), now)
     state = step(state, at(4, 230.0), now)
@@ -197,7 +197,7 @@ SCENES = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(SCENES, st.sampled_from([1.0, 90.0, 3000.0])), max_size=30))
 def test_under_any_weather(weather: list[tuple[Scene, float]]) -> None:
-    """Within the limits; survives status; a second look decides the same."""
+    """Stay within the limits and survive status; a second look decides the same."""
     state, now = Search(), NOW
     for scene, seconds in weather:
         now += seconds
