@@ -64,7 +64,12 @@ class Reply:
 
 
 def in_words(status: int, words: str) -> Reply:
-    """A reply in words."""
+    """Return a reply of plain text.
+
+    Args:
+        status: of HTTP.
+        words: one line.
+    """
     return Reply(status, f"{words}\n".encode())
 
 
@@ -96,7 +101,12 @@ class ThrottledValue(Generic[Value]):
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, compute: Callable[[], Value], seconds: float) -> Value:
-    """Compute in the thread of an event loop, for whatever lives there.
+    """Compute in the thread of an event loop, for values that live there.
+
+    Args:
+        loop: that owns the values; not the caller's own.
+        compute: is called in the loop's thread; its exception is raised here.
+        seconds: to wait for it.
 
     Raises:
         TimeoutError: the loop has not got round to it within `seconds`.
@@ -232,8 +242,13 @@ class BoundedServer:
 def serve(answer: Answer, host: str, port: int) -> BoundedServer:
     """Serve on `port`, or on a free one when that is taken.
 
+    Args:
+        answer: called from several threads.
+        host: the one address to listen on; all when empty.
+        port: 0 for a free one.
+
     Raises:
-        OSError: none could be had.
+        OSError: no port could be had.
     """
     try:
         return BoundedServer(answer, host, port)

@@ -14,10 +14,15 @@ class MalformedError(ValueError):
 
 
 def check_count(value: int, most: int, what: str) -> int:
-    """Return the value.
+    """Return the value if it is within its limit.
+
+    Args:
+        value: of a message.
+        most: the limit.
+        what: its name, with which the error begins.
 
     Raises:
-        MalformedError: it is above `most`; the text begins with `what`.
+        MalformedError: it is above `most`.
     """
     if value > most:
         raise MalformedError(f"{what} is {value}, and {most} is the limit")
@@ -53,10 +58,14 @@ def generation_from_proto(name: pb.GenerationName) -> GenerationName | None:
 
 
 def required_generation(name: pb.GenerationName, what: str) -> GenerationName:
-    """Return the value of the message.
+    """Return the generation name of a message.
+
+    Args:
+        name: the field.
+        what: its name, for the error.
 
     Raises:
-        MalformedError: it is unset (the text names `what`), or has a number beyond all.
+        MalformedError: it is unset, or has a number beyond all.
     """
     if (found := generation_from_proto(name)) is None:
         raise MalformedError(f"{what} is not set")
@@ -94,10 +103,14 @@ def state_from_proto(name: pb.StateName) -> StateName | None:
 
 
 def required_state(name: pb.StateName, what: str) -> StateName:
-    """Return the value of the message.
+    """Return the state name of a message.
+
+    Args:
+        name: the field.
+        what: its name, for the error.
 
     Raises:
-        MalformedError: it is unset (the text names `what`), or has a number beyond all.
+        MalformedError: it is unset, or has a number beyond all.
     """
     if (found := state_from_proto(name)) is None:
         raise MalformedError(f"{what} is not set")

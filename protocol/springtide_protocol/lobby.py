@@ -62,7 +62,15 @@ class Lobby:
         return len(self._guests)
 
     def enter(self, sock: socket.socket, address: str) -> Guest | None:
-        """Take a connection in, dropping another one where it is full. None when no other may be dropped."""
+        """Take a connection in, dropping another one where the lobby is full.
+
+        Args:
+            sock: the connection; it is duplicated.
+            address: of the peer, by which connections are counted.
+
+        Returns:
+            None when no other may be dropped.
+        """
         with self._lock:
             if len(self._guests) >= self.most and not self._drop_one():
                 return None

@@ -43,7 +43,13 @@ class GenerationName:
 
     @classmethod
     def of(cls, incarnation: int, restart: int, number: int) -> GenerationName:
-        """Make a name of its `key`."""
+        """Make a name of its `key`.
+
+        Args:
+            incarnation: the number that the operator raised.
+            restart: of the coordinator's container.
+            number: of the generation within its incarnation.
+        """
         return cls(Incarnation(incarnation, restart), number)
 
 
@@ -63,6 +69,12 @@ WITHOUT_JOB = GenerationName.of(0, 0, 0)
 
 
 def process_label(pod_name: str, process_id: str, local_rank: int) -> str:
-    """Return the name by which people know a process: its pod, and its place there unless it is the first."""
+    """Return the name by which people know a process: its pod, and its place there unless it is the first.
+
+    Args:
+        pod_name: "" outside of pods.
+        process_id: random, used where there is no pod.
+        local_rank: of the process in its pod, from 0.
+    """
     name = pod_name or process_id
     return f"{name}/{local_rank}" if local_rank else name

@@ -44,7 +44,11 @@ class SyncClient:
         self._stub = pb_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def sync(self, request: pb.SyncRequest, timeout: float = 2.0) -> pb.SyncReply:
-        """Tell what is wanted and seen; get the job's state.
+        """Send the wanted sizes and the pods that were seen; return the job's state.
+
+        Args:
+            request: complete, so that a lost call loses nothing.
+            timeout: in seconds.
 
         Raises:
             SyncError: no answer within `timeout` seconds, or the token was refused (retry=False).

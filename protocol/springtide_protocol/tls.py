@@ -61,7 +61,13 @@ def _named(options: Options) -> list[tuple[str, object]]:
 
 
 def channel(address: str, options: Options, authority: str = "") -> grpc.Channel:
-    """A channel to the coordinator; with an authority, encrypted and only to who holds that certificate."""
+    """Return a channel to a coordinator; with an authority it is encrypted, and only its holder is served.
+
+    Args:
+        address: host and port.
+        options: of the channel.
+        authority: the job's certificate in PEM; "": without TLS.
+    """
     if not authority:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, _credentials(authority), options=_named(options))

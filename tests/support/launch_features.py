@@ -3,7 +3,7 @@
 Nothing here knows the library. Rank 0 writes the names of what was tried and held to FOLDER/held.ROUND; every
 check raises. Then all sum in a ring, until FOLDER/finish is there.
 
-What happened in which order is told by lines that ranks append to one file (`Events`), never by time.
+The order of events is told by lines that ranks append to one file (`Events`), never by time.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ what tests keep to.
 * modules that import each other in a circle, also for types only (`if TYPE_CHECKING:`);
 * a docstring that begins with the middle of a sentence ("Of ...", "As ..."), or has a sentence
   that begins with Who, Whoever or What: it has to be understood without the name above it;
+* in the packages of `DOCUMENTED`, a public function of two or more parameters whose docstring has no `Args:`;
 * a file that makes threads, locks or events, or tasks in an event loop, and does not begin with a word on
   who holds which lock and which thread or task calls what;
 * in tests, a name of a test that is longer than 60 characters;
@@ -46,6 +47,8 @@ PENDING = (
     ),
     *(f"worker/springtide/{name}/" for name in ("checkpoint", "comm", "data", "elastic", "ps", "train_step")),
 )
+# Where each parameter of a public function has a line of its own.
+DOCUMENTED = ("protocol/", "worker/springtide/coordination/")
 _QUESTIONS = re.compile(r"(?:[.:;!?]\s+|\n\n\s*)(?:Who|Whoever|What)\b")
 
 _CONCURRENT = {
@@ -152,6 +155,17 @@ def fragments(modules: Iterable[Module]) -> list[str]:
     ]
 
 
+def without_arguments(modules: Iterable[Module]) -> list[str]:
+    """Return one line for each public function of two or more parameters that does not explain them."""
+    return [
+        f"{module.path}:{function.lineno}: the docstring of {function.name} has no Args"
+        for module in modules
+        if str(module.path).startswith(DOCUMENTED)
+        for function in _public_functions(module.tree.body)
+        if _parameters(function) > 1 and "Args:\n" not in (ast.get_docstring(function) or "")
+    ]
+
+
 def unexplained(modules: Iterable[Module]) -> list[str]:
     """Return one line for each file whose beginning does not explain its threads, tasks and locks."""
     return [
@@ -180,6 +194,25 @@ def _fragments(module: Module) -> Iterator[str]:
             yield f"{module.path}:{line}: the docstring {text.split(chr(10))[0]!r} does not stand alone"
         elif question := _QUESTIONS.search(text):
             yield f"{module.path}:{line}: a sentence of the docstring begins with {question[0].split()[-1]!r}"
+
+
+def _public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.name.startswith("_"):
+                continue
+            if isinstance(node, ast.ClassDef):
+                yield from _public_functions(node.body)
+            else:
+                yield node
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = function.args
+    return sum(
+        parameter.arg not in ("self", "cls")
+        for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs)
+    )
 
 
 def _concurrency(module: Module) -> Iterator[tuple[int, str]]:
@@ -397,6 +430,7 @@ def main() -> int:
         *findings(modules),
         *fragments(modules),
         *unexplained(modules),
+        *without_arguments(modules),
         *findings_in_tests(tests, modules),
         *fragments(tests),
     ]

@@ -12,6 +12,7 @@ from structure import (
     read_modules,
     strongly_connected,
     unexplained,
+    without_arguments,
 )
 
 DEEP = """
@@ -184,6 +185,23 @@ def test_a_lock_in_a_file_without_a_word_on_it_is_found(made: str, tmp_path: Pat
     assert len(unexplained(read_modules(tmp_path, ("protocol",)))) == 1
     write(tmp_path, f'"""Serve.\n\nThreads: one of its own.\n"""\nguard = {made}\n')
     assert unexplained(read_modules(tmp_path, ("protocol",))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('def act(one, two):\n    """Act."""\n', 1),
+        ("class One:\n    async def act(self, one, *, two): ...\n", 1),
+        (
+            'def act(one, two):\n    """Act.\n\n    Args:\n        one: a.\n        two: b.\n    """\n',
+            0,
+        ),
+        ('class One:\n    def act(self, one):\n        """Act."""\ndef _own(one, two): ...\n', 0),
+    ],
+)
+def test_public_functions_without_args_are_found(text: str, count: int, tmp_path: Path) -> None:
+    write(tmp_path, text)
+    assert len(without_arguments(read_modules(tmp_path, ("protocol",)))) == count
 
 
 def write(root: Path, text: str) -> None:

@@ -586,9 +586,14 @@ class Membership:
                 self._send(pb.WorkerMessage(bound_to_steps=pb.BoundToSteps(reason=reason[:1000])))
 
     def await_end(self, stage: int, unless: Callable[[], bool] = lambda: False) -> bool:
-        """Wait at the end of loop `stage` until all members stand there.
+        """Wait at the end of a loop until all members stand there.
 
-        Return False when the generation is over instead, or `unless` holds (asked twice a second).
+        Args:
+            stage: number of the loop, from 0.
+            unless: asked twice a second; the wait ends when it holds.
+
+        Returns:
+            False when the generation is over instead, or `unless` holds.
         """
         with self._changed:
             known = self._ended_stages > stage

@@ -124,8 +124,14 @@ class Metrics:
     def serve(self, port: int, address: str, port_file: str = "") -> Callable[[], None]:
         """Serve /metrics; a taken port is replaced by a free one, and no failure is fatal.
 
-        port_file: then on a free port of the loopback address, whose number is written there, for the
-        launcher of several processes, which serves the metrics of all. Return what ends it.
+        Args:
+            port: 0 for a free one.
+            address: the one to listen on; all when empty.
+            port_file: if given, serve on a free port of the loopback address and write its number there,
+                for the launcher of several processes, which serves the metrics of all.
+
+        Returns:
+            The call that ends it.
         """
         if port_file:
             port, address = 0, "127.0.0.1"

@@ -97,8 +97,12 @@ def _script_folder() -> str:
 def failed(error: BaseException, root: str | None = None) -> Failed:
     """Describe an exception: class, text, and the last frame that is neither Python's, a package's nor ours.
 
-    root: folder that file names are told relative to; the script's by default. A SyntaxError is told at the
-    place of the error; an exception without any frame of the user's gets its very last frame.
+    A SyntaxError is described at the place of the error; an exception without any frame of the user's gets
+    its very last frame.
+
+    Args:
+        error: with its traceback.
+        root: folder that file names are relative to; the script's by default.
     """
     root = _script_folder() if root is None else root
     kind = type(error)
@@ -122,9 +126,11 @@ def failed(error: BaseException, root: str | None = None) -> Failed:
 
 
 def users_frame(frames: Sequence[tuple[types.CodeType, int]], root: str | None = None) -> str:
-    """`file:line in function` of the last frame that is the user's own, or of the very last one.
+    """Return `file:line in function` of the last frame that is the user's own, or of the very last one.
 
-    frames: code and line, the innermost last; not empty. root: as for `failed`.
+    Args:
+        frames: code and line, the innermost last; not empty.
+        root: folder that file names are relative to; the script's by default.
     """
     root = _script_folder() if root is None else root
     libraries = _library_folders()
@@ -163,8 +169,15 @@ def _shorten(text: str, spare: int) -> str:
 
 
 def to_json(outcome: Outcome, limit: int = LIMIT_BYTES) -> bytes:
-    """UTF-8 JSON of at most `limit` bytes: texts are shortened first (message, then frame, exception or
-    reason), then whole mappings are left out (report, then values; `data` stays)."""
+    """Return UTF-8 JSON of at most `limit` bytes.
+
+    Texts are shortened first (message, then frame, exception or reason), then whole mappings are left out
+    (report, then values; `data` stays).
+
+    Args:
+        outcome: of the process.
+        limit: in bytes.
+    """
     fields = {"outcome": type(outcome).__name__} | _plain(
         {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome)}
     )
@@ -212,11 +225,21 @@ def parse(text: str | bytes | None) -> Outcome | None:
 
 
 def write(outcome: Outcome, path: str | os.PathLike[str] | None = None) -> bool:
-    """Write the termination message, all of it or nothing; True if there was a place to write it to.
+    """Write the termination message, all of it or nothing.
 
-    path: what SPRINGTIDE_TERMINATION_LOG names by default; without it (no pod) nothing is written. In a
-    pod the file is a mount of its own that no rename can replace; then it is written in place, in one
-    call. Raise OSError when neither is possible.
+    In a pod the file is a mount of its own that no rename can replace; then it is written in place, in one
+    call.
+
+    Args:
+        outcome: of the process.
+        path: by default the one that SPRINGTIDE_TERMINATION_LOG names; without it (no pod) nothing is
+            written.
+
+    Returns:
+        True if there was a place to write it to.
+
+    Raises:
+        OSError: neither way of writing is possible.
     """
     target = os.environ.get(PATH_VARIABLE, "") if path is None else os.fspath(path)
     if not target:
