@@ -1,4 +1,4 @@
-"""What has to work on a device, by name, and the marks of the tests that show it.
+"""Name what has to work on a device, and mark the tests that show it.
 
 `@needs_cuda(NAME)` marks a test, and `cuda_param(NAME)` is the value "cuda" of a test's parameter `device`.
 Both are skipped without a device; `make gpu` runs them and reports by name (`gpu_run`).

@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass
 class Found:
-    """What was run. not_run: by capability, why tests of it did not begin."""
+    """Collect what was run. not_run: by capability, why tests of it did not begin."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)

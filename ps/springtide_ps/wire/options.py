@@ -21,7 +21,7 @@ OPTIONS_BYTES: Final = 32 * 1024 * 1024
 """Of the JSON of one set of options."""
 KEPT_LIMIT: Final = SUBSTEPS_LIMIT + 8
 """Sets that a connection remembers: as many as the parts of a step can have, and some more."""
-_KEPT: Final = 8
+_MOST_KNOWN: Final = 8
 _SHARED: Final = 16
 
 
@@ -94,7 +94,7 @@ class SentOptions:
         kept = len({number for number in numbers if number is not None})
         if None not in numbers:
             return []
-        dropped = list(self._known)[: max(0, len(self._known) - kept - _KEPT)]
+        dropped = list(self._known)[: max(0, len(self._known) - kept - _MOST_KNOWN)]
         for number in dropped:
             del self._known[number]
         return dropped

@@ -256,9 +256,8 @@ def test_memory_of_a_device_passes_through_few_rooms(
         assert same(joiner, holder)
     # Three each way, and those that one in the middle passes on; for each length of the pieces.
     assert len(made) <= 4 * (3 + 3 + 3 + 8)
-    assert len(made) < len(
-        pieces.cut([item.nbytes for item in holder.tensors()], [True] * len(holder.tensors()), 1024)[0]
-    )
+    sizes = [item.nbytes for item in holder.tensors()]
+    assert len(made) < len(pieces.into_pieces(sizes, [True] * len(sizes), 1024)[0])
 
 
 def cut_at(order: int, *made: Group) -> dict[str, Any]:

@@ -57,14 +57,14 @@ def tree(size: int) -> dict[str, Any]:
 @contextlib.contextmanager
 def on_device(patch: pytest.MonkeyPatch, numbers: Sequence[int] = (0,)) -> Iterator[None]:
     """Have the tensors of these numbers lie on the device: a tree itself holds torch's own types only."""
-    flatten = codec.flatten
+    flatten = codec.flatten_numbered
 
-    def moved(tree: Any, *, move: bool) -> tuple[bytes, list[torch.Tensor]]:
-        header, tensors = flatten(tree, move=move)
-        return header, [accelerator.put(t) if n in numbers else t for n, t in enumerate(tensors)]
+    def moved(tree: Any, *, move: bool) -> tuple[bytes, list[torch.Tensor], dict[int, int]]:
+        header, tensors, found = flatten(tree, move=move)
+        return header, [accelerator.put(t) if n in numbers else t for n, t in enumerate(tensors)], found
 
     with Accelerator() as accelerator, patch.context() as context:
-        context.setattr(codec, "flatten", moved)
+        context.setattr(codec, "flatten_numbered", moved)
         yield
 
 

@@ -15,7 +15,7 @@ from springtide.comm.state_pieces import (
     Rooms,
     assign,
     checksum,
-    cut,
+    into_pieces,
     length,
     piece_size,
     schedule,
@@ -29,7 +29,7 @@ tensors = st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=12)
 def test_each_byte_is_in_one_piece(given_tensors: list[tuple[int, bool]], words: int) -> None:
     most = 64 * words
     sizes, spread = [size for size, _ in given_tensors], [free for _, free in given_tensors]
-    found, free = cut(sizes, spread, most)
+    found, free = into_pieces(sizes, spread, most)
     assert all(0 < length(piece) <= most for piece in found)
     seen = Counter(
         (part.tensor, at) for piece in found for part in piece for at in range(part.start, part.stop)
@@ -43,7 +43,7 @@ def test_each_byte_is_in_one_piece(given_tensors: list[tuple[int, bool]], words:
 def test_each_receiver_gets_each_piece_once(
     given_tensors: list[tuple[int, bool]], holders: int, receivers: int
 ) -> None:
-    found, free = cut([size for size, _ in given_tensors], [own for _, own in given_tensors], 1024)
+    found, free = into_pieces([size for size, _ in given_tensors], [own for _, own in given_tensors], 1024)
     who = roles(range(1, receivers + 1), holders + receivers)
     owners = assign([length(piece) for piece in found], free, len(who.senders))
     order = schedule(owners)
@@ -116,7 +116,7 @@ def test_checksum_sees_words_in_each_others_place(distance: int) -> None:
 
 def test_small_tensors_travel_together() -> None:
     here = [torch.arange(4.0), torch.tensor(True), torch.zeros(0), torch.arange(3, dtype=torch.int16)]
-    found, _ = cut([item.nbytes for item in here], [True] * 4, 1024)
+    found, _ = into_pieces([item.nbytes for item in here], [True] * 4, 1024)
     assert len(found) == 1
     memory = PieceMemory(here, found)
     assert memory.direct(0) is None
@@ -128,7 +128,7 @@ def test_small_tensors_travel_together() -> None:
 
 def test_large_tensors_are_sent_from_their_own_memory() -> None:
     tensor = torch.arange(1000.0)
-    found, _ = cut([tensor.nbytes], [True], 1024)
+    found, _ = into_pieces([tensor.nbytes], [True], 1024)
     memory = PieceMemory([tensor], found)
     views = [memory.direct(number) for number in range(len(found))]
     assert [view.data_ptr() - tensor.data_ptr() for view in views if view is not None] == [
@@ -137,7 +137,7 @@ def test_large_tensors_are_sent_from_their_own_memory() -> None:
 
 
 def test_a_piece_of_a_tensor_that_is_missing_is_not_here() -> None:
-    found, _ = cut([100, 100], [True, True], 1024)
+    found, _ = into_pieces([100, 100], [True, True], 1024)
     assert not PieceMemory([torch.zeros(25), None], found).has(0)
 
 
@@ -160,6 +160,6 @@ def test_rooms_are_used_again() -> None:
 
 def test_pieces_are_many_enough_for_a_chain() -> None:
     size = 40 << 20
-    found, _ = cut([size], [True], piece_size(size))
+    found, _ = into_pieces([size], [True], piece_size(size))
     assert len(found) == 32
     assert pieces.MOST_GATHERED_BYTES <= pieces.MOST_PIECE_BYTES

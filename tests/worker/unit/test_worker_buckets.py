@@ -399,10 +399,10 @@ def step(made: list[tuple[Buckets, BucketOrder, Group, Recorder]], arrival: Sequ
         for index in indices:
             buckets.put(index, torch.full((2, 3), float(index)), 1.0, 0, last=True)
         buckets.flush()
-    told = [order.told(group) for _, order, group, _ in made]
+    told = [order.vote(group) for _, order, group, _ in made]
     assert len({len(numbers) for numbers in told}) == 1, "a sum of equally many"
     for _, order, *_ in made:
-        order.heard([sum(numbers) for numbers in zip(*told, strict=True)])
+        order.take([sum(numbers) for numbers in zip(*told, strict=True)])
 
 
 @given(st.permutations(range(4)), st.permutations(range(4)))
@@ -412,7 +412,7 @@ def test_members_send_in_the_order_of_the_first_one(first: list[int], other: lis
     step(made, [first, other])
     for *_, recorder in made:
         assert [int(tensor.max()) for tensor in recorder.sent] == first
-    assert made[0][1].told(made[0][2]) == [], "agreed"
+    assert made[0][1].vote(made[0][2]) == [], "agreed"
     regrouped = [(*own[:2], Group(None, rank, 2, 1.0), own[3]) for rank, own in enumerate(reversed(made))]
     step(regrouped, [other, first])
     for *_, recorder in regrouped:
@@ -424,5 +424,5 @@ def test_first_member_without_a_whole_order_leaves_it_as_it_is() -> None:
     for _ in range(TRIES + 1):
         step(made, [[2], [1, 0]])
     for _, order, group, recorder in made:
-        assert order.told(group) == []
+        assert order.vote(group) == []
         assert len(recorder.sent) == 3

@@ -53,9 +53,11 @@ class Buckets:
         self._writers = Writers(current_stream_of(device))
         self._names = [field.name for field in layout.fields]
         on_cpu = device is None or device.type == "cpu"
-        self._gathered = [not on_cpu or _nbytes(field) <= _SMALL_BYTES for field in layout.fields]
+        self._is_deferred = [not on_cpu or _nbytes(field) <= _SMALL_BYTES for field in layout.fields]
         """By parameter: whether its gradient is copied with others; see [Note: gathering]."""
-        self._most_gathered = [sum(self._gathered[index] for index in indices) for indices in layout.members]
+        self._most_deferred = [
+            sum(self._is_deferred[index] for index in indices) for indices in layout.members
+        ]
         self._leaves: list[torch.Tensor] = []
         """The parameters that are watched, by index."""
         # Hooks hold these, so they stay the same objects. By parameter: whether its next gradient is taken
@@ -84,7 +86,7 @@ class Buckets:
             for field, slot in zip(layout.fields, layout.slots, strict=True)
         ]
         self._spans = [
-            [flat[start:end] for start, end in _spans(layout, bucket, self._gathered)]
+            [flat[start:end] for start, end in _spans(layout, bucket, self._is_deferred)]
             for bucket, flat in enumerate(self._flats)
         ]
 
@@ -157,7 +159,7 @@ class Buckets:
         self, index: int, alone: Callable[[int, torch.Tensor], object]
     ) -> Callable[[torch.Tensor], None]:
         """Return what autograd calls for each parameter in each backward pass: every name in it counts."""
-        bucket, gathered = self.layout.slots[index].bucket, self._gathered[index]
+        bucket, deferred = self.layout.slots[index].bucket, self._is_deferred[index]
         ready, missing, count = self._ready, self._missing, len(self.layout.members[bucket])
         indices, gradients = self._waiting[bucket], self._raw[bucket]
         strided, is_with = torch.strided, self._writers.is_with if self._writers.any else None
@@ -175,7 +177,7 @@ class Buckets:
                 alone(index, parameter)
                 return
             ready[index] = 0
-            if gathered and (is_with is None or is_with(bucket)):
+            if deferred and (is_with is None or is_with(bucket)):
                 indices.append(index)
                 gradients.append(gradient)
             else:
@@ -224,7 +226,7 @@ class Buckets:
         torch._foreach_copy_(views, gradients)
         if self._scale == 1.0:
             return
-        if len(indices) == self._most_gathered[bucket]:
+        if len(indices) == self._most_deferred[bucket]:
             views = self._spans[bucket]
         torch._foreach_mul_(views, self._scale)
 

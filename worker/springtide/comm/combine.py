@@ -126,11 +126,13 @@ def unpack(
             numbers *= size
         piece, offset = total[offset : offset + numbers], offset + numbers
         values = _unpacked(piece, chosen[0], rule, before, total_weight, size)
-        combined |= zip(positions, _cut(values, chosen, counts), strict=True)
+        combined |= zip(positions, _split(values, chosen, counts), strict=True)
     return [combined[position] for position in range(len(buffers))]
 
 
-def _cut(values: torch.Tensor, buffers: Sequence[torch.Tensor], counts: Sequence[int]) -> list[torch.Tensor]:
+def _split(
+    values: torch.Tensor, buffers: Sequence[torch.Tensor], counts: Sequence[int]
+) -> list[torch.Tensor]:
     """Cut what lies side by side into tensors like the buffers."""
     if not buffers[0].is_complex():
         values = values.to(buffers[0].dtype)  # at once
@@ -171,7 +173,7 @@ def unpack_there(
         chosen = [buffers[position] for position in positions]
         values = total / total_weight if rules[positions[0]] is Rule.MEAN else total
         counts = [flat_view(buffer).numel() for buffer in chosen]
-        combined |= zip(positions, _cut(values, chosen, counts), strict=True)
+        combined |= zip(positions, _split(values, chosen, counts), strict=True)
     return [combined[position] for position in range(len(buffers))]
 
 

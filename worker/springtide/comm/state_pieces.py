@@ -53,7 +53,7 @@ def length(piece: Piece) -> int:
     return sum(part.stop - part.start for part in piece)
 
 
-def cut(sizes: Sequence[int], spread: Sequence[bool], most: int) -> tuple[list[Piece], list[bool]]:
+def into_pieces(sizes: Sequence[int], spread: Sequence[bool], most: int) -> tuple[list[Piece], list[bool]]:
     """Cut the bytes of tensors into pieces.
 
     Args:
@@ -151,7 +151,7 @@ class PieceMemory:
 
         Args:
             tensors: contiguous; None where there is no such tensor here.
-            pieces: of `cut`.
+            pieces: of `into_pieces`.
         """
         self._bytes = [None if item is None else codec.as_bytes(item.detach()) for item in tensors]
         self._pieces = pieces

@@ -44,7 +44,7 @@ from springtide.comm.state_pieces import (
     Rooms,
     assign,
     checksum,
-    cut,
+    into_pieces,
     length,
     piece_size,
     schedule,
@@ -297,7 +297,7 @@ class _Plan:
 
 
 def _plan(sizes: Sequence[int], anybody: Sequence[bool], most: int, senders: int) -> _Plan:
-    pieces, free = cut(sizes, anybody, most)
+    pieces, free = into_pieces(sizes, anybody, most)
     owners = assign([length(piece) for piece in pieces], free, senders)
     return _Plan(most, pieces, owners, schedule(owners))
 
@@ -400,7 +400,7 @@ def _lying(
     places: Mapping[int, Place],
     in_place: bool,
 ) -> _Lying:
-    found, ranges = _Lying({}, {}, in_place), _Ranges()
+    found, ranges = _Lying({}, {}, in_place), _Bytes()
     for item in placed:
         place, spec = places.get(id(item.outline)), layout[item.index]
         if place is None or item.index in found.live or item.index in found.made:
@@ -415,7 +415,7 @@ def _lying(
     return found
 
 
-class _Ranges:
+class _Bytes:
     """Ranges of memory that do not overlap: what is written to one of them changes no other."""
 
     def __init__(self) -> None:
@@ -501,7 +501,7 @@ class _Incoming:
     def __init__(
         self, connection: _Connection, who: Roles, plan: _Plan, missing: set[int], arrival: _Arrival
     ) -> None:
-        self._link, self._plan, self._arrival = connection, plan, arrival
+        self._connection, self._plan, self._arrival = connection, plan, arrival
         self._from = {number: who.upstream(plan.owners[number], connection.rank) for number in missing}
         self._left: dict[int, deque[int]] = {}
         for number in plan.order:
@@ -528,14 +528,14 @@ class _Incoming:
             size = self._plan.length(number)
             room = self._arrival.rooms.take(size)
             data = room[:size]
-        self._asked[number] = self._link.ask(data, upstream), data, room
+        self._asked[number] = self._connection.ask(data, upstream), data, room
 
 
 class _Going:
     """Pieces on their way to the next member, at most so many at once."""
 
     def __init__(self, connection: _Connection, limit: int, rooms: Rooms) -> None:
-        self._link, self._limit, self._rooms = connection, limit, rooms
+        self._connection, self._limit, self._rooms = connection, limit, rooms
         self._sent: deque[tuple[Work, torch.Tensor | None]] = deque()
 
     def make_way(self) -> None:
@@ -548,7 +548,7 @@ class _Going:
 
     def send(self, data: torch.Tensor, receiver: int, room: torch.Tensor | None) -> None:
         """Send bytes; the room, if they are in one, is free when they are gone."""
-        self._sent.append((self._link.send(data, receiver), room))
+        self._sent.append((self._connection.send(data, receiver), room))
 
 
 # ---- the holder

@@ -39,7 +39,7 @@ class Ending(Protocol):
     def is_completed(self) -> bool: ...
 
 
-_kept: list[tuple[list[Ending], tuple[object, ...]]] = []
+_until_done: list[tuple[list[Ending], tuple[object, ...]]] = []
 
 
 def keep_until_done(works: Iterable[Ending], *items: object) -> None:
@@ -51,14 +51,14 @@ def keep_until_done(works: Iterable[Ending], *items: object) -> None:
     """
     pending = list(works)
     keep_for_ever(*pending, *items)
-    _kept.append((pending, (*pending, *items)))
+    _until_done.append((pending, (*pending, *items)))
 
 
 def let_go() -> int:
     """Give back what works needed that have ended since; return of how many groups. The script's thread."""
-    ended = [entry for entry in _kept if all(work.is_completed() for work in entry[0])]
+    ended = [entry for entry in _until_done if all(work.is_completed() for work in entry[0])]
     for entry in ended:
-        _kept.remove(entry)
+        _until_done.remove(entry)
         for item in entry[1]:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(item))
     return len(ended)

@@ -64,7 +64,7 @@ class SharedRestore:
     def follow(self) -> Restored | None:
         """Read along until the first member ends; return what all hold now, if they do."""
         found: Restored | None = None
-        while "name" in (said := self._heard()):
+        while "name" in (said := self._receive()):
             found = None
             try:
                 storage = Storage(said["uri"])
@@ -80,10 +80,10 @@ class SharedRestore:
     def _say(self, message: dict[str, Any]) -> None:
         gather_bytes(self._group, json.dumps(message).encode())
 
-    def _heard(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         return dict(json.loads(gather_bytes(self._group, b"")[0]))
 
-    def _tell(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+    def _announce(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         return [json.loads(text) for text in gather_bytes(self._group, json.dumps(message).encode())]
 
     def _together(self, storage: Storage | None, name: str) -> tuple[Any, Manifest] | None:
@@ -91,7 +91,9 @@ class SharedRestore:
         reading, problem = None, "storage cannot be reached"
         if storage is not None:
             reading, problem = self._opened(storage, name)
-        if not _all_well(self._tell({"problem": problem, "file": "" if reading is None else _form(reading)})):
+        if not _all_well(
+            self._announce({"problem": problem, "file": "" if reading is None else _form(reading)})
+        ):
             return None
         assert reading is not None
         shares = assign([file.bytes for _, file in reading.files], self._group.size)
@@ -105,7 +107,7 @@ class SharedRestore:
         if not problem:
             told["pieces"] = [reading.pieces(number) for number in own]
             told["sums"] = [_checksum(chunk) for chunk in chunks(_memory(reading, own))]
-        heard = self._tell(told)
+        heard = self._announce(told)
         if not _all_well(heard):
             return None
         for rank, numbers in enumerate(shares):

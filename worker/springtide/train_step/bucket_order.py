@@ -37,7 +37,7 @@ class BucketOrder:
             self._group, self._tries = group, TRIES if group.size > 1 and self._count > 1 else 0
             self._buckets.use_order(range(self._count or len(self._buckets.layout.members)))
 
-    def told(self, group: Group) -> list[float]:
+    def vote(self, group: Group) -> list[float]:
         """Return what this member puts into the vote: equally many numbers on all, or none."""
         if not self._tries:
             return []
@@ -46,7 +46,7 @@ class BucketOrder:
             return [0.0] * self._count
         return [float(bucket + 1) for bucket in filled]
 
-    def heard(self, total: Sequence[float]) -> None:
+    def take(self, total: Sequence[float]) -> None:
         """Take the sum of what all members have put in: the next step's order, if the first one had one."""
         if not total:
             return

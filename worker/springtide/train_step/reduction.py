@@ -295,7 +295,7 @@ class Reduction:
         if not result.replicas_agree:
             self._find_odd(body, part.digest)
         if self._exact is None:
-            self._order.heard(result.extra)
+            self._order.take(result.extra)
         self._sum_late(assignment.group, result)
         self._wait(lambda: self._buckets.settle(result.change))
         weight = result.weight
@@ -410,7 +410,7 @@ class Reduction:
             save=self.save_wish(assignment.group.rank),
             options=self._hyperparameters.hashes(),
             newcomer=self.newcomer,
-            extra=self._order.told(assignment.group) if self._exact is None else self._exact.extra(),
+            extra=self._order.vote(assignment.group) if self._exact is None else self._exact.extra(),
             digest=self._hash(body),
             late=[self._buckets.is_late(index) for index in self.expected_unused()],
         )
