@@ -235,12 +235,15 @@ def rule_of(
 
 
 def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether both show the same memory in the same way."""
+    """Return whether both show the same memory in the same way.
+
+    A tensor that only wraps others has an address of 0, as all of its kind.
+    """
     return (
         (one.device, one.dtype, one.shape, one.stride())
         == (other.device, other.dtype, other.shape, other.stride())
         and one.numel() > 0
-        and one.data_ptr() == other.data_ptr()
+        and 0 != one.data_ptr() == other.data_ptr()
     )
 
 
