@@ -163,4 +163,7 @@ class Waiter:
             except RuntimeError as error:
                 errors.append(error)
             finally:
+                # Not kept until the next one comes: torch frees it without the interpreter's lock, and where
+                # the interpreter ends meanwhile, to ask for the lock again ends the process by SIGABRT.
+                del next_one, work, errors
                 done.set()
