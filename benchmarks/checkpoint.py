@@ -1,4 +1,5 @@
-"""What a checkpoint of a large state costs a step, against torch.save of the same state; and the way back.
+"""The cost of a checkpoint of a large state to a step, against torch.save of the same state; and the way
+back.
 
     python -m benchmarks.checkpoint [--quick] [--json FILE] [--folder FOLDER]
 
@@ -202,7 +203,7 @@ class Job:
         return self.folder / f"{self.run}-{rank}.{kind}"
 
     def lines(self, rank: int) -> list[dict[str, Any]]:
-        """What a worker has written so far."""
+        """Return what a worker has written so far."""
         text = self._log(rank, "out").read_text()
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 

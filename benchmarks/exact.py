@@ -196,7 +196,11 @@ def of_size(size: int) -> Callable[[Any], list[Any]]:
 
 
 def hash_of(zygote: Any, name: str, run: Callable[[Any], list[Any]], pace: float, steps: int) -> str:
-    """Of the states at the end of one schedule; several where they differ. Raise RuntimeError."""
+    """Return the hash of the states at the end of one schedule; several, joined, where they differ.
+
+    Raises:
+        RuntimeError: a worker did not finish.
+    """
     from worker_cluster import WorkerCluster
 
     with tempfile.TemporaryDirectory() as folder:

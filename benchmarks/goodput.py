@@ -1,4 +1,4 @@
-"""What disturbances cost: the digits job under a seeded trace of kills, drains and returned nodes.
+"""The cost of disturbances: the digits job under a seeded trace of kills, drains and returned nodes.
 
     python -m benchmarks.goodput [--quick] [--seed N] [--json FILE]
 
@@ -88,7 +88,7 @@ class Watch:
         return [pod for pod in pods.values() if pod.pid is not None and not pod.leaving]
 
     def innocent(self) -> list[str]:
-        """Of those that ended, the ones that nobody aimed at."""
+        """Return how those worker processes ended that nobody aimed at."""
         return [text for uid, text in self.ended.items() if uid in self.seen and uid not in self.aimed]
 
 
@@ -165,7 +165,9 @@ def rates(kube: Any, history: Callable[[], Any]) -> dict[int, float]:
 def expected_samples(
     commits: list[Any], members: Any, rate: dict[int, float], start: float, end: float
 ) -> float:
-    """What undisturbed groups would do: each second by the size of the group that committed next."""
+    """Return the samples that undisturbed groups would have done: each second at the rate of the group whose
+    commit ends it.
+    """
     total, at = 0.0, start
     for commit in commits:
         size = min(max(rate), len(members[commit.generation]))
@@ -265,10 +267,15 @@ def figures(
     final: Object,
     trouble: str | None,
 ) -> Object:
-    """What the steps between start and end (unix seconds) come to.
+    """Return the figures of the steps between start and end.
 
-    rate: as `rates`. before: lost seconds at the start. final: status at the end. trouble: why that is too
-    old, or None.
+    Args:
+        start: unix seconds.
+        end: unix seconds.
+        rate: samples a second, by group size, from `rates`.
+        before: lost seconds at the start.
+        final: the job's status at the end.
+        trouble: why that status is too old, or None.
     """
     commits = [c for c in history.curve() if start <= c.unix_time <= end]
     done = sum(commit.samples for commit in commits)
@@ -295,7 +302,7 @@ def _trains(history: Callable[[], Any], size: int) -> bool:
 
 
 def _patiently(attempt: Callable[[], Any], refusal: type[Exception]) -> None:
-    """Again for half a minute: a kind is served a moment after its CRD was taken."""
+    """Repeat the attempt for half a minute: a kind is served only a moment after its CRD was taken."""
     deadline = time.monotonic() + 30
     while True:
         try:

@@ -8,8 +8,9 @@ Attacks are a table (`ATTACKS`), each with the process that it is aimed at. Thos
   termination messages, malformed templates, a quantity of a million digits, forged status, names with `../`,
   policies of others under our names, a coordinator that answers with infinities, and a flood of jobs.
 
-What the embedded API server does not store (depth, and what the CRD refuses meanwhile) a proxy before it adds
-to the lists and watches that the operator reads, and takes the status that the operator writes of it.
+A proxy in front of the embedded API server adds to the lists and watches that the operator reads those
+objects that the server does not store (deep ones, and those that the CRD now refuses), and takes the status
+that the operator writes of them.
 
 * `operator_alive`: the process never ended by itself, `/livez` is well, and after all attacks, by the
   running process and by a freshly started one, a job of somebody else gets its pods.
@@ -315,7 +316,7 @@ async def confused_deputy(stage: Stage) -> None:
 
 
 async def hostile_replies(stage: Stage) -> None:
-    """Their coordinator's answers are made by `answer_for_coordinators`, which knows them by name."""
+    """Place jobs whose coordinators' answers `answer_for_coordinators` makes; it knows them by name."""
     for number in range(3):
         await stage.place(job(TENANT, f"liar-{number}"))
 
@@ -358,7 +359,9 @@ ATTACKS: dict[str, Attack] = {
 
 
 class Proxy:
-    """Before the API server: adds what the stage has to lists and watches, passes on all else."""
+    """A proxy before the API server that adds the stage's objects to lists and watches, and passes on all
+    else.
+    """
 
     def __init__(self, api: Api, stage: Stage) -> None:
         self._api = api

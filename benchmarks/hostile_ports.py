@@ -79,7 +79,7 @@ class Process:
 
 @contextlib.contextmanager
 def connections(port: int, count: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
-    """So many connections that say something, and then nothing, and read nothing."""
+    """Open a number of connections that send something, then stay silent and read nothing."""
     opened: list[socket.socket] = []
     try:
         for _ in range(count):

@@ -94,7 +94,7 @@ class Job:
         return dict(self.kube.job(NAMESPACE, self.name).get("status") or {})
 
     def pods(self, role: str) -> list[Object]:
-        """Those that run and are to stay."""
+        """Return the pods of a role that run and are not being deleted."""
         found = self.kube.pods(NAMESPACE, f"springtide.dev/job={self.name},springtide.dev/role={role}")
         return [
             pod
@@ -321,7 +321,7 @@ def _after(status: Object, moment: float) -> bool:
 
 
 def _patiently(attempt: Callable[[], Any], refusal: type[Exception]) -> None:
-    """Again for half a minute: a kind is served a moment after its CRD was taken."""
+    """Repeat the attempt for half a minute: a kind is served only a moment after its CRD was taken."""
     deadline = time.monotonic() + 30
     while True:
         try:

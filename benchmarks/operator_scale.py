@@ -205,7 +205,7 @@ async def until(seconds: float, what: str, attempt: Callable[[], bool]) -> None:
 
 
 class Seen:
-    """What the watches say: pods that live by job, jobs that are Running."""
+    """State collected from the watches: the living pods of each job, and the jobs that are Running."""
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, str]] = {}

@@ -1,4 +1,4 @@
-"""What a killed parameter server costs, and what it costs to change their number.
+"""The cost of a killed parameter server, and of a change of their number.
 
     python -m benchmarks.ps_failover [--quick] [--json FILE]
 
@@ -6,8 +6,8 @@ Two workers train a model of 26 MB on three servers over loopback; each server i
 and comes back as a process that has to start from nothing. A pause is the longest time between two commits
 around it. An update is lost when a step was committed and had to be made again. With `replication: 2` the
 copy takes over; with 1 the workers go back to the newest checkpoint (every two seconds here) when another
-server is there, whose start is part of the pause. Last, the number of servers is changed 1 -> 4 -> 2 and
-back in training.
+server is there, whose start is part of the pause. Last, the number of servers is changed 1 -> 4 -> 2 and back
+in training.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ServerJob(Job):
         self.until(lambda: self.reply is not None and self.reply.servers_settled, "settled servers", 120)
 
     def replace_the_dead(self) -> None:
-        """As the operator does: a new pod for each worker that has ended."""
+        """Start a new worker in place of each that has ended, the way the operator makes a new pod."""
         for name, pid in list(self.pids.items()):
             if not Path(f"/proc/{pid}").exists():
                 del self.pids[name]

@@ -100,7 +100,11 @@ def work(steps: int, width: int) -> None:
 def run(
     pace: float, steps: int, early: bool = True, consistency: str = "Synchronous", width: int = WIDTH
 ) -> list[dict[str, Any]]:
-    """What the worker of a job measured at that pace (bytes per second in each direction)."""
+    """Run a job of one worker, and return its measurements.
+
+    Args:
+        pace: limit of the connection to the servers, in bytes per second in each direction.
+    """
     host = f"127.{random.randrange(20, 250)}.{random.randrange(250)}"
     with tempfile.TemporaryDirectory() as folder:
         common = os.environ | {

@@ -211,7 +211,9 @@ class Job:
         self.until(calm, "ten steps by all workers")
 
     def tally(self) -> Tally:
-        """As the workers' logs and the coordinator's ledger have it now."""
+        """Return the steps dropped so far, by the workers' logs, and the ledger's repeated and lost
+        samples.
+        """
         logs = [path.read_text() for path in self._folder.glob("worker-*.log")]
         dropped = {step for text in logs for step in _DROPPED.findall(text)}
         data = self.reply.data
@@ -264,7 +266,7 @@ class Job:
             self._closing.wait(0.1)
 
     def request(self) -> Any:
-        """What the operator says."""
+        """Return the sync request that the operator would send."""
         from springtide_protocol import coordinator_pb2 as pb
 
         living = [pb.Pod(uid=name, name=name, started=True) for name in list(self.pids)]
@@ -360,7 +362,13 @@ def measure_ours(repeats: int) -> tuple[dict[str, Any], float | None]:
 
 
 def figures(seconds: list[float], counts: list[int], reason: str = "") -> dict[str, Any]:
-    """Of one kind. counts: steps redone, samples repeated, samples lost. reason: why there is no more."""
+    """Return the figures of one kind of disturbance.
+
+    Args:
+        seconds: the gaps measured.
+        counts: steps redone, samples repeated, samples lost.
+        reason: why there are no more repeats.
+    """
     names = "gap_seconds_p50", "gap_seconds_max", "steps_redone", "samples_repeated", "samples_lost"
     values = (statistics.median(seconds), max(seconds), *counts) if seconds else (None,) * len(names)
     result: dict[str, Any] = dict(zip(names, values, strict=True)) | {"repeats": len(seconds)}

@@ -1,4 +1,4 @@
-"""What a step costs against native DistributedDataParallel, in the same two processes, step by step in turn.
+"""The cost of a step against native DistributedDataParallel, in the same two processes, step by step in turn.
 
     python -m benchmarks.steady_state [--quick] [--json FILE] [--device cuda]
 

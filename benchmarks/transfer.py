@@ -214,7 +214,7 @@ class Job(recovery.Job):
         return [item for item in found if item["at"] > since]
 
     def until_members(self, count: int, since: float) -> None:
-        """Until so many workers have committed a step together that began after `since`."""
+        """Wait until a step that began after `since` was committed by this number of workers."""
 
         def together() -> bool:
             newest = self.history.newest()

@@ -226,7 +226,10 @@ KINDS = (
 
 
 class Request(NamedTuple):
-    """What is sent. The token of `Authorization: rightful` is the admin's."""
+    """An HTTP request to send.
+
+    `Authorization: rightful` among its headers is replaced by the admin's token.
+    """
 
     method: str
     target: str

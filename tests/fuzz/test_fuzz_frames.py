@@ -219,7 +219,7 @@ def test_requests_with_the_token_are_answered(errors: Errors) -> None:
 
 
 def settled(server: Server) -> None:
-    """What was there by hand is there still, and answers."""
+    """Check that the server holds the state made by hand and nothing more, and still answers."""
     stream, _ = connect(("127.0.0.1", server.port), TOKEN, 30)
     with contextlib.closing(stream):
         stream.send(Frame(Kind.STATUS, 99))
@@ -282,7 +282,7 @@ def test_strangers_get_nothing_but_a_challenge(errors: Errors) -> None:
 
 
 def frames_in(data: bytes) -> Iterator[int]:
-    """Where each frame begins."""
+    """Yield the offset at which each frame begins."""
     at = 0
     while at + HEADER_BYTES <= len(data):
         yield at

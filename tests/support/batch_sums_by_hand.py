@@ -28,7 +28,11 @@ class Net(torch.nn.Module):
 
 
 def gradients_of(model: Net, step: int, part: int, parts: int) -> None:
-    """Of both, whatever the values are. part: number of the round."""
+    """Set gradients of the table and the layer that do not depend on the parameters' values.
+
+    Args:
+        part: the number of the backward pass.
+    """
     model.zero_grad()
     generator = torch.Generator().manual_seed(100 * step + part)
     (model.words(torch.arange(step, step + 4)) * torch.randn(4, 3, generator=generator)).sum().backward()
@@ -119,7 +123,7 @@ class Loose:
 
     @property
     def first_keys(self) -> list[str]:
-        """What the first step of a body changes."""
+        """Return the chunks that the first step of a body changes."""
         number = self.exchange.optimizers.all.index(self.first)
         keys = self.batches.keys_in_order()
         return [key for key in keys if self.batches.owner_of(key) == number]
@@ -138,7 +142,11 @@ class Loose:
 
 
 def undisturbed(bodies: int, table_first: bool, name: str = "m0") -> list[torch.Tensor]:
-    """What one worker makes of it; its name decides where it begins."""
+    """Return the values that one worker alone makes of the bodies.
+
+    Args:
+        name: of the worker; decides on which chunk it begins.
+    """
     with servers(2) as running:
         loose = Loose(name, table_first)
         loose.begin(running, (name,))

@@ -1,8 +1,8 @@
 """The named points at which faults from a seed break a worker, by the kind of chaos and the seed's version.
 
 A seed means what its version says, for ever: a new point gets a new version, and the lists of the old ones
-stay as they are. Then kept seeds go on to draw the deeds that once found something. What else a seed draws
-(the kind of job with servers, whether it changes its consistency, and what is done to servers) has its
+stay as they are. Then kept seeds go on to draw the deeds that once found something. The rest of what a seed
+draws (the kind of job with servers, whether it changes its consistency, and what is done to servers) has its
 version, too.
 """
 
@@ -53,5 +53,5 @@ def points(kind: str, version: int) -> tuple[str, ...]:
 
 
 def chance_of_any_step(point: str, version: int) -> float:
-    """That a fault at the point is of whatever step comes first."""
+    """Return the chance that a fault at the point is not bound to a certain step, but hits the next one."""
     return 0.6 if version >= 2 and point in SELDOM else 0.3

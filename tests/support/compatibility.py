@@ -74,7 +74,7 @@ class Plain(Job):
     """Plain PyTorch: the same batches in the same order, and nothing of the library's in the training."""
 
     def distribute(self, model: Any, optimizer: Any, **arguments: Any) -> None:
-        """There is nobody to share with."""
+        """Do nothing: a single process has nobody to share with."""
 
     def batches(self, data: Any, **arguments: Any) -> Iterable[Any]:
         arguments = {"batch_size": BATCH, "epochs": EPOCHS, "seed": 3} | arguments
@@ -304,7 +304,11 @@ def added_group(job: Job) -> Tensors:
 
 
 class Factors(nn.Module):
-    """So many parameters of two elements."""
+    """A model with many parameters of two elements each.
+
+    Args:
+        count: how many.
+    """
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -968,7 +972,7 @@ def main() -> None:
 
 
 def plain(name: str) -> Tensors:
-    """What the case gives in one process, with nothing but PyTorch."""
+    """Return the tensors that the case gives in one process with plain PyTorch."""
     return copy.deepcopy(CASES[name].run(Plain()))
 
 

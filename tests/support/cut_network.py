@@ -24,13 +24,13 @@ def ip(*arguments: str) -> None:
 
 
 def cut(address: str) -> None:
-    """Nothing comes from or to the address any more, and nobody is told."""
+    """Drop all packets from and to the address, without an error for either side."""
     ip("rule", "add", "pref", "5", "to", address, "blackhole")
     ip("rule", "add", "pref", "5", "from", address, "blackhole")
 
 
 def end_of(group: Group) -> str:
-    """Of a sum that the other rank may never begin."""
+    """Start a sum that the other rank may never begin, and return its error, or "" if it completes."""
     try:
         group.start_sum(torch.ones(1 << 20)).wait()
     except RuntimeError as error:
@@ -39,7 +39,7 @@ def end_of(group: Group) -> str:
 
 
 def ends_of(taking_part: Sequence[int]) -> dict[int, str]:
-    """By rank, of those that begin a sum when the line is broken."""
+    """Return how a sum ends, by rank, on the ranks that begin it when the connection is cut."""
     groups = form_groups(2, COLLECTIVE_SECONDS, CONNECT_SECONDS)
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(end_of, groups)) == ["", ""]

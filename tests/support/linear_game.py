@@ -1,7 +1,7 @@
 """Two models with an optimizer each, whose gradients are those of the data alone, and bodies that train them.
 
-What compression with error feedback has made of the parameters, and what all workers still owe, are together
-what one process makes of them.
+The parameters after compression with error feedback, plus the residuals of all workers, equal the parameters
+of one process.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def carried(game: Game, ids: torch.Tensor) -> None:
 
 
 def left(game: Game, ids: torch.Tensor) -> None:
-    """Only such gradients are added to as no step has taken."""
+    """Add gradients to some that no step has taken yet, and step."""
     (game.loss(game.generator, ids) + game.loss(game.critic, ids)).backward()
     game.second.step()
     game.second.zero_grad()
@@ -104,7 +104,11 @@ def left(game: Game, ids: torch.Tensor) -> None:
 
 
 def counted(body: Body, owed: torch.Tensor) -> torch.Tensor:
-    """What is owed, as often as steps take it. owed: by parameter's element, flat."""
+    """Return the residuals, multiplied by how many steps take each.
+
+    Args:
+        owed: the residuals, flat, with an element per parameter's element.
+    """
     often = torch.ones_like(owed)
     often[: len(owed) // 2] = 2.0 if body in (carried, left) else 1.0
     return owed * often
@@ -130,7 +134,7 @@ def batches() -> Iterator[torch.Tensor]:
 
 
 def alone(body: Body) -> Game:
-    """After all batches, in one process."""
+    """Return the models after all batches in one process."""
     game = Game()
     for number, ids in enumerate(batches(), start=1):
         game.bodies = number

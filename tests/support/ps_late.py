@@ -12,8 +12,12 @@ from springtide_ps.server.server import Server
 
 
 class Late:
-    """Nothing of a step comes from the servers before somebody waits for it; but the last ones, at the end of
-    whose ranges the servers are waited for anyway. steps: of the loop.
+    """Servers whose answers come only when somebody waits for them.
+
+    The last two steps are excepted: at their ends the servers are waited for anyway.
+
+    Args:
+        steps: how many the loop has.
     """
 
     def __init__(self, exchange: PsBackend, running: list[Server], steps: int) -> None:

@@ -51,7 +51,7 @@ def group_at(address: str | None) -> GroupSettings | None:
 
 
 class Member:
-    """What a worker does around the exchange, in a few lines."""
+    """A worker reduced to its use of the parameter servers."""
 
     def __init__(self, name: str, optimizer: Callable[[Any], torch.optim.Optimizer], **options: Any) -> None:
         self.name = name

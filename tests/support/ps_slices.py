@@ -21,7 +21,7 @@ def record(ids: list[int], value: float = 1.0) -> torch.Tensor:
 
 
 def make(rows: int = 0, optimizer: str = "adam", **spec: Any) -> Slice:
-    """With rows that were trained."""
+    """Make a slice with this number of trained rows."""
     piece = Slice(TableSpec(DIM, optimizer, seed=1, **spec), 2, 0, [{"lr": 0.5}])
     for first in range(0, rows, 7):
         piece.apply(record(list(range(first, min(rows, first + 7)))), STEP_SPEC)

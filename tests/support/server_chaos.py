@@ -37,12 +37,16 @@ _CONSISTENCIES = (
 
 
 def deeds(version: int) -> tuple[str, ...]:
-    """What is done to servers, of which seeds of this version draw."""
+    """Return the faults of servers that seeds of this version draw from."""
     return _DEEDS_5 if version >= CUTS_FROM else _DEEDS_1
 
 
 class ServerChaos(Chaos):
-    """As `Chaos`, with deeds on servers in between. switches: changes of consistency, too."""
+    """Chaos that adds faults of servers to those of workers.
+
+    Args:
+        switches: also change the job's consistency.
+    """
 
     kind = "servers"
 
@@ -72,7 +76,10 @@ class ServerChaos(Chaos):
                 self._hurt_server()
 
     def heal(self) -> None:
-        """As `Chaos`, but a line that is cut stays so for its time: only then is a server cut off for it."""
+        """Mend the faults of workers and servers, but leave a cut line to its drawn time.
+
+        Only a line that stays cut makes the others cut a server off.
+        """
         super().heal()
         self._mend_servers(math.inf)
 
@@ -92,13 +99,19 @@ class ServerChaos(Chaos):
         return not self.anchor.running
 
     def draw_fault(self) -> str:
-        """Where ranges are pushed, often in the middle of one: some chunks have it then, others do not."""
+        """Draw a fault of a worker, where consistency changes often one in the middle of a push.
+
+        Some chunks then have the batch, and others do not.
+        """
         if self.switches and self.random.random() < 0.3:
             return f"pushing:*:{self.random.choice(('kill', 'kill', 'raise', 'sleep=0.4'))}"
         return super().draw_fault()
 
     def _cut(self, victim: Worker) -> None:
-        """Not the anchor: once the others have gone on without it, their death would lose the state."""
+        """Cut off a worker that is not the anchor.
+
+        Once others have gone on without the anchor, their death would lose the state.
+        """
         if victim is not self.anchor:
             super()._cut(victim)
 
@@ -147,7 +160,10 @@ class ServerChaos(Chaos):
                 self._replace = now + self.random.choice((0.0, 0.3, 1.0)), victim.slot
 
     def _cut_line(self, victim: ServerPod) -> None:
-        """For one worker never the anchor: who alone does not reach what others reach is cut off."""
+        """Cut a server off from all workers, or from one that is not the anchor.
+
+        A worker that alone does not reach a server is itself cut off from the job.
+        """
         front = self._fronts[self.cluster.servers.index(victim)]
         reset = self.random.random() < 0.3
         others = [w for w in self.cluster.workers if w.running and w is not self.anchor]

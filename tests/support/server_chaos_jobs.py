@@ -1,6 +1,6 @@
 """The kinds of job with servers that seeds of random faults draw, by the seed's version.
 
-What old versions draw stays as it is, so that their seeds go on to tell the same stories.
+The draws of old versions stay as they are, so that their seeds reproduce the same runs.
 """
 
 from __future__ import annotations

@@ -40,12 +40,8 @@ Within Without
 FRAGMENTS = frozenset(_FIRST_WORDS.split())
 # Their docstrings are rewritten next.
 PENDING = (
-    *("benchmarks/", "ps/", "tests/fuzz", "tests/ps", "tests/worker"),
-    *(
-        f"tests/support/{name}"
-        for name in ("batch_", "chaos", "check", "compat", "cut", "linear", "ps_", "server", "w")
-    ),
-    *(f"worker/springtide/{name}/" for name in ("checkpoint", "comm", "data", "elastic", "ps", "train_step")),
+    "ps/",
+    "worker/springtide/ps/",
 )
 # Where each parameter of a public function has a line of its own.
 DOCUMENTED = ("protocol/", "worker/springtide/coordination/")

@@ -16,7 +16,7 @@ from springtide.settings import Settings
 
 @contextlib.contextmanager
 def library(**settings: Any) -> Iterator[Runtime]:
-    """As after `springtide.init()`; the library is as new afterwards."""
+    """Yield a runtime like that after `springtide.init()`, and reset the library afterwards."""
     assert api.active_runtime is None
     runtime = api.active_runtime = Runtime(Settings(**settings))
     try:

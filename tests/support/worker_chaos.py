@@ -73,7 +73,7 @@ class Chaos:
         self._mend(float("inf"))
 
     def end(self) -> None:
-        """Once one has finished, the job is over: members come to their end, and nobody needs the others."""
+        """End the job once one worker has finished: the others get a few seconds and are then stopped."""
         began = time.monotonic()
         while any(worker.running for worker in self.cluster.workers) and time.monotonic() < began + 3:
             time.sleep(0.02)

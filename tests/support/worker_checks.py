@@ -1,4 +1,4 @@
-"""What must hold for the workers of a job after whatever happened to it."""
+"""Checks that hold for the workers of any job, whatever faults it had."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ class WorkerCluster:
         self._set_pace()
 
     def until_settled(self) -> None:
-        """Until all chunks of a server job are where they belong, with their copies, as of now or later."""
+        """Wait until all chunks of a job with servers are in their places with their copies, now or later."""
         now = time.monotonic()
         self.until(
             lambda: self.asked_at > now and self.reply is not None and self.reply.servers_settled, "copies"
@@ -257,7 +257,7 @@ class WorkerCluster:
         )
 
     def until_done(self, *workers: Worker, seconds: float = 90.0) -> None:
-        """Until they have ended; when nobody is left, until the coordinator has told what it knows then."""
+        """Wait until the workers have ended; when none is left, also for the coordinator's last reply."""
         chosen = workers or tuple(self.workers)
         ended_at = 0.0
 

@@ -21,7 +21,7 @@ class Lookups(torch.nn.Module):
     head: torch.nn.Linear
 
     def values(self) -> torch.Tensor:
-        """What the model makes of every id, and its layer."""
+        """Return the model's output for every id and its layer's parameters, as one flat tensor."""
         everything = torch.arange(self.rows.num_embeddings)
         with torch.no_grad():
             seen = [self.rows(everything), self.bags(everything[:, None])]

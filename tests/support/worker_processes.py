@@ -91,7 +91,7 @@ class Zygote:
 
 
 class Forked:
-    """What can be done to a process that a zygote made."""
+    """A process forked by a zygote, with its exit code, signals and a wait."""
 
     __slots__ = ()
     pid: int
@@ -115,7 +115,11 @@ class Forked:
         self.signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> int:
-        """Its exit code. TimeoutError when it does not end in time."""
+        """Wait for the process's end, and return its exit code.
+
+        Raises:
+            TimeoutError: the process does not end in time.
+        """
         return self.zygote.wait(self.pid, seconds)
 
     def stop(self) -> None:
@@ -159,7 +163,7 @@ class Worker(Forked):
         return self.terminated_at > 0 or joins
 
     def commits(self) -> list[dict[str, Any]]:
-        """What its step log says so far."""
+        """Return the entries of the worker's step log so far."""
         path = self.folder / f"{self.name}.steps"
         if not path.exists():
             return []

@@ -57,7 +57,7 @@ class Rank:
 
     @property
     def step_number(self) -> int:
-        """Of the step that the running body would commit, from 1."""
+        """Return the number of the step that the running body would commit, from 1."""
         return self.runtime.position.cursor.step + 1
 
     def distribute(

@@ -1,4 +1,4 @@
-"""What the workers of a job have found at its end, held against a process that trained alone."""
+"""Comparison of the workers' results at a job's end with those of a process that trained alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING_LEARNT = math.log(3)
 def check_equal(
     cluster: WorkerCluster, members: list[Worker], options: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """They finished with one model, with every sample once an epoch. Their results."""
+    """Check that the members finished with one model and every sample once an epoch; return their results."""
     samples, epochs = options["samples"], options["epochs"]
     steps = epochs * math.ceil(samples / options["batch"])
     results = []
@@ -46,7 +46,11 @@ def check_as_good(
     options: Mapping[str, Any],
     kind: str = "plain",
 ) -> None:
-    """As `check_equal`, and that model, of this kind, has learnt about as much as a plain reference."""
+    """Check that the members agree, and that their model has learnt about as much as a plain reference.
+
+    Args:
+        kind: of the model.
+    """
     values = check_equal(cluster, members, options)[0]["values"]
     ours = loss_of(values, options["samples"], kind)
     theirs = loss_of(reference.values, options["samples"])
@@ -54,7 +58,7 @@ def check_as_good(
 
 
 def loss_of(values: list[float], samples: int, kind: str = "plain") -> float:
-    """Of the model with these parameters, over all samples."""
+    """Return the loss, over all samples, of the model with these parameters."""
     model = make_model(kind)
     torch.nn.utils.vector_to_parameters(torch.tensor(values), model.parameters())
     x, y = make_data(samples)

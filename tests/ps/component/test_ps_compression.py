@@ -151,7 +151,13 @@ class Owing(RuleBasedStateMachine):
         end=st.sampled_from(["committed", "committed by others", "dropped"]),
     )
     def several_backwards(self, data: st.DataObject, rounds: list[list[tuple[int, ...]]], end: str) -> None:
-        """By round: the optimizer steps with its sums, and who has no part in each."""
+        """Run one body of several backward passes.
+
+        Args:
+            rounds: for each backward pass, the optimizer steps that take its sums, as the optimizers left
+                out of each.
+            end: how the body ends.
+        """
         before = self.total.clone(), self.applied.clone()
         for number, parts in enumerate(rounds):
             if number:
@@ -194,7 +200,7 @@ class Owing(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def is_left_out(self, data: st.DataObject) -> None:
-        """Its body is dropped, and a generation without it makes the step: what it owed is lost."""
+        """Drop the body while a generation without this member makes the step: its residual is lost."""
         self.body(data)
         self.advance(self.generation + 1)
         self.generation += 2
@@ -203,7 +209,7 @@ class Owing(RuleBasedStateMachine):
 
     @rule(data=st.data(), unused=st.sampled_from([(), (1,)]), counts=st.booleans())
     def another_one_sends_for_it(self, data: st.DataObject, unused: tuple[int, ...], counts: bool) -> None:
-        """In a team: the other one's residuals are not this one's affair."""
+        """Let another member of the worker group push this one's sums: its own residuals stay out of it."""
         numbers = data.draw(st.lists(st.integers(-9, 9), min_size=ELEMENTS, max_size=ELEMENTS))
         self.gradient = torch.tensor(numbers, dtype=torch.float64)
         self.gradient[5] = 0.0
@@ -220,7 +226,7 @@ class Owing(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leaves_and_comes_back(self, data: st.DataObject) -> None:
-        """Who sends the last step of a generation owes nothing."""
+        """Check that the last step before a generation ends pushes all residuals, and then come back."""
         assert not self.wire.ends(False)
         assert not self.wire.ends(True)
         self.body(data)
@@ -273,7 +279,9 @@ def same_gradients(model: torch.nn.Module, step: int, part: int, parts: int) -> 
 
 
 def owed(member: Any) -> torch.Tensor:
-    """By parameter's element, flat: what the member owes."""
+    """Return the residuals that the member keeps, as one flat tensor with an element per parameter's
+    element.
+    """
     flats = [torch.zeros(size) for size in member.layout.sizes]
     for chunk in member.exchange.chunks:
         kept = member.exchange.compression.residuals.residual(chunk.key)

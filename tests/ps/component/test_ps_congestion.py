@@ -30,7 +30,7 @@ def use(sock: socket.socket, name: str) -> None:
 
 @contextmanager
 def connected(name: str) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of a connection with that congestion control which has carried something."""
+    """Yield both ends of a connection that uses this congestion control and has carried a byte each way."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         use(listener, name)
         with socket.create_connection(listener.getsockname(), 30) as ours:

@@ -31,7 +31,7 @@ def adam(model: Any) -> torch.optim.Optimizer:
 
 
 def asked_early(member: Member) -> list[Any]:
-    """What the member has asked for early in the running body."""
+    """Return the member's pulls of speculative values that are under way in the running body."""
     speculative = member.exchange.speculative
     assert speculative is not None
     return list(speculative.under_way)
@@ -83,7 +83,7 @@ class Job:
 
     @property
     def early(self) -> list[Any]:
-        """What the first member has asked for early and not yet taken."""
+        """Return the first member's speculative pulls that it has not taken yet."""
         return asked_early(self.both[0])
 
 

@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 
 
 def early_of(loose: Loose) -> list[Future[Any]]:
-    """What the open body has asked for early."""
+    """Return the pulls of speculative values that the open body has under way."""
     assert loose.exchange.speculative is not None
     return list(loose.exchange.speculative.under_way)
 
@@ -82,7 +82,10 @@ def test_values_arrive_before_push_and_count_from_commit_on() -> None:
 
 
 def bytes_out(server: Server) -> int:
-    """Of all that has been answered: a client may have an answer before the server has counted it."""
+    """Return the bytes sent by the server, once all its answers are counted.
+
+    A client may have an answer before the server has counted it.
+    """
     until(lambda: all(c.send_queue.unsent == 0 for c in server.connections), "the last count")
     return server.counters.bytes_out
 
@@ -216,7 +219,10 @@ def test_without_room_for_copies_values_come_after_the_push() -> None:
 
 
 def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
-    """Whoever waits for a chunk holds up the whole server, so to count its bytes would never end."""
+    """A handler that checks for free memory holds no chunk locked.
+
+    The check reads all chunks, so a lock on one of them would stop the whole server.
+    """
     with servers(1) as running:
         loose = Loose(running, early=True)
         loose.begin()

@@ -112,7 +112,10 @@ def test_tensors_without_gradients_stay_as_they_are(kind: Any, options: dict[str
 
 @pytest.mark.parametrize(("kind", "options"), CASES, ids=NAMES)
 def test_tensors_whose_first_gradients_come_late_begin_then(kind: Any, options: dict[str, Any]) -> None:
-    """As without the kernel; with it, torch's SGD fails."""
+    """A tensor's state begins at its first gradient, as it does without the fused kernel.
+
+    With the fused kernel torch's own SGD fails here, so the reference runs without it.
+    """
     (ours, mine), (theirs, its) = make(kind, options), make(kind, options)
     for group in theirs.param_groups:
         group["fused"] = False
@@ -167,7 +170,10 @@ def test_a_state_that_was_put_in_is_used(kind: Any, options: dict[str, Any]) -> 
 
 
 def test_the_kernel_is_called_without_the_optimizers_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else all of the above would hold, and nothing would be won."""
+    """The fused step does not go through `torch.optim`.
+
+    If it did, the other tests would still pass, and nothing would be gained.
+    """
     optimizer, values = make(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
     step = stepper(optimizer)
     give(values, 1)
@@ -206,6 +212,9 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_no_step_imports_the_compiler() -> None:
-    """It would take a server that starts as long as the import of torch itself."""
+    """A step does not import torch's compiler.
+
+    That import takes a starting server as long as the import of torch itself.
+    """
     done = subprocess.run([sys.executable, "-c", COMPILER], capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n", done.stdout + done.stderr

@@ -57,7 +57,11 @@ class Model(torch.nn.Module):
 def train(
     size: int, tables: bool = False, scaled: bool = False, two: bool = False, **settings: Any
 ) -> tuple[list[list[torch.Tensor]], list[list[int]]]:
-    """By rank: the model at the end, and the ranges that it had a part in."""
+    """Train on worker groups.
+
+    Returns:
+        for each rank, the model's parameters at the end and the numbers of the batches that it took part in.
+    """
     store = Store()
 
     def script(rank: Rank) -> tuple[list[torch.Tensor], list[int]]:
@@ -208,7 +212,7 @@ def test_committed_member_reads_new_values_after_its_groups_end(reader: int) -> 
 
 @pytest.mark.parametrize(("size", "settings"), [(1, {}), (2, {}), (4, {"group_size": 2})])
 def test_a_schedule_that_is_stepped_at_an_epochs_last_batch(size: int, settings: dict[str, Any]) -> None:
-    """Whoever computes that batch, all have the same rate after the epoch."""
+    """All workers have the same rate after an epoch, whichever of them computed its last batch."""
     store = Store()
 
     def script(rank: Rank) -> tuple[list[float], float]:

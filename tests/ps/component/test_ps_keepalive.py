@@ -61,7 +61,7 @@ def test_answers_on_their_way_are_pulses_themselves() -> None:
 
 @pytest.fixture(params=["plain", "tls"])
 def tls(request: pytest.FixtureRequest) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """Of the server, and of its clients."""
+    """Return the TLS contexts of the server and of its clients; None for each over plain TCP."""
     if request.param == "plain":
         return None, None
     return server_context(CERTIFICATE, KEY), client_context(CERTIFICATE)
@@ -143,7 +143,10 @@ def test_a_server_that_nothing_comes_from_any_more_is_lost(line: tuple[CutProxy,
 
 
 def test_so_is_one_to_which_gradients_cannot_be_sent(line: tuple[CutProxy, Make]) -> None:
-    """They have no answers of their own, and what waits behind them is never asked."""
+    """A connection on which gradients cannot be sent is ended as a lost one.
+
+    Gradients have no answers of their own, and a request queued behind them is never sent.
+    """
     proxy, make = line
     client = make()
     client.ask_step(Kind.ENTER, FIRST, {"me": "a", "members": ["a"], "s": 0, "lineage": "one"}).result(60)

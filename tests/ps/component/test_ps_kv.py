@@ -336,7 +336,10 @@ def until_full(asked: Callable[[], int]) -> None:
 
 
 def test_server_lost_under_a_full_queue_fails_all_that_wait() -> None:
-    """It is the thread that sends, and nobody else, that makes room in the queue and learns of the loss."""
+    """A thread that waits for room in a full send queue fails when the server is lost.
+
+    Only the sending thread makes room in the queue, and only that thread learns of the loss.
+    """
     with servers(1) as running, kv.connect(names(running), TOKEN) as store:
         store.init("w", torch.zeros(1))
         lost, handles, ended = threading.Event(), list[kv.Handle](), list[Exception]()
@@ -391,7 +394,10 @@ def _push_and_keep(store: kv.KVStore, gradient: torch.Tensor, handles: list[kv.H
 
 
 def test_loss_callback_may_need_a_lock_held_by_a_waiting_sender() -> None:
-    """As a server does that passes sums on, each in the lock in which it hears that one is there."""
+    """A loss callback may take a lock that a thread waiting to send holds.
+
+    A server that passes sums on sends them under the lock in which it learns that a peer is there.
+    """
     with (
         servers(1) as running,
         contextlib.closing(ServerClient(("127.0.0.1", running[0].port), TOKEN)) as client,

@@ -78,7 +78,7 @@ class Client:
         self.ask(Kind.PUSH_BATCH, about, payload=record(ids, number))
 
     def push_early_one(self, number: int, ids: list[int], server: Server) -> None:
-        """When the copies have the offer, too."""
+        """Push one gradient early, and wait until the servers with copies have stashed it too."""
         about = {"k": KEY, "me": "a", "o": number}
         self.ask(Kind.EARLY_PUSH, {**about, "d": "float32"}, payload=record(ids, number))
 
@@ -96,14 +96,14 @@ class Client:
         return answer.payload.numpy().tobytes().decode()
 
     def dump(self) -> Dumped:
-        """In one answer."""
+        """Return the description and the bytes of the slice, fetched in one answer."""
         answer = self.ask(Kind.DUMP, {"k": KEY}, any_size=True)
         assert answer.payload is not None
         about = {k: v for k, v in answer.meta.items() if k not in ("version", "of")}
         return about, answer.payload.numpy().tobytes()
 
     def await_copy(self) -> Dumped:
-        """What this server holds once the copy is there."""
+        """Wait until this server holds the slice as a copy, and return its content."""
         until(lambda: self.inventory() == KEY, "the copy does not come")
         return self.dump()
 
@@ -390,7 +390,10 @@ def test_a_slice_without_room_is_refused_with_its_first_part() -> None:
 
 
 def test_a_copy_is_made_when_the_state_is_settled(clients: list[Client], running: list[Server]) -> None:
-    """What is still to be made of it, a server that is new does not know."""
+    """A copy of a slice is made only when no step of it is undecided.
+
+    A new server does not know the step that is still to be made.
+    """
     first, second = clients
     first.enter()
     first.load(make(1))

@@ -1,4 +1,6 @@
-"""What servers show of the jobs that they serve, and what is told of training without common steps."""
+"""Metrics that servers show of their jobs, and counts that reach the coordinator where workers do not step
+together.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Clicks(torch.nn.Module):
 
 
 def scraped(server: Server) -> dict[str, float]:
-    """By name without `springtide_ps_`."""
+    """Return the value of each of the server's metrics, by name without `springtide_ps_`."""
     samples = (sample for metric in ServerCollector(server).collect() for sample in metric.samples)
     return {sample.name.removeprefix("springtide_ps_"): float(sample.value) for sample in samples}
 
@@ -85,7 +87,7 @@ def test_a_job_is_in_the_metrics_of_its_servers(consistency: str, max_rows: int)
 
 
 def test_samples_told_to_coordinator_are_those_of_the_batches() -> None:
-    """Without common steps. Each epoch's last batch is a short one."""
+    """Workers without common steps report the samples of each batch, also of each epoch's short last one."""
 
     def script(rank: Rank) -> tuple[list[int], list[int]]:
         model = Clicks(0)

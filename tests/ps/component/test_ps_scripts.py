@@ -1,4 +1,6 @@
-"""What scripts do with their optimizers: on servers it means what it means in one process, or is refused."""
+"""Ways in which scripts use their optimizers: on servers each means the same as in one process, or is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -228,7 +230,7 @@ def test_saving_the_optimizers_state_says_it_is_elsewhere(
 
 
 def test_a_state_is_loaded_before_the_first_step() -> None:
-    """After distribute() as well as before."""
+    """An optimizer's state may be loaded before the first step, before `distribute()` or after it."""
     store = Store()
 
     def run(rank: Rank) -> None:

@@ -1,4 +1,4 @@
-"""What a server keeps for a client that asks for much and reads little: bounded, and nobody else's loss."""
+"""The send queue of a client that asks for much and reads little: bounded, and no loss for other clients."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_requests_without_an_answer_are_bounded() -> None:
 
 
 def waiting_bytes(server: Server) -> int:
-    """Of the client for whom the most is waiting."""
+    """Return the largest number of bytes that wait to be sent to one client."""
     return max((client.send_queue.unsent for client in server.connections), default=0)
 
 

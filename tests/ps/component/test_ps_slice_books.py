@@ -103,7 +103,7 @@ class Client:
     def push(
         self, number: int, ids: list[int], value: float, dtype: torch.dtype = torch.float32
     ) -> dict[str, Any]:
-        """What the server says."""
+        """Push one batch's gradients, and return the server's answer."""
         about = {"k": "t2.0", "r": number, "d": DTYPE_NAMES[dtype], "recipe": STEP_SPEC.to_json()}
         return self.ask(Kind.PUSH_BATCH, about, payload=record(ids, value, dtype)).meta
 

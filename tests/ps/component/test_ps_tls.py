@@ -27,7 +27,7 @@ CERTIFICATE, KEY = job_certificate(b"r" * 32, "uid")
 
 @pytest.fixture(scope="module")
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of a server, and of clients that trust its certificate and no other."""
+    """Return the TLS context of a server, and that of clients which trust only its certificate."""
     return server_context(CERTIFICATE, KEY), client_context(CERTIFICATE)
 
 
@@ -80,7 +80,7 @@ def test_both_directions_at_once_lose_no_byte(contexts: tuple[ssl.SSLContext, ss
 
 
 def pair(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> tuple[TlsSocket, TlsSocket]:
-    """Both ends of a connection, after the handshake."""
+    """Return both ends of a TLS connection after the handshake."""
     ours, theirs = socket.socketpair()
     made: list[TlsSocket] = []
     thread = threading.Thread(

@@ -159,9 +159,14 @@ Y = torch.randn(48, 2, generator=torch.Generator().manual_seed(2))
 
 
 def train(size: int, consistency: str, taken: bool = False) -> list[tuple[torch.Tensor, dict[str, int], Any]]:
-    """By rank: parameters, the ledger's audit, which chunks something is owed to after the first step.
+    """Train with TopK compression.
 
-    taken: another worker has brought the first range into chunk 0.0 before.
+    Args:
+        taken: another worker has brought the first batch into chunk 0.0 before.
+
+    Returns:
+        for each rank, the parameters, the ledger's audit, and the chunks that have a residual after the
+            first step.
     """
     store = Store()
 

@@ -1,4 +1,4 @@
-"""What a forward pass needs first: cut finer, and sent first."""
+"""Chunks that a forward pass needs first are smaller and are sent first."""
 
 from __future__ import annotations
 

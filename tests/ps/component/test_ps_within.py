@@ -25,7 +25,7 @@ SECOND: Token = (1, 0, 2)
 
 
 def step_spec(*rounds: int, lr: float = 0.1) -> StepSpec:
-    """Of parts with the sums of these rounds."""
+    """Return a step spec whose substeps take the sums of these backward passes."""
     parts = tuple(
         StepSpec(1.0 + n, False, ({"lr": lr},), backward_pass=number) for n, number in enumerate(rounds)
     )
@@ -169,7 +169,10 @@ def test_parts_are_made_one_after_another_and_sums_may_be_kept() -> None:
 
 
 def test_parts_of_a_step_wait_until_the_one_before_is_made() -> None:
-    """It is decided; its values came early, so the member is on with the next one before it is made."""
+    """The substeps of a step wait until the step before is made on the server.
+
+    That step is decided and its values were sent early, so the member goes on before the server has made it.
+    """
     stopped, go = threading.Event(), threading.Event()
 
     class Slow(ShardStore):
@@ -257,7 +260,12 @@ def compare(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
 def test_step_of_two_rounds_is_whole_or_not_at_generation_end(
     committed: int, replication: int, grouped: bool
 ) -> None:
-    """So many of two members have committed the second step; with copies, a server is lost besides."""
+    """A step of two backward passes counts as a whole or not at all when the generation ends.
+
+    Args:
+        committed: how many of the two members have committed the second step.
+        replication: with 2, a server is lost as well.
+    """
     places = dict(zip(("m0", "m1"), addresses(2), strict=True))
 
     with (

@@ -38,7 +38,7 @@ def server(counters: Counters) -> Iterator[SyncHandler]:
 
 
 def train(shards: ShardStore, key: str) -> None:
-    """Of twelve rows, eight at most stay, and some more go than must."""
+    """Apply twelve rows to a table that keeps at most eight of them, and lets go of more than it must."""
     with shards.locked(TOKEN, key) as lent:
         assert isinstance(lent.chunk, Slice)
         lent.chunk.apply(record(list(range(12))), STEP_SPEC)

@@ -137,7 +137,7 @@ class Server:
             self.push(number)
 
     def push(self, number: int) -> None:
-        """As a worker's push of a range is applied."""
+        """Apply a batch's gradients once, the way a worker's push of a batch does."""
         with self.shards.locked(self.token, "k") as held:
             applied_batches = held.chunk.applied_batches
             assert applied_batches is not None

@@ -23,7 +23,7 @@ def groups(rate: float, count: int = COUNT, **more: Any) -> Groups:
 
 
 class Ends:
-    """Both ends of a connection, and how many bytes went over it."""
+    """The two ends of a connection that carries optimizer options, with a count of the bytes sent."""
 
     def __init__(self, shared: SharedOptions | None = None) -> None:
         self.sent, self.received = SentOptions(), ReceivedOptions(shared or SharedOptions())

@@ -166,7 +166,7 @@ class Worker:
 
     @property
     def steps(self) -> int:
-        """Those that it has made or begun."""
+        """Return the number of steps that the worker has made or begun."""
         return (self.clock or 0) + (self.sent is not None) + (self.range is not None)
 
 
@@ -234,7 +234,7 @@ class Training(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 9))
     def commit(self, index: int) -> None:
-        """Its step is made: the push begins, once the last one has arrived."""
+        """Commit the worker's step; its push begins once its last one has arrived."""
         _, worker = self._some(index)
         if worker.range is not None and worker.sent is None:
             worker.sent, worker.range, worker.left = worker.range, None, list(CHUNKS)
@@ -292,7 +292,7 @@ class Training(RuleBasedStateMachine):
             assert max(clocks) - min(clocks) <= self.bound
 
     def teardown(self) -> None:
-        """Whatever has happened: everybody goes on, and every range ends up in every chunk, once."""
+        """Let everybody go on, and check that every batch ends up in every chunk exactly once."""
         if not hasattr(self, "workers"):
             return
         for turn in range(40 * STOP):

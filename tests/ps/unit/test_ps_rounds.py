@@ -116,8 +116,8 @@ class Training(RuleBasedStateMachine):
     """Members and servers exchange words one by one; members die and new generations begin at any moment.
 
     The side reduction is modelled as it is: it completes for a member only if all members of the generation
-    have entered it, and then some may hear the result and others not. What a server has made of a step is
-    kept as the set of members whose gradients are in it.
+    have entered it, and then some may hear the result and others not. A server's step is recorded as the set
+    of members whose gradients are in it.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class Training(RuleBasedStateMachine):
             self.apply(s)
 
     def pass_the_barrier(self) -> None:
-        """After the transfers: nobody passes before all hold the state."""
+        """Begin the barrier after the transfers: nobody passes before all hold the state."""
         self.resolving = True
         self.to_resolve = {(m, s) for m in self.members for s in range(SERVERS)}
 
@@ -251,7 +251,9 @@ class Training(RuleBasedStateMachine):
             self.apply(s)
 
     def values_are_needed(self, member: str, s: int) -> None:
-        """Whoever has committed a step can have its values, whatever became of the others."""
+        """Check that a member can fetch the values of a step that it has committed, even if the others have
+        died.
+        """
         server, step = self.servers[s], self.step[member]
         if Effect.TRY in server.try_step(self.token, step, member):
             self.tried[s] = frozenset(self.sums[s])

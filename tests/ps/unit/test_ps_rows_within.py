@@ -61,7 +61,7 @@ def step_spec(optimizer: str, parts: list[tuple[int, bool]]) -> StepSpec:
 def test_they_are_what_the_step_would_make_of_them(
     optimizer: str, rounds: list[list[int]], parts: list[tuple[int, bool]], counted: bool
 ) -> None:
-    """Whatever was asked before, and with nothing changed by it."""
+    """Intermediate rows equal those that the step's first parts would make, and leave the slice unchanged."""
     parts = [(number % len(rounds), rests) for number, rests in parts]
     piece = make(optimizer, max_norm=0.8, by_frequency=counted)
     piece.apply(total([1, 2, 3], 9, counted), step_spec(optimizer, [(0, False)]))

@@ -142,7 +142,7 @@ def test_what_is_no_slice_is_refused(change: dict[str, Any], message: str) -> No
 
 
 class Answers:
-    """What fetches were answered with, in order; `next` waits for one."""
+    """Answers to fetches, in the order in which they came; `next` waits for one."""
 
     def __init__(self) -> None:
         self.all: list[tuple[Any, Exception | None]] = []

@@ -1,4 +1,4 @@
-"""What the tests of real worker processes share; `OPTIONS` of a test's module are those of its script."""
+"""Fixtures of the tests of real worker processes; `OPTIONS` of a test's module are those of its script."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Place:
         self.storage = Storage(str(root), FOLDER)
 
     def steps(self) -> list[int]:
-        """Of the whole ones, the newest first."""
+        """Return the steps of the complete checkpoints, the newest first."""
         return [state.step for name in restore.candidates(self.storage) if (state := names.parse(name))]
 
 

@@ -53,7 +53,7 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    """Of processes whose sums may be exact."""
+    """Yield a zygote of processes whose sums may be exact."""
     zygote = Zygote(MKL_CBWR="AVX2,STRICT")
     yield zygote
     zygote.close()

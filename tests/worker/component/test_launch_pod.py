@@ -142,7 +142,7 @@ class Launched:
             time.sleep(0.02)
 
     def pids(self) -> list[int]:
-        """Of processes and grandchildren that said they are ready."""
+        """Return the ids of the processes and grandchildren that said they are ready."""
         ready = re.findall(r"ready (\d+) (\d+)", self.log.read_text())
         return [int(pid) for pair in ready for pid in pair]
 

@@ -51,7 +51,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def runs(pod: Worker) -> list[dict[str, str]]:
-    """What each process of the pod's script found, oldest first."""
+    """Return the environment that each process of the pod's script found, oldest first."""
     path = pod.folder / f"{pod.name}.runs"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -168,7 +168,7 @@ def test_torch_distributed_works_before_and_after_a_change(make: Make) -> None:
     first, second = cluster.start(2)
 
     def held() -> dict[str, str]:
-        """What held in the newest round that has come so far, and which round it is."""
+        """Return the results of the newest round so far, and the number of that round."""
         found = max(first.folder.glob("held.[0-9]*"), key=lambda path: int(path.suffix[1:]), default=None)
         return {} if found is None else json.loads(found.read_text()) | {"round": found.suffix[1:]}
 

@@ -34,7 +34,7 @@ def test_the_server_that_an_error_is_about(text: str, wanted: list[str]) -> None
 
 @pytest.fixture
 def connections() -> Iterator[Connections]:
-    """To the servers "a" and "b"."""
+    """Yield connections to two servers named "a" and "b"."""
     with servers(2) as running:
         made = Connections(TOKEN, 10.0, 60.0)
         made.connect(dict(zip("ab", names(running), strict=True)))

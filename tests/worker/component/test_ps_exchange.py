@@ -116,7 +116,10 @@ def test_step_committed_by_one_survivor_counts_and_no_other() -> None:
 
 
 def test_values_of_committed_step_are_had_when_a_member_died() -> None:
-    """And the step is kept or undone, as the next generation begins from it or from the one before."""
+    """A member that committed a step gets its values although the other member has died.
+
+    The servers keep or undo the step as the next generation begins from it or from the one before.
+    """
     make = OPTIMIZERS["adam"]
     with servers(3) as running, members(2, make, replication=2) as (a, b):
         names, store = ["m0", "m1"], Store()
@@ -197,7 +200,10 @@ def test_values_of_committed_step_are_had_when_a_member_died() -> None:
 
 
 def test_committed_values_come_from_the_copy_at_a_servers_loss() -> None:
-    """Its loss drops the step of a member that has not committed it yet."""
+    """A member that committed a step gets its values from the copy when a server is lost.
+
+    A member that has not committed the step drops it at that loss.
+    """
     with servers(2) as running, members(2, OPTIMIZERS["momentum"], replication=2) as (a, b):
         names, store = ["m0", "m1"], Store()
         together(

@@ -55,7 +55,7 @@ class Device:
 
 
 class GroupMember(Member):
-    """A member of groups of two. What it may wait for ends with the test."""
+    """A member of worker groups of two, whose waits all end with the test."""
 
     def __init__(self, name: str, address: str, compression: str, device: Device | None = None) -> None:
         super().__init__(
@@ -199,7 +199,10 @@ def test_batch_of_a_pusher_dying_between_pushes_is_completed() -> None:
 @pytest.mark.parametrize("compression", ["None", "BF16", "TopK"])
 @pytest.mark.parametrize("order", ["abc", "bac", "cab"])
 def test_pusher_sends_the_rest_in_any_role_of_next_generation(order: str, compression: str) -> None:
-    """And the numbers are those of a run in which nothing was broken."""
+    """A push that broke off is sent to its end by the pusher in whatever role it has in the next generation.
+
+    The values equal those of a run in which nothing broke.
+    """
     found = []
     for broken in (False, True):
         with job(compression) as one:

@@ -165,7 +165,10 @@ def alone(request: pytest.FixtureRequest) -> tuple[bool, list[torch.Tensor]]:
 def test_body_left_between_two_steps_is_completed_by_next_group(
     alone: tuple[bool, list[torch.Tensor]], seen: str, next_team: str
 ) -> None:
-    """Its members may have died, or be others; the first one has pushed what it, or both, have looked at."""
+    """A body left between its two steps is completed by the next group, whichever members that has.
+
+    The group's first member has pushed a step whose values one member or both have looked at.
+    """
     table_first, wanted = alone
     with servers(2) as running:
         trio = Trio(running, table_first)

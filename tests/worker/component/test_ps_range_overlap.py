@@ -36,8 +36,10 @@ def exchange_of(rank: Rank) -> PsBackend:
 def test_next_body_begins_early_and_each_layer_awaits_its_values(
     early: bool,
 ) -> None:
-    """In the first body the server's chunk with the last layer is locked until the second body's first layer
-    was used: whoever waits for more than that waits in vain.
+    """The next body begins early, and each of its layers waits for its own values only.
+
+    In the first body the server's chunk with the last layer is locked until the second body has used its
+    first layer: a wait for more values than those of the first layer would not end.
     """
     store = Store()
 

@@ -187,7 +187,11 @@ def test_each_batch_is_once_in_each_step_whatever_comes_between(event: str, tabl
 
 
 def test_next_generation_does_not_wait_for_a_hanging_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has copies, so that the servers that live answer no push; and it is there no more."""
+    """The next generation does not wait for the pushes that a hanging server leaves unanswered.
+
+    Shards have copies, so the servers that live answer no push before the hanging one does; the next
+    generation is without it.
+    """
     left: list[set[Any]] = []
 
     def wait(futures: Any, seconds: float) -> None:

@@ -46,7 +46,9 @@ def test_parameters_averages_and_rows_are_those_of_the_step() -> None:
             exchange.connections.over("the other member is dead")
 
         def late(*arguments: Any) -> None:
-            """As if it were dead in this moment, until the other one has what it needs."""
+            """Commit only once the other member has read its values, like a member that dies at this
+            moment.
+            """
             assert has_read.wait(30)
             commit(*arguments)
 

@@ -28,7 +28,11 @@ def build() -> torch.nn.Module:
 
 
 def chain(size: int, steps: int, pieces: int, fetch: Callable[[int, int], None]) -> list[list[Any]]:
-    """By member and step: the values of each piece, or the error that came instead."""
+    """Pass values along a relay chain.
+
+    Returns:
+        for each member and step, the values of each piece, or the error that came instead.
+    """
     groups = form_groups(size)
     passings = [RelayChain(group) for group in groups]
 
@@ -70,7 +74,14 @@ def test_all_have_what_the_first_has_fetched(size: int) -> None:
 
 
 def in_parts(size: int, parts: list[str], fetch: Callable[[str], None]) -> list[dict[str, Any]]:
-    """By member: the values of each piece of one step, or the error. parts: names, as the first one does."""
+    """Pass the values of one step along a relay chain, in several parts.
+
+    Args:
+        parts: the names of each part's pieces, in the order in which the first member fetches them.
+
+    Returns:
+        for each member, the values of each piece, or the error.
+    """
     groups = form_groups(size)
     passings = [RelayChain(group) for group in groups]
 
@@ -218,7 +229,7 @@ def test_committed_member_gets_values_after_its_groups_end(reader: int) -> None:
         commit = exchange.commit
 
         def over() -> None:
-            """As the end of the generation does."""
+            """Shut the group and end the connections' waits, the way the end of a generation does."""
             assert exchange is not None
             assert exchange.route.group is not None
             exchange.route.group.shut()
@@ -229,7 +240,9 @@ def test_committed_member_gets_values_after_its_groups_end(reader: int) -> None:
             over()
 
         def late(*arguments: Any) -> None:
-            """As if it were dead in this moment, until the other one has what it needs."""
+            """Commit only once the other member has read its values, like a member that dies at this
+            moment.
+            """
             assert has_read.wait(60)
             commit(*arguments)
             over()

@@ -285,7 +285,7 @@ def plainly(game: Game, ids: torch.Tensor, clip: Clip) -> None:
     ],
 )
 def test_a_body_says_when_it_needs_common_steps(body: Body, group_size: int, call: str) -> None:
-    """So that its job is never asked to go over to another consistency."""
+    """A body that needs common steps says so, and its job is never asked for another consistency."""
     store, said = Store(), list[str]()
 
     def script(rank: Rank) -> None:
@@ -307,7 +307,7 @@ def test_a_body_says_when_it_needs_common_steps(body: Body, group_size: int, cal
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_values_looked_at_by_one_member_reach_its_group_too(who: int) -> None:
-    """It fetches that for itself; what else the step has made, the group passes on."""
+    """A member that looks at a step's values fetches those itself; the group passes the other ones on."""
     store, seen = Store(), list[torch.Tensor]()
 
     def script(rank: Rank) -> torch.Tensor:
@@ -340,7 +340,7 @@ def test_values_looked_at_by_one_member_reach_its_group_too(who: int) -> None:
 
 
 def unseen(game: Game, ids: torch.Tensor) -> None:
-    """As `gan`; nobody looks at what the generator's step has made."""
+    """Train the way `gan` does, but do not look at the values that the generator's step makes."""
     fake = game.generator(NOISE[ids])
     game.sgd.zero_grad()
     (game.judge(X[ids], True) + game.judge(fake.detach(), False)).backward()

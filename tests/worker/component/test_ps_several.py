@@ -123,7 +123,11 @@ Body = Callable[[Pair, torch.Tensor, int], None]
 def train(
     size: int, clip_norm: float | None, body: Body = Pair.step, **how: Any
 ) -> list[tuple[torch.Tensor, Any]]:
-    """By worker: the values, and the state of all optimizers as a checkpoint has it."""
+    """Train a pair of models.
+
+    Returns:
+        for each worker, the values, and the state of all optimizers in the form that a checkpoint has.
+    """
     store = Store()
 
     def script(rank: Rank) -> tuple[torch.Tensor, Any]:
@@ -192,7 +196,7 @@ def test_gradients_removed_after_another_step_are_not_used(how: dict[str, Any]) 
 
 
 def test_a_state_from_a_checkpoint_is_each_optimizer_s_own() -> None:
-    """What optimizers hold when training begins goes to the servers."""
+    """The state that each optimizer holds when training begins goes to the servers as its own."""
     pair = Pair()
     for number, ids in enumerate(global_batches(), start=1):
         pair.step(ids, number)

@@ -116,7 +116,9 @@ def train(
 def test_optimizer_with_infinite_gradients_leaves_out_its_step(
     size: int, clip_norm: float | None, settings: dict[str, Any]
 ) -> None:
-    """As plain torch: the other optimizer makes its own."""
+    """An optimizer with infinite gradients leaves its step out, while the other one steps, the same as in
+    plain torch.
+    """
     expected = plain(True, clip_norm)
     results = train(size, True, clip_norm, **settings)
     exact = "compression" not in settings
@@ -152,7 +154,10 @@ def test_worker_without_common_steps_equals_one_process(
 
 
 def test_three_without_common_steps_put_each_batch_in_once() -> None:
-    """With gradients that do not depend on the values, the order of the ranges does not matter."""
+    """Three workers without common steps put each batch in exactly once.
+
+    The gradients do not depend on the values, so the order of the batches does not matter.
+    """
     store = Store()
 
     def script(rank: Rank) -> tuple[torch.Tensor, dict[str, int]]:

@@ -82,7 +82,7 @@ def scaled(script: Tables, ids: torch.Tensor, clip: Clip) -> None:
 
 
 def two_rounds(script: Tables, ids: torch.Tensor, clip: Clip) -> None:
-    """What the first backward leaves of the second model's gradients is added to by the second one."""
+    """Run a body in which the second backward pass adds to gradients left by the first one."""
     (script.models[0](X[ids, 0]) + script.models[1](X[ids, 1]) - Y[ids]).square().mean().backward()
     clip(script.sgd)
     script.sgd.step()

@@ -62,7 +62,10 @@ def state(model: Clicks) -> list[torch.Tensor]:
     ("name", "max_rows"), [("sgd", 0), ("sgd", 18), ("adagrad", 0), ("adagrad", 18), ("adam", 0)]
 )
 def test_one_worker_makes_the_numbers_of_one_process(name: str, max_rows: int) -> None:
-    """With schedules, rows that are let go, and a table that some ranges do not use."""
+    """One worker on servers gets the numbers of one process.
+
+    The training has schedules, rows that are let go, and a table that some batches do not use.
+    """
     order: list[torch.Tensor] = []
 
     def train(model: Clicks, optimizer: torch.optim.Optimizer, schedule: Any, number: int) -> None:
@@ -235,7 +238,7 @@ def offered(running: list[Server]) -> set[str]:
 
 
 def offers(loose: Loose) -> set[str]:
-    """Those of which the open body has sent some."""
+    """Return the keys of the gradients that the open body has pushed early."""
     return set(loose.batches.early_push.keys)
 
 

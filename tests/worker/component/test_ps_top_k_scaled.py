@@ -21,7 +21,7 @@ Y = torch.randn(BATCH * STEPS, 2, generator=torch.Generator().manual_seed(2))
 
 
 class Run:
-    """What one worker has in the end."""
+    """The result of one worker: its values, its residuals and its ledger's audit."""
 
     def __init__(self, values: torch.Tensor, owed: dict[str, torch.Tensor], audit: dict[str, int]) -> None:
         self.values, self.owed, self.audit = values, owed, audit
@@ -30,8 +30,15 @@ class Run:
 def train(
     size: int, consistency: str, scale: float, without: int = 0, broken: int = 0, **how: Any
 ) -> tuple[list[Run], list[float]]:
-    """By worker; and the first one's scale before each step. scale: 0 for no scaler. without: a batch
-    (from 1) that is not in the data. broken: one that overflows at one worker.
+    """Train with TopK compression and a scaler.
+
+    Args:
+        scale: of the scaler at first; 0 for no scaler.
+        without: number of a batch (from 1) that is not in the data; 0 for none.
+        broken: number of a batch that overflows at one worker; 0 for none.
+
+    Returns:
+        the result of each worker, and the first one's scale before each step.
     """
     store, scales = Store(), list[float]()
     data, keep = torch.arange(len(X)), torch.ones(len(X), dtype=torch.bool)
@@ -108,7 +115,10 @@ def test_a_step_that_overflows_leaves_what_is_owed_as_it_was(size: int, consiste
 
 
 def test_what_16_bits_leave_out_is_kept_in_more() -> None:
-    """Without its scale, a small residual would be nothing in float16."""
+    """Residuals of float16 gradients are kept in more bits.
+
+    A small residual, divided by the loss scale, would vanish in float16.
+    """
     chunk = PlannedChunk("0.0", 0, 0, 64, 128, ((0, 0, 0, 64),))
     wire = GradientCompression("TopK", 1 / 64)
     scale = [2.0**15]

@@ -1,6 +1,6 @@
 """Top-k where a body has several optimizers, steps and backward passes.
 
-What is left out is owed if a step has taken the rest.
+A gradient's elements that are left out become a residual only if a step has taken the other ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ torch.set_num_threads(1)
 
 
 def owed(exchange: PsBackend) -> torch.Tensor:
-    """By parameter's element, flat."""
+    """Return the residuals as one flat tensor with an element per parameter's element."""
     assert exchange.compression.residuals is not None
     flats = [torch.zeros(size) for size in exchange.context.layout.sizes]
     for chunk in exchange.chunks:
@@ -49,7 +49,11 @@ def owed(exchange: PsBackend) -> torch.Tensor:
 def train(
     body: Body, size: int, how: dict[str, Any]
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """By worker: the values, and what it owes in the end and owed in the beginning."""
+    """Train with TopK compression.
+
+    Returns:
+        for each worker, the values, and its residuals at the end and at the beginning.
+    """
     store = Store()
 
     def script(rank: Rank) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

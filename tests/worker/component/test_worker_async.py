@@ -78,7 +78,11 @@ def test_workers_are_killed_at_every_point_of_a_step(
 def test_two_optimizers_with_a_scaler_while_workers_are_killed(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
-    """Where a push of some chunks was answered, whoever takes the range over completes it in the others."""
+    """Two optimizers with a scaler lose and repeat no batch when workers are killed in the middle of a push.
+
+    A push that was answered for some chunks is completed in the others by the worker that takes its batch
+    over.
+    """
     (tmp_path / "alone").mkdir()
     reference = train_alone(zygote, tmp_path / "alone", OPTIONS | {"two": True})
     points = ["gradients", "stepped", "stepping", "committed"]
@@ -158,7 +162,11 @@ def test_killed_server_with_copies_causes_no_repeated_work(
 def test_a_server_is_killed_between_offers_and_their_push(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, replication: int
 ) -> None:
-    """Whoever has range 12 has offered all of it, and waits before its push until a server is gone."""
+    """A server that is killed between early pushes and the push that names them costs no batch.
+
+    The worker with batch 12 pushes all its gradients early, and then waits before the push until a server is
+    gone.
+    """
     gate, inside = tmp_path / "gate", tmp_path / "inside"
     gate.write_text("120")  # seconds at most
     cluster = make_cluster("Asynchronous", replication=replication, pace=0.01)
@@ -244,7 +252,11 @@ def test_worker_stops_while_another_waits_at_the_epoch_end(
 def test_manifest_changes_bound_and_mode_of_a_running_job(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
-    """Whoever has range 20, and later range 40, waits in its body until it has heard of the change."""
+    """A running job takes another staleness bound and another mode from its manifest.
+
+    The worker with batch 20, and later the one with batch 40, waits in its body until it has heard of the
+    change.
+    """
     gates = {20: tmp_path / "first", 40: tmp_path / "second"}
     for gate in gates.values():
         gate.write_text("60")  # seconds at most

@@ -38,7 +38,7 @@ class FakeWork:
         self.error: str | None = None
 
     def wait(self) -> None:
-        """Only queues, as NCCL's does."""
+        """Queue the wait only, the way NCCL's `wait` does."""
 
     def is_completed(self) -> bool:
         return self.ended.is_set()
@@ -144,7 +144,10 @@ def test_failed_sum_raises_what_the_backend_says() -> None:
 
 
 def test_buffers_are_used_again_after_the_abort_has_ended() -> None:
-    """Nothing writes any more: a second set of buffers, just after a failure, could be one too many."""
+    """Buffers are used again as soon as the abort has ended, since nothing writes into them any more.
+
+    Memory might not suffice for a second set of buffers just after a failure.
+    """
     backend, waited = FakeBackend(), []
     sums = DeviceSums(backend, timedelta(seconds=1), backend.abort, synchronize=waited.append)
     sums.start_sum(torch.ones(2))
@@ -236,7 +239,10 @@ def test_buffers_of_a_sum_that_gloo_has_lost_are_given_up() -> None:
 
 
 def test_idle_communicator_is_released_without_waiting() -> None:
-    """At a boundary all sums are over: the next generation does not wait for the abort."""
+    """A communicator without a running sum is released without a wait for its abort.
+
+    The next generation would otherwise wait for it at each boundary.
+    """
     sums, backend = _sums()
     sums.start_sum(torch.ones(2))
     backend.works[0].ended.set()
@@ -402,7 +408,10 @@ def test_communicator_made_after_the_abort_is_aborted_too(monkeypatch: pytest.Mo
 
 
 def test_nccl_whose_first_sum_fails_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel would keep the device busy for as long as the process lives."""
+    """A process group whose first sum fails is aborted.
+
+    The sum's kernel would otherwise keep the device busy for as long as the process lives.
+    """
     monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
     FakeNCCL.made.clear()
 
@@ -435,7 +444,9 @@ def until_made(count: int) -> list[FakeNCCL]:
 
 
 def test_nccl_is_connected_when_the_group_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first collective is over before the script's first backward pass."""
+    """The first collective of a group ends while the group is formed, before the script's first backward
+    pass.
+    """
     monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
     FakeNCCL.made.clear()
     timer = threading.Timer(0.3, lambda: [backend.connected.set() for backend in FakeNCCL.made])

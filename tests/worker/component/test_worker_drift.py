@@ -45,7 +45,10 @@ def test_with_two_the_first_one_counts(new_cluster: Callable[..., WorkerCluster]
 
 
 def test_one_that_drifts_on_is_left_alone_in_the_end(new_cluster: Callable[..., WorkerCluster]) -> None:
-    """Its machine computes otherwise: to stop all others for it again and again would help nobody."""
+    """A worker that drifts again and again is at last sent the state no more.
+
+    A machine that computes otherwise is not helped by stopping all others for it.
+    """
     cluster = new_cluster(OPTIONS | {"spoilt": [[step, 1] for step in range(1, 76)], "epochs": 25})
     cluster.start(2)
     first, _ = ended(cluster)

@@ -54,7 +54,10 @@ def test_script_that_raises_and_a_model_that_differs(cluster: WorkerCluster) -> 
 
 
 def test_joiner_with_a_learning_rate_of_its_own_ends_alone(cluster: WorkerCluster) -> None:
-    """Before, its parameters drifted away from the others', which nobody noticed."""
+    """A joiner with another learning rate than the others fails with a clear error, and the others go on.
+
+    Without the check its parameters would drift away from theirs unnoticed.
+    """
     first, second = cluster.start(2, options={"rate_by_count": 0.1})
     cluster.until_step(3)
     joiner = cluster.add(rate_by_count=0.1)
@@ -128,7 +131,7 @@ def test_sigterm_amid_a_step_nobody_ends_ends_the_process(cluster: WorkerCluster
 
 @pytest.fixture
 def first_process_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[WorkerCluster]:
-    """Its workers are process 1 of a PID namespace each."""
+    """Yield a cluster whose workers are each process 1 of a PID namespace."""
     tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"no PID namespace can be made here: {tried.stderr.strip()}")
@@ -138,7 +141,10 @@ def first_process_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[WorkerClus
 
 
 def test_process_1_ends_when_nobody_hears_its_leave(first_process_cluster: WorkerCluster) -> None:
-    """To process 1 a signal that it sends itself is dropped, when its disposition is the default."""
+    """Process 1 ends by SIGTERM when nobody hears its Leave.
+
+    The kernel drops a signal that process 1 sends to itself when the signal's disposition is the default.
+    """
     cluster = first_process_cluster
     (worker,) = cluster.start(1, options={"epochs": 800})
     cluster.until_step(3)
@@ -183,7 +189,10 @@ def blocks(worker: Worker) -> list[str]:
 
 
 def test_own_collectives_run_again_among_those_that_are_left(zygote: Zygote, tmp_path: Path) -> None:
-    """Between steps, with one that joins meanwhile, and after the loop."""
+    """A script's own collectives run again among the members that are left.
+
+    The blocks run between steps, with a member that joins meanwhile, and after the loop.
+    """
     cluster = WorkerCluster(zygote, tmp_path, {"waits": ["step10", "end"]}, script=BLOCKS)
     try:
         first, second, third, fourth = everybody = cluster.start(4)

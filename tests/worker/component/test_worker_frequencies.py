@@ -34,7 +34,7 @@ LOOKUPS = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), max_size=12
 
 
 def contribution(lookups: list[tuple[int, int]], seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What one worker's calls bring: heads and sums of gradients, call by call."""
+    """Return the heads and the sums of gradients of one worker's calls, call by call."""
     made = []
     for call in range(3):
         ids = torch.tensor([own for own, at in lookups if at == call], dtype=torch.int64)
@@ -101,7 +101,7 @@ def test_heads_name_the_call_and_plain_ids_stay_as_they_are() -> None:
 
 
 def test_a_count_of_none_breaks_nothing() -> None:
-    """Of a client that is not ours."""
+    """Counts of zero, sent by a client that is not ours, give no infinities."""
     heads = heads_of(torch.tensor([1]), torch.tensor([0]), 0)
     assert divided(heads, torch.ones(1, 2))[1].isfinite().all()
 

@@ -173,7 +173,7 @@ def travelled(tree: Any) -> Any:
 
 
 def check_goes_on(script: Script, other: Script) -> None:
-    """Both have the same bits now and after two steps, and their optimizers' state lies alike."""
+    """Check that both scripts have the same bits now and after two steps, and that their state lies alike."""
     for _ in range(3):
         ours, theirs = script.tensors(), other.tensors()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)

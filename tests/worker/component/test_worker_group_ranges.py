@@ -44,12 +44,15 @@ def steps(worker: Worker) -> list[int]:
 
 
 def since(size: int, worker: Worker) -> str:
-    """What it has written since it was in a generation of so many."""
+    """Return the worker's log since it was in a generation of this size."""
     return worker.log().rpartition(f" of {size}, state")[2]
 
 
 def knows(log: str) -> bool:
-    """That all stop now: from the coordinator, or from the one that speaks for its group."""
+    """Return whether the log shows that all members stop now.
+
+    The word comes from the coordinator, or from the member that speaks for its worker group.
+    """
     return "asked to stop" in log or "waiting for the next generation" in log
 
 

@@ -170,7 +170,10 @@ def test_forming_is_cancelled_from_another_thread() -> None:
 
 
 def test_forming_with_a_peer_that_does_not_answer_is_cancelled() -> None:
-    """Its address is known, so the backend tries to connect, for long, and looks at no store meanwhile."""
+    """Forming a group with a peer that does not answer is cancelled at once.
+
+    The peer's address is known, so the backend tries to connect for long and looks at no store meanwhile.
+    """
     ours, theirs = wired_stores(2, silent=[0])  # the peer never hears of us
     places = addresses(2)
     limits = {"connect_seconds": 60.0, "collective_seconds": 60.0}

@@ -33,7 +33,7 @@ X = torch.arange(60, dtype=torch.float32)
     batch=st.integers(4, 17),
 )
 def test_nothing_is_asked_for_twice_while_it_is_known(sizes: list[int], ahead: int, batch: int) -> None:
-    """Whatever the sizes of the generations, rank 0 finds its samples, each asked for once."""
+    """Rank 0 finds all its samples, each requested once, whatever the sizes of the generations."""
     plan = plan_loop(X, batch_size=batch, epochs=3, min_part=1)
     wanted = Wanted(plan)
     cursor = Cursor()
@@ -106,7 +106,9 @@ def test_a_change_of_members_reads_little_twice(tmp_path: Any) -> None:
 def test_batches_are_pinned_for_a_model_on_a_gpu(
     device: torch.device | None, pins: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the model's device current, and not because some device is there."""
+    """Batches are pinned for a model on a GPU, with the model's device current, and not for any other
+    model.
+    """
     current, seen = list[torch.device](), list[Any]()
 
     @contextlib.contextmanager
@@ -143,7 +145,9 @@ def together(samples: list[Any]) -> list[int]:
 
 @pytest.mark.parametrize("split", [1, 2])
 def test_the_scripts_own_collating_is_done_ahead(tmp_path: Any, split: int) -> None:
-    """In the processes that read, as soon as it is known how the script splits its part."""
+    """The script's own collating runs in the reading processes, once it is known how the script splits its
+    part.
+    """
     plan = plan_loop(
         Counted(tmp_path / "reads"), batch_size=12, epochs=6, seed=3, collate_fn=together, min_part=1
     )
@@ -190,7 +194,7 @@ def test_what_a_change_of_members_cuts_is_collated_again(tmp_path: Any) -> None:
     micro_batch=st.sampled_from([None, 3, 5]),
 )
 def test_how_a_script_splits_is_learned(steps: list[tuple[int, int]], micro_batch: int | None) -> None:
-    """After a step that was split alike, what is asked for is what the script reads."""
+    """A request has the split that the script used in its last step."""
     plan = plan_loop(X, batch_size=13, epochs=3, min_part=1, micro_batch=micro_batch)
     wanted, cursor, before = Wanted(plan, True), Cursor(), 1
     sizes: list[int] = []
@@ -289,7 +293,10 @@ class Sockets(Dataset[Any]):
 
 
 def test_processes_that_read_hold_no_connection() -> None:
-    """Else peers would not see that a worker has died as long as they live."""
+    """Reading processes hold no connection of the worker.
+
+    An open copy would hide the worker's death from its peers for as long as the reading process lives.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
         assert Sockets()[0] >= 2
         plan = plan_loop(Sockets(), batch_size=4, shuffle=False)

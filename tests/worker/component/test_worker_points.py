@@ -136,7 +136,10 @@ def test_cut_off_at_every_point_of_a_step(
 def test_a_coordinator_that_stands_still_loses_nobody(
     make_cluster: Callable[..., WorkerCluster], proxies: Proxies, reference: Reference
 ) -> None:
-    """For longer than the heartbeat limit, and the ways to it stay cut for twice the usual grace."""
+    """A coordinator that stands still for longer than the heartbeat limit loses no member.
+
+    The connections to it stay cut for twice the usual grace.
+    """
     cluster = make_cluster(OPTIONS | {"pace": 0.1})
     cluster.coordinator_of = proxies.between
     workers = cluster.start(2)
@@ -180,7 +183,7 @@ def test_failures_during_a_recovery(
 def test_cut_off_in_a_transfer(
     make_cluster: Callable[..., WorkerCluster], proxies: Proxies, reference: Reference, tmp_path: Path
 ) -> None:
-    """Who receives the state is lost to the coordinator in the middle; another one takes its place."""
+    """A member cut off from the coordinator while it receives the state is replaced by another one."""
     cluster, halt = make_cluster(minimum=3), Halt(tmp_path)
     cluster.coordinator_of = proxies.between
     first, second, third = cluster.start(3, faults={0: "committed:4:kill"})

@@ -1,6 +1,7 @@
 """PowerSGD where a body has several optimizers, steps and backward passes.
 
-What is left out is owed if a step has taken the rest, and goes in with the last body before members stop.
+A part of the gradients that is left out becomes a residual if a step has taken the rest, and is sent with the
+last body before members stop.
 """
 
 from __future__ import annotations
@@ -37,16 +38,21 @@ LAST = EPOCHS * 3
 
 
 def debt(rank: int) -> torch.Tensor:
-    """What it owes of each matrix in the beginning."""
+    """Return the residual of each matrix with which this rank begins."""
     return torch.randint(-4, 5, (20, 24), generator=torch.Generator().manual_seed(rank)) / 4
 
 
 def train(
     body: Body, size: int, ends: bool = False, drop: int = 0
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """By worker: the values, and by how much more it owes in the end than in the beginning.
+    """Train with PowerSGD.
 
-    ends: all are asked to stop after the last body but one. drop: number of a body that is dropped once.
+    Args:
+        ends: all are asked to stop after the last body but one.
+        drop: number of a body that is dropped once; 0 for none.
+
+    Returns:
+        for each worker, the values, and by how much its residuals have grown from the beginning to the end.
     """
 
     def script(rank: Rank) -> Run:

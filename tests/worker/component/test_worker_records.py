@@ -1,4 +1,4 @@
-"""What a worker tells and writes of its commits, its environment, its faults and its metrics."""
+"""Records that a worker makes of its commits, its environment, its faults and its metrics."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_killed_late_in_a_step_with(
 
 
 def test_joiners_rehearse(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
-    """They try the body out before they are admitted; who begins a job does not."""
+    """Joiners warm up before they are admitted; the members that begin a job do not."""
     cluster = make_cluster(options={"pace": 0.05, "scaler": True, "rehearsals": 2, "split": 2})
     first, _ = cluster.start(2, faults={1: "backward:5:kill"})
     cluster.until_step(6, first)

@@ -74,7 +74,10 @@ def test_members_of_one_block_agree(positions: list[RetryPosition]) -> None:
 def test_block_counts_for_all_members_or_for_none(
     past: list[bool], ready: list[bool], dead: set[int], joiners: int
 ) -> None:
-    """Whoever passed the last reduction proves that all had come to it; then some members die."""
+    """A retry block counts for all members or for none, also when some of them die.
+
+    A member that passed the block's last reduction proves that all had come to it.
+    """
     members = [
         RetryPosition(None, past=FIRST) if passed else RetryPosition(FIRST, ready=any(past) or ready[number])
         for number, passed in enumerate(past)

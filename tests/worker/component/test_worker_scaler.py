@@ -331,7 +331,10 @@ def test_autocast_in_bfloat16_equals_plain_torch() -> None:
 
 
 def test_nan_without_a_scaler_is_applied_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    """As in plain torch: the parameters become NaN, at all workers; the log says so once."""
+    """A NaN loss without a scaler makes the parameters NaN at all workers, the same as in plain torch.
+
+    The log says so once.
+    """
 
     def script(rank: Rank) -> torch.Tensor:
         training = Training()

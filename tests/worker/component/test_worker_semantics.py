@@ -1,4 +1,6 @@
-"""What DDP's users rely on, on real groups: unused parameters, accumulation, clipping, tracked objects."""
+"""Semantics of DDP that users rely on, on real groups: unused parameters, accumulation, clipping, tracked
+objects.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +194,11 @@ class Experts(torch.nn.Module):
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_experts_that_come_and_go_train_as_in_one_process(micro_batches: int) -> None:
-    """What was used by none in the last step holds up no bucket, and counts although it comes late."""
+    """Experts that are used in some steps only train the same as in one process.
+
+    A parameter that no member used in the last step holds up no bucket, and counts although its gradient
+    comes late.
+    """
     choice = [0, 0, 1, 1, 2, 0, 1, 0, 0, 2, 2, 1]
 
     def train(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor, number: int) -> None:

@@ -64,7 +64,11 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
 def test_average_of_weights_survives_kills_at_every_point(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
-    """It reads new values in the body, when another worker may be dead that has not committed the step."""
+    """An average of the weights survives kills at every point of a step.
+
+    The average reads new values in the body, at a time when a worker that has not committed the step may be
+    dead.
+    """
     (tmp_path / "alone").mkdir()
     averaged: dict[str, Any] = {"average": True, "optimizer": "adam", "lr": 0.01}
     reference = train_alone(zygote, tmp_path / "alone", OPTIONS | averaged)
@@ -233,8 +237,9 @@ def test_lost_servers_send_the_same_workers_to_a_checkpoint(
     copies: int,
     losses: list[tuple[int, ...]],
 ) -> None:
-    """Of a server without copies, and of two at once with: parameters, the optimizer's state and the place in
-    the data.
+    """Lost servers send all workers back to the same checkpoint: parameters, optimizer state and cursor.
+
+    Either a server without copies is lost, or two servers at once with copies.
     """
     (tmp_path / "alone").mkdir()
     (tmp_path / "volume").mkdir()

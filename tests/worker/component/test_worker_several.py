@@ -324,7 +324,9 @@ def test_two_optimizers_after_one_backward(drop_after: int | None) -> None:
 
 
 def test_gradients_that_are_not_zeroed_are_added_to() -> None:
-    """As in plain torch: the second step of the body takes the sum of both gradients."""
+    """Gradients that are not zeroed are added to, so the body's second step takes the sum, the same as in
+    plain torch.
+    """
 
     def step(net: Net, optimizers: list[Any], ids: torch.Tensor) -> None:
         optimizers[0].zero_grad()

@@ -95,7 +95,10 @@ def test_worker_and_coordinator_killed_as_common_steps_end(
 def test_script_needing_common_steps_keeps_them_with_new_pods(
     make_cluster: Callable[..., WorkerCluster], tmp_path: Path
 ) -> None:
-    """It has an average of the weights. A pod made while the manifest says something else follows the job."""
+    """A script with an average of the weights keeps its common steps, and pods made later follow the job.
+
+    The manifest asks for another consistency when such a pod is made.
+    """
     held = gate(tmp_path / "gate", 12)
     cluster = make_cluster(TOGETHER, average=True)
     first, second = cluster.start(2, faults={0: held, 1: held})
@@ -203,7 +206,10 @@ def test_worker_and_coordinator_killed_before_common_steps(
 def test_the_first_worker_is_killed_while_common_steps_begin(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, point: str
 ) -> None:
-    """Before the servers count steps, or when they do: the others take what the next one of them holds."""
+    """The first worker is killed while common steps begin, before or when the servers count steps.
+
+    The others take the schedule and state that the next one of them holds.
+    """
     held = gate(tmp_path / "gate", 12)
     cluster = make_cluster(FREE, 2, scaler=True, model="norm")
     faults = {0: f"{held};{point}:17:kill", 1: held, 2: held}

@@ -42,9 +42,16 @@ def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[.
 def check(
     cluster: WorkerCluster, members: list[Worker], reference: Reference, skips: bool = False
 ) -> list[dict[str, Any]]:
-    """They finished with one model (all rows of all tables, too), in which every range is once. The losses of
-    the last epoch are about those of a single process, which has learnt something. skips: some ranges changed
-    nothing. Their results.
+    """Check that the members finished with one model, in which every batch is exactly once.
+
+    The model includes all rows of all tables. The losses of the last epoch are about those of a single
+    process, which has learnt something.
+
+    Args:
+        skips: some batches changed nothing.
+
+    Returns:
+        the members' results.
     """
     results = check_equal(cluster, members, OPTIONS)
     if not skips:
@@ -147,7 +154,10 @@ def test_rows_lost_without_copy_send_job_to_last_epoch_end(
 def test_a_running_job_goes_over_and_back(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
-    """Its bodies have two backward passes, and a step of each optimizer."""
+    """A running job goes over to another consistency and back.
+
+    Each of its bodies has two backward passes and a step of each optimizer.
+    """
     (tmp_path / "alone").mkdir()
     two: dict[str, Any] = {"two": True, "rounds": True}
     reference = train_alone(zygote, tmp_path / "alone", OPTIONS | two)

@@ -26,7 +26,10 @@ def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_sigterm_before_init_flushes_and_exits_143() -> None:
-    """Not by a signal: process 1 would not die of it."""
+    """SIGTERM before `init()` flushes the output and ends with exit code 143.
+
+    The process does not end by the signal itself, which process 1 would not die of.
+    """
     script = """
 import os, signal, springtide, sys
 sys.stdout.write("half a line")

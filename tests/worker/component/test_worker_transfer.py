@@ -200,7 +200,7 @@ def test_memory_in_another_order_is_no_hindrance(
 
 
 def test_frozen_weights_of_the_same_file_do_not_travel(groups: Callable[..., list[Group]]) -> None:
-    """Nor does the average of them, since it is equal too."""
+    """Frozen weights of the same file do not travel, and neither does the average of them."""
     joiner, holder = Script(5, weights=9, frozen=4), Script(1, steps=2, weights=9, frozen=4)
     progress = Progress("", sends=False)
     sent, (tree, moved) = moves(groups(2), {1: joiner}, {0: holder}, of_1={"progress": progress})
@@ -469,7 +469,10 @@ for group in groups:
 
 
 def test_neither_side_has_a_second_state_in_memory() -> None:
-    """Both are threads of one process here, so its peak is of both together."""
+    """The memory of both sides together grows by less than a second state.
+
+    Both are threads of one process here, so its peak is that of both.
+    """
     done = subprocess.run(
         [sys.executable, "-c", PEAK, *sys.path], capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,4 +1,4 @@
-"""After `zero_grad(set_to_none=False)` zeros move parameters that a step does not use, as in one process."""
+"""Zeroed gradients after `zero_grad(set_to_none=False)` move unused parameters the same as in one process."""
 
 from __future__ import annotations
 
@@ -199,7 +199,9 @@ def test_several_optimizers(size: int, how: dict[str, Any], zeroing: str) -> Non
 
 
 def test_the_rows_of_tables_rest_as_with_sparse_gradients() -> None:
-    """Their gradients are of the rows that were used, whatever zeroes them."""
+    """Rows of tables that were not used stay as they are, however gradients are zeroed, the same as with
+    sparse gradients.
+    """
     with library():
         with seeded(3):
             table, layer = springtide.Embedding(SAMPLES, 2, seed=4, scale=0.5), torch.nn.Linear(2, 1)

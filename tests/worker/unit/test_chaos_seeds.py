@@ -155,7 +155,7 @@ def test_only_newer_seeds_cut_lines_and_old_ones_are_unchanged() -> None:
 
 
 def test_batch_counted_twice_or_never_is_seen_in_each_layer() -> None:
-    """Whatever the parameters are, it moves them by the same, and by far more than they are compared to."""
+    """A batch counted twice or never moves each layer by far more than the tolerance, at any parameters."""
     x, y = make_data(SUMS["samples"])
     model, other = make_model("sums"), make_model("sums")
     for ids in torch.randperm(len(x)).split(SUMS["batch"]):

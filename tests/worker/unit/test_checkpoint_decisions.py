@@ -1,4 +1,4 @@
-"""What is pure about checkpoints: names, shares, manifests, when they are taken, which may go."""
+"""Pure decisions about checkpoints: names, shares, manifests, when they are taken, which may go."""
 
 from __future__ import annotations
 

@@ -229,7 +229,14 @@ def test_a_share_that_never_comes_is_named(root: Path, monkeypatch: pytest.Monke
 
 
 class OnServers:
-    """A part of the state that two tensors are, as servers hold it. broken: it cannot be had."""
+    """Two tensors of the state that servers hold.
+
+    Args:
+        broken: why they cannot be read; "" if they can.
+
+    Args:
+        broken: why the part cannot be had; "" if it can.
+    """
 
     kind = "servers"
 

@@ -96,7 +96,10 @@ def test_other_members_write_no_block_again(root: Path, count: int) -> None:
 
 
 def test_a_frozen_parameter_that_moves_is_saved_as_it_is(root: Path) -> None:
-    """By way of `.data`, as averaged teachers do: the tensor's version does not count it."""
+    """A frozen parameter that is changed through `.data` is saved as it is.
+
+    Averaged teachers change theirs so, and the tensor's version does not count it.
+    """
     backbone = {name: item.clone() for name, item in BACKBONE.items()}
     members = Members(root, 2, keep=2)
     members.save(state(1), tree(1, backbone))

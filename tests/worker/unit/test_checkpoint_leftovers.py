@@ -1,4 +1,4 @@
-"""What attempts that failed have left on storage goes, and nothing else does."""
+"""Files that failed attempts have left on storage are deleted, and no others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def test_a_member_on_a_disk_of_its_own_does_not_fill_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reason", ["interval", "end", "leaving"])
 def test_what_the_first_member_may_still_complete_stays(tmp_path: Path, reason: str) -> None:
-    """At a loop's end one is taken while another is written; by time, in the next generation only."""
+    """A checkpoint that the first member may still complete is not deleted.
+
+    At a loop's end one is taken while another is written; by time, that happens in the next generation only.
+    """
     members = Members(tmp_path, 2)
     members.all[1].take(state(1), lambda: tree(1), Share(1, members.share), "interval")
     members.flush()

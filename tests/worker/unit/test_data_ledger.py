@@ -84,7 +84,10 @@ def test_expected_hash_is_the_same_when_summed_in_chunks(monkeypatch: pytest.Mon
 @settings(deadline=None)
 @given(n=st.integers(1, 500), start=st.integers(0, 499), batch=st.integers(1, 60))
 def test_sum_of_a_dataset_is_whole_at_the_end_of_an_epoch(n: int, start: int, batch: int) -> None:
-    """Wherever a restored job begins, each step makes its share, and none makes all of it but the last."""
+    """The sum of a data set is whole at the end of an epoch, wherever a restored job begins.
+
+    Each step computes its share, and only the last one may compute all of it.
+    """
     total, position = DatasetSum(n), min(start, n - 1)
     while position < n:
         before = total.done

@@ -20,7 +20,9 @@ def plan(**options: Any) -> LoopPlan:
 
 
 def backward(batch: Batch, parameter: torch.Tensor, by_tokens: bool) -> torch.Tensor:
-    """What the runtime does on one worker: gradients of the micro-batches, scaled as they go in."""
+    """Add up the gradients of the micro-batches, each with its weight, the way the runtime does on one
+    worker.
+    """
     total = torch.zeros_like(parameter)
     for piece in batch.split():
         x, tokens = piece

@@ -90,7 +90,7 @@ def test_received_state_suits_the_fused_kernel() -> None:
     ("name", "message"), [("step", "is not on meta"), ("exp_avg", "same dtype, device, and layout")]
 )
 def test_fused_kernel_refuses_state_that_lies_elsewhere(name: str, message: str) -> None:
-    """As CUDA's does, so that a test finds it."""
+    """The fake fused kernel refuses state that lies elsewhere, the way CUDA's does."""
     tree, _ = received()
     with Accelerator() as accelerator:
         model, optimizer = convolution(accelerator)

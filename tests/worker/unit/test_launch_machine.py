@@ -1,4 +1,4 @@
-"""What the launcher reads of its machine, and how it cuts and marks output: all by path or value."""
+"""Facts that the launcher reads of its machine, and how it splits and marks output: all by path or value."""
 
 from __future__ import annotations
 

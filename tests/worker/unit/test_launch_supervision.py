@@ -1,4 +1,4 @@
-"""Who is started again, when the pod gives up, and what it says of itself: the pure part of the launcher."""
+"""The pure part of the launcher: which processes start again, when the pod gives up, and its reports."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def train(table: Any, optimizer: torch.optim.Optimizer, steps: range) -> None:
 
 
 def saved(table: Any, index: int = 0) -> dict[str, Any]:
-    """As a checkpoint has it."""
+    """Return the table's slices in the form that a checkpoint has."""
     return {
         f"t{index}.{number}": {"about": json.dumps(piece.about()), "memory": piece.dump()[1]}
         for number, piece in enumerate(table.table.local.slices)

@@ -34,7 +34,7 @@ def test_refusal_and_a_loss_found_after_it_are_one_failure() -> None:
 
 
 def test_two_refusals_are_two_failures() -> None:
-    """Without common steps a push is sent again, and nothing is lost."""
+    """Two refusals count as two failures: without common steps a push is sent again, and nothing is lost."""
     failures = StepFailures()
     assert not failures.failed(15, "refused", lost=False)
     assert failures.failed(15, "refused", lost=False)

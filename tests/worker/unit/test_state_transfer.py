@@ -1,4 +1,4 @@
-"""When a state is received into live memory, what a process says of it, what a dead group may still do."""
+"""Decisions of a state transfer: receiving into live memory, reports, and the rights of a dead group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What our stand-ins for NCCL assume of torch, read in the installed torch's headers and type stubs."""
+"""Assumptions of our stand-ins for NCCL about torch, read in the installed torch's headers and type stubs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def stub(name: str) -> str:
 
 
 def test_every_variable_that_is_set_for_nccl_is_torch_s() -> None:
-    """Those of the header here; those of the source in the library, where there is one with CUDA."""
+    """Every variable that is set for NCCL is known to torch: by its header, or by a library with CUDA."""
     environ: dict[str, str] = {}
     tame_nccl(environ)
     known = set(re.findall(r'"(\w+)"', header("ProcessGroupNCCL.hpp")))
@@ -99,7 +99,10 @@ def test_nccl_s_group_can_be_aborted_and_connected_early() -> None:
 
 
 def test_sums_run_on_a_stream_of_their_own_by_default() -> None:
-    """Otherwise a sum would run on the script's stream, and `wait` would join nothing."""
+    """Torch runs sums on a stream of their own by default.
+
+    Otherwise a sum would run on the script's stream, and `wait` would join nothing.
+    """
     assert "bool asyncOp = true;" in body(header("Types.hpp"), "struct AllreduceOptions")
     options = dist.AllreduceOptions()  # type: ignore[attr-defined]
     assert getattr(options, "asyncOp", True) is True
@@ -118,7 +121,10 @@ def test_python_has_the_calls_that_we_make() -> None:
 
 
 def test_abort_and_eager_connection_are_in_the_bindings() -> None:
-    """Those of the base of all backends: a build without CUDA has no other one than gloo's."""
+    """The base class of all backends binds `abort` and the eager connection.
+
+    A build without CUDA has no other backend than gloo to ask.
+    """
     for name in ("abort", "eager_connect_single_device", "shutdown"):
         assert callable(getattr(dist.ProcessGroupGloo, name))
     for name in ("is_completed", "is_success", "exception", "wait"):
@@ -131,7 +137,7 @@ def test_error_of_an_abandoned_call_is_a_runtime_error() -> None:
 
 
 def test_pinned_memory_and_streams_are_as_we_use_them() -> None:
-    """Of torch's Python sources: the stream of a device, and events that need no timing."""
+    """Torch's Python sources have a device's stream, and events without timing, the way we use them."""
     source = inspect.getsource(torch.cuda.streams)
     for text in ("def wait_stream(self, stream", "def wait_event(self, event", "enable_timing=False"):
         assert text in source
@@ -139,7 +145,9 @@ def test_pinned_memory_and_streams_are_as_we_use_them() -> None:
 
 
 def test_step_counts_lie_where_the_state_s_rule_says() -> None:
-    """On the device for fused and capturable optimizers, otherwise on the CPU (`train_step/state.py`)."""
+    """Fused and capturable optimizers keep step counts on the device, others on the CPU
+    (`train_step/state.py`).
+    """
     source = " ".join(inspect.getsource(importlib.import_module("torch.optim.adam")).split())
     rule = source.split(' state["step"] = (', 1)[1].split('state["exp_avg"]', 1)[0]
     there, here = rule.split('if group["capturable"] or group["fused"]')

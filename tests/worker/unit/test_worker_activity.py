@@ -1,4 +1,4 @@
-"""What a worker tells of what it has been doing for a while."""
+"""Reports of a worker about its activity over the last while."""
 
 from __future__ import annotations
 

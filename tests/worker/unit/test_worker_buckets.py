@@ -178,7 +178,10 @@ def test_norm_and_scale() -> None:
 
 
 def test_what_nobody_used_in_the_last_step_holds_up_no_bucket() -> None:
-    """It leaves as zeros, whatever lies there from the step before."""
+    """A parameter that nobody used in the last step holds up no bucket.
+
+    Zeros leave in its place, whatever its memory holds from the step before.
+    """
     buckets, recorder = make()
     for index in (2, 1, 0):
         buckets.put(index, torch.ones(2, 3), 1.0, 0, last=True)
@@ -203,7 +206,9 @@ def test_gradient_before_its_bucket_leaves_is_not_late() -> None:
 
 
 def test_late_gradients_are_summed_once_more() -> None:
-    """Of two micro-batches the first was in time: both count."""
+    """Late gradients are summed once more: of two micro-batches of which only the first was in time, both
+    count.
+    """
     buckets, recorder = make()
     buckets.expect_unused([1, 2])
     buckets.put(1, torch.ones(2, 3), 0.5, 0, last=False)
@@ -265,7 +270,10 @@ class Watched:
 
 @given(st.lists(st.sampled_from([1, 3, 17, 5000]), min_size=1, max_size=8), st.data())
 def test_gathered_gradients_are_those_put_in_one_by_one(sizes: list[int], data: st.DataObject) -> None:
-    """Whatever is large or small, without a gradient, or was put in by an earlier micro-batch."""
+    """Gathered gradients equal those put in one by one.
+
+    That holds for large and small ones, for missing ones, and for ones put in by an earlier micro-batch.
+    """
     used = [index for index in range(len(sizes)) if data.draw(st.booleans())] or [0]
     earlier = [index for index in used if data.draw(st.booleans())]
     watched = Watched(sizes, scale=0.25 if earlier else 0.5)
@@ -339,7 +347,10 @@ def test_second_backward_of_a_micro_batch_is_looked_at() -> None:
 
 
 def test_gradients_of_two_streams_wait_for_each_other() -> None:
-    """What waits is copied on its own stream, and the rest goes on behind it."""
+    """Gradients of two streams wait for each other.
+
+    A gradient that waits is copied on its own stream, and the rest goes on behind it.
+    """
     order: list[tuple[str, str]] = []
 
     class Stream:

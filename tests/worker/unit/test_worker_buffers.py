@@ -214,7 +214,7 @@ def test_a_dropped_body_takes_its_buffer_along() -> None:
 
 
 def test_the_job_s_state_has_it_or_not_yet() -> None:
-    """Of a member that joins, and of one that goes back to a state from before."""
+    """A buffer may be in the job's state or not be there yet, for a joiner and for a member that goes back."""
     holder, joiner = Observed(), Observed()
     states, buffers = [], [Buffers(holder), Buffers(joiner)]
     for model, own in zip((holder, joiner), buffers, strict=True):
@@ -234,7 +234,7 @@ def test_the_job_s_state_has_it_or_not_yet() -> None:
 
 
 class OwnNorm(torch.nn.SyncBatchNorm):
-    """Of a script's own."""
+    """A script's own norm layer, derived from one of torch's."""
 
 
 @pytest.mark.parametrize(

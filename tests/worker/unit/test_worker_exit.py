@@ -1,4 +1,4 @@
-"""What a worker's process does last."""
+"""The last things that a worker's process does."""
 
 from __future__ import annotations
 

@@ -73,7 +73,9 @@ def test_method_and_kept_values_of_an_optimizer_are_left_out() -> None:
     ],
 )
 def test_one_value_in_two_forms_is_alike(one: Any, other: Any) -> None:
-    """As processes may have it, of which one was given the other's state."""
+    """One value in two forms is alike: a process that was given another's state may hold it in another
+    form.
+    """
     optimizers = [made(lr=0.1), made(lr=0.1)]
     for optimizer, value in zip(optimizers, (one, other), strict=True):
         optimizer.param_groups[0]["alpha"] = value

@@ -22,7 +22,7 @@ class Stuck:
 
 
 class Backend:
-    """What the collective needs."""
+    """A stand-in for the backend that a collective needs to stay alive."""
 
 
 def test_memory_is_given_back_when_all_works_have_ended() -> None:

@@ -16,7 +16,7 @@ class Work:
 
 
 def test_thread_keeps_no_work_that_it_has_waited_for() -> None:
-    """At the interpreter's end, torch's destructor of a work that such a thread drops ends the process."""
+    """A work that such a thread drops at the interpreter's end would end the process by a signal."""
     waiter = Waiter(timedelta(seconds=60), lambda: False)
     work = Work()
     known = weakref.ref(work)

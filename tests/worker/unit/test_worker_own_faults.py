@@ -46,7 +46,7 @@ def test_errors_of_a_formation_are_its_own_or_not(error: BaseException, kind: st
 
 @given(st.lists(st.integers(0, 4), max_size=3), st.lists(st.integers(0, 6), min_size=3, max_size=3))
 def test_memory_without_shared_places_is_found_right(shape: list[int], strides: list[int]) -> None:
-    """Of what is called free of overlaps, each element has a place of its own."""
+    """Memory that is called free of overlaps gives each element a place of its own."""
     memory = torch.zeros(200)
     view = memory.as_strided(shape, strides[: len(shape)])
     places = torch.arange(200).as_strided(shape, strides[: len(shape)]).reshape(-1).tolist()

@@ -66,7 +66,9 @@ def test_what_needs_no_values_does_not_wait() -> None:
 
 
 def test_another_thread_sees_what_is_there() -> None:
-    """Only the script's own can wait: the connections are its."""
+    """Another thread sees the old values without a wait: only the script's own thread may use the
+    connections.
+    """
     model = torch.nn.Linear(2, 3)
     before = model.weight.sum().item()
     pending, waited = expected(model)

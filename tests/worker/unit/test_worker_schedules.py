@@ -88,7 +88,7 @@ def scheduler(kind: str = "exponential") -> tuple[torch.optim.Optimizer, LRSched
 
 
 def rates(kind: str, steps: int, each: int = 1) -> list[float]:
-    """Of one process."""
+    """Return the learning rate of each step in one process."""
     optimizer, item = scheduler(kind)
     found = []
     for _ in range(steps):
@@ -117,7 +117,7 @@ def test_a_range_is_computed_with_its_own_rate(kind: str, each: int) -> None:
 
 
 def meet(*members: Schedules, stop: int) -> None:
-    """As at an epoch's end."""
+    """Bring the members' schedules to the same step, the way the end of an epoch does."""
     sums = [sum(values) for values in zip(*(member.report_steps() for member in members), strict=True)]
     for member in members:
         member.take_reports(sums)
@@ -236,7 +236,7 @@ def test_a_rate_never_goes_back() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("each", [0, 1, 2])
 def test_a_range_that_is_taken_over_late_moves_no_rate(kind: str, each: int) -> None:
-    """Its steps have been made when the worker went past it."""
+    """A batch that is taken over late moves no rate: the worker counted its steps when it went past it."""
     alone = rates(kind, 12, each)
     optimizer, item = scheduler(kind)
     schedules = Schedules({"scheduler": item})

@@ -33,7 +33,7 @@ def convolutions() -> torch.nn.Module:
 
 
 class Transposed(torch.nn.Module):
-    """Its weight lies in memory column by column."""
+    """A layer whose weight lies in memory column by column."""
 
     def __init__(self) -> None:
         super().__init__()

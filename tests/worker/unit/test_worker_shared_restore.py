@@ -1,4 +1,6 @@
-"""Who reads what of a checkpoint, in what chunks it travels, and how much memory there is for it."""
+"""Decisions of a restore: who reads which part of a checkpoint, its chunks on the way, and the memory for
+it.
+"""
 
 from __future__ import annotations
 

@@ -280,7 +280,10 @@ def test_step_counts_of_a_joiner_are_where_torch_has_them(capturable: bool, devi
 
 
 def test_state_that_a_holder_keeps_on_the_host_stays_there() -> None:
-    """On a device the holder says which it is, whatever the optimizer's options are."""
+    """State that a holder keeps on the host stays there.
+
+    A holder on a device says which state that is, whatever the optimizer's options are.
+    """
     model, optimizer, scheduler, _ = make(1)
     train(model, optimizer, scheduler, 1)
     tree = travelled(State(dict(model.named_parameters()), Buffers(model), [optimizer], {}))

@@ -303,7 +303,7 @@ def test_gradients_from_outside(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_two_backwards_add_up(runtime: Runtime, micro_batches: int) -> None:
-    """From the third step on: that one is done again, and no other."""
+    """Two backward passes add up: from the third step on, that step alone is done again."""
     script, twin = Script(), Script.__new__(Script)
     twin.device, twin.model = "cpu", copy.deepcopy(script.model)
     optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.1, momentum=0.9)

@@ -1,4 +1,4 @@
-"""Where a step's time goes, as the worker counts it."""
+"""The parts of a step's time that the worker counts."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _NAMES: dict[torch.dtype, str] = {
 
 
 def header(pieces: Sequence[Piece], specs: Sequence[TensorSpec]) -> bytes:
-    """What stands before the pieces' memory; they follow each other without gaps."""
+    """Return the header of a safetensors file of these pieces, whose memory follows without gaps."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for piece in pieces:

@@ -86,7 +86,7 @@ def export(uri: str, path: Path) -> Manifest:
 
 
 def _own(tensor: Any) -> Any:
-    """In memory of its own: safetensors refuses tensors that share some."""
+    """Return a copy with memory of its own: safetensors refuses tensors that share some."""
     return tensor.detach().clone().contiguous()
 
 

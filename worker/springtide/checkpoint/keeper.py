@@ -1,4 +1,4 @@
-"""What a process knows of checkpoints: whether to take one, taking it, and getting one back."""
+"""Decides in one process whether to take a checkpoint, takes it, and gets one back."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ class Checkpoints:
             self._last = self._clock()
 
     def wish(self, first: bool) -> float:
-        """For the side reduction. first: this process is the first member, whose clock counts."""
+        """Return this member's number for the commit vote.
+
+        first: this process is the first member, whose clock counts.
+        """
         interval = self.storage_location.interval
         wanted = first and interval > 0
         due = wanted and schedule.due(self._clock(), self._last, interval, self._failures)

@@ -1,4 +1,4 @@
-"""Where the checkpoints of a job are."""
+"""The place where a job's checkpoints are stored."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLocation:
-    """Where a job's checkpoints are and how many: uri "" means nowhere. interval: seconds, 0: none by time.
+    """The place of a job's checkpoints, and how many are kept.
 
-    restore_from: URI of another job's checkpoints, or of one of them, for a job that has none of its own.
+    Attributes:
+        uri: of the storage; "" means nowhere.
+        interval: seconds between two; 0: none by time.
+        restore_from: URI of another job's checkpoints, or of one of them, for a job that has none of its own.
     """
 
     uri: str = ""

@@ -49,7 +49,9 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one kind of process saved: "workers" (header: the tree's description; files: its tensors)."""
+    """The files that one kind of process saved: "workers" (header: the tree's description; files: its
+    tensors).
+    """
 
     header: File
     files: tuple[File, ...]
@@ -175,7 +177,7 @@ class Receipt:
 
 
 def refusal(why: str) -> bytes:
-    """In a receipt's place: the share is not written."""
+    """Return the bytes that stand in a receipt's place when the share was not written."""
     return json.dumps({"error": why[:1000]}).encode()
 
 

@@ -1,6 +1,6 @@
-"""When a checkpoint is taken: by all members after the same step, or by none.
+"""Time of a checkpoint: it is taken by all members after the same step, or by none.
 
-Each member puts one number into the side reduction: a wish, or that it cannot. The sum decides, alike on all.
+Each member puts one number into the commit vote: a wish, or that it cannot. The sum decides, alike on all.
 The last step of a loop is saved without a wish.
 """
 
@@ -17,7 +17,13 @@ INTERVAL = "interval"
 
 
 def contribution(able: bool, busy: bool, due: bool) -> float:
-    """What a member puts in."""
+    """Return a member's number for the commit vote.
+
+    Args:
+        able: it knows where to save.
+        busy: it still writes the last checkpoint.
+        due: it wishes for one after this step.
+    """
     if not able:
         return UNABLE
     return BUSY if busy else WISH * due

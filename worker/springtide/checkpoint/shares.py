@@ -1,4 +1,4 @@
-"""Who writes what: the tensors of a state, cut into shares of equal size."""
+"""Division of a checkpoint's writing: the tensors of a state, split into shares of equal size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Piece:
 
     @property
     def key(self) -> str:
-        """Its name in a file: TENSOR.START."""
+        """The piece's name in a file: TENSOR.START."""
         return f"{self.tensor:06d}.{self.start}"
 
 
@@ -82,7 +82,7 @@ def parse_key(key: str) -> tuple[int, int]:
 
 
 def missing(specs: Sequence[TensorSpec], pieces: Sequence[Piece]) -> str:
-    """What is not there exactly once; "" when the pieces are the whole state."""
+    """Return which tensor is not there exactly once, as a text; "" when the pieces are the whole state."""
     by_tensor: dict[int, list[Piece]] = {}
     for piece in pieces:
         by_tensor.setdefault(piece.tensor, []).append(piece)

@@ -23,7 +23,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices of the process
 
 
 class GoneError(Exception):
-    """A part of the state cannot be had any more; the text says which, and why."""
+    """Raised when some of the state cannot be had any more; the text says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Collected:
 
 
 class Elsewhere(Protocol):
-    """A part of the state that is not in this process, as it was when it was asked for. For the writing
-    thread.
+    """State that is not in this process, as it was when it was asked for; for the writing thread.
 
-    kind: of the processes that hold it.
+    Attributes:
+        kind: of the processes that hold it.
     """
 
     kind: str
@@ -60,13 +60,16 @@ class Elsewhere(Protocol):
         ...
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """Release the state: it is not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What the writing thread needs. own: this member's share of the workers' state. elsewhere: what others
-    hold.
+    """A checkpoint's contents and name, as the writing thread needs them.
+
+    Attributes:
+        own: this member's share of the workers' state.
+        elsewhere: state that other processes hold.
     """
 
     state: StateName
@@ -88,7 +91,7 @@ class DeviceCopies(Protocol):
         """Lock the memory's pages, for copies from the device at the full rate of the bus.
 
         Returns:
-            What undoes it; None: they cannot be locked, and copies are slower.
+            The function that undoes it; None: they cannot be locked, and copies are slower.
         """
         ...
 
@@ -156,7 +159,7 @@ class Stage:
     def take(self, tree: Any, share: Share) -> Collected:
         """Copy the own share. Raise TypeError for a state that cannot be encoded, with the place.
 
-        What the tree names as "frozen" among its parameters is copied only where it is not saved yet.
+        Parameters that the tree names as "frozen" are copied only where it is not saved yet.
         """
         header, tensors, numbers = codec.flatten_numbered(tree, move=False)
         specs = specs_of(tensors)

@@ -241,7 +241,7 @@ def _sync_folder(path: str) -> None:
 
 
 def _options(protocol: str) -> dict[str, Any]:
-    """What the file system is made with; obstore serves s3:// where s3fs is not installed."""
+    """Return the options of fsspec's file system; obstore serves s3:// where s3fs is not installed."""
     if protocol == "file":
         return {}
     if protocol in ("s3", "s3a"):

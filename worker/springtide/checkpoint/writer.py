@@ -1,5 +1,9 @@
 """Writing beside training: each member its share, then the first of them the manifest, then what is too old
 goes.
+
+Threads and locks: `_changed`, one condition, guards the share to be written, and the thread's begin and end.
+The script's thread hands a share over and may wait for its end; one writing thread does the work, and holds
+the condition only to take a share and when it is done with it.
 """
 
 from __future__ import annotations
@@ -39,10 +43,15 @@ _MOST_POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a checkpoint. error: "" when it (or this member's share of it) is whole.
+    """Result of one checkpoint on this member.
 
-    whole: it has a manifest; then bytes: of all its files. share_bytes: of this member's. seconds: of
-    writing, here. written: unix seconds.
+    Attributes:
+        whole: it has a manifest.
+        error: "" when it (or this member's share of it) is whole.
+        bytes: size of all its files, if it is whole.
+        share_bytes: size of this member's.
+        seconds: of writing, here.
+        written: unix seconds.
     """
 
     state: StateName
@@ -107,7 +116,7 @@ class Writer:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Until it is not busy, at most so long; whether it is not."""
+        """Wait until the writer is not busy, at most so long. Return whether it is not."""
         with self._changed:
             return self._changed.wait_for(lambda: self._staged is None, seconds)
 
@@ -212,7 +221,9 @@ class Writer:
                 return
 
     def _collected(self, storage: Storage, staged: Staged, elsewhere: Elsewhere) -> Collected:
-        """What others hold of this member's share. Raise GoneError, and tell the first member."""
+        """Return the part of this member's share that others hold. Raise GoneError, and tell the first
+        member.
+        """
         folder, share = names.folder(staged.state), staged.share
         try:
             faults.reach("collecting", staged.state.step)

@@ -136,8 +136,8 @@ class Buckets:
         Args:
             scale: factor for them; not 0.
             micro: number of the micro-batch.
-            when_full: called with the number of a bucket's gradients before they are copied and sent. What
-                it raises leaves backward().
+            when_full: called with the number of a bucket's gradients before they are copied and sent. Its
+                errors leave backward().
         """
         self._scale, self._micro, self._when_full = scale, micro, when_full
         # Those of earlier micro-batches, or backward passes, are added to.
@@ -243,7 +243,9 @@ class Buckets:
     """Whether sums can be added to after they were made; see [Note: unused parameters]."""
 
     def expect_unused(self, indices: Iterable[int]) -> None:
-        """After `begin`: these parameters hold up no bucket. All members must say the same ones."""
+        """Wait for these parameters' gradients in no bucket. All members must name the same ones, after
+        `begin`.
+        """
         self._unused = frozenset(indices)
         for index in sorted(self._unused, reverse=True):
             self._count_in(self.layout.slots[index].bucket)
@@ -252,7 +254,7 @@ class Buckets:
     """Whether buckets may leave in another order than the layout's."""
 
     def use_order(self, order: Sequence[int]) -> None:
-        """From the next step on, send the buckets in this order; all members must do so in the same step."""
+        """Send the buckets in this order from the next step on; all members must do so in the same step."""
         self._order = list(order)
 
     def filled(self) -> list[int]:
@@ -299,7 +301,7 @@ class Buckets:
 
     @property
     def _late_account(self) -> int:
-        """For `_writers`: late gradients, which lie in no bucket."""
+        """Return the number that `_writers` has for late gradients, which lie in no bucket."""
         return -1
 
     def begin_backward_pass(self, start_sum: StartSum, left: Collection[int]) -> None:
@@ -308,7 +310,7 @@ class Buckets:
 
     @property
     def used(self) -> list[bool]:
-        """By parameter: whether a gradient was put in during this step."""
+        """Return for each parameter whether a gradient was put in during this step."""
         if not self._carried:
             return [number >= 0 for number in self._backward_pass]
         return [number >= 0 or index in self._carried for index, number in enumerate(self._backward_pass)]
@@ -433,9 +435,13 @@ class Buckets:
         return torch.stack(norms).to(torch.float64).square().sum()
 
     def settle(self, last: bool) -> None:
-        """After the side reduction of the step. last: all members stop after it.
+        """Finish the sums of a step after its commit vote.
 
-        Raise RuntimeError of the group's.
+        Args:
+            last: all members stop after this step.
+
+        Raises:
+            RuntimeError: the group's.
         """
 
     closing = False
@@ -455,7 +461,7 @@ class Buckets:
         """The step cannot be dropped any more."""
 
     def _outgoing(self, bucket: int) -> torch.Tensor:
-        """What is summed over the members."""
+        """Return the tensor of a bucket that is summed over the members."""
         return self._flats[bucket]
 
     def _send_complete(self, bucket: int) -> None:

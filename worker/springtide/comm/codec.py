@@ -285,7 +285,7 @@ def _specs(described: Any, limit_bytes: int) -> list[TensorSpec]:
 
 
 def specs(header: bytes, limit_bytes: int) -> list[TensorSpec]:
-    """What `flatten` made, to receive it in: dtypes, shapes, and offsets in a packed buffer.
+    """Return dtypes, shapes, and offsets in a packed buffer of the tensors of a header that `flatten` made.
 
     Raise ValueError for a malformed header, and when more than limit_bytes would be needed.
     """
@@ -311,7 +311,7 @@ class Placed:
 
 
 class _Malformed(ValueError):
-    """Already told with its place; the levels above pass it on."""
+    """An error whose message already names the place in the header; the levels above pass it on."""
 
 
 class _Decoder:

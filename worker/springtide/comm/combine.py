@@ -16,10 +16,14 @@ _LOW = 0xFFFF_FFFF
 
 
 class Rule(enum.StrEnum):
-    """What becomes of a buffer that members have changed, each in its own way.
+    """Rule by which a buffer that each member has changed in its own way gets one value.
 
-    MEAN: the average by samples. FIRST: the first member's. SUM: the changes of all are added up. MIN, MAX:
-    the smallest or largest value, by element. LOCAL: each member keeps its own.
+    Attributes:
+        MEAN: the average by samples.
+        FIRST: the first member's.
+        SUM: the changes of all are added up.
+        MIN, MAX: the smallest or largest value, by element.
+        LOCAL: each member keeps its own.
     """
 
     MEAN = "mean"
@@ -32,10 +36,10 @@ class Rule(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Who puts something in.
+    """One member's share in a combined buffer.
 
     Args:
-        weight: its samples; 0: whatever its buffers hold is ignored, unless it is the first member.
+        weight: number of its samples; with 0 its buffers are ignored, unless it is the first member.
         rank: in the group.
         size: of the group.
     """
@@ -242,7 +246,7 @@ def flat_view(buffer: torch.Tensor) -> torch.Tensor:
 
 
 def shaped_like(piece: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """What `flat_view` of a tensor like `buffer` would be, in the buffer's shape and type."""
+    """Return a piece of a `flat_view` in the shape and type of `buffer`: the inverse of that function."""
     if buffer.is_complex():
         real = torch.view_as_real(buffer)
         return torch.view_as_complex(piece.to(real.dtype).reshape(real.shape).contiguous())

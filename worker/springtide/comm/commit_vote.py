@@ -21,7 +21,7 @@ _OPTIONS = 9  # members that are no newcomers; by hash: of all x2, of those x2
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member puts in.
+    """One member's contribution to the commit vote of a step.
 
     step: number of the step that it is about to commit. weight: denominator of its gradients' mean. count,
     hash_lo, hash_hi: of the ids that went in. change: it wants a new generation after this step. seconds:

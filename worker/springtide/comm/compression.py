@@ -1,8 +1,8 @@
 """Gradients that travel smaller than they are: in 16 bits, or as products of thin matrices (PowerSGD).
 
 PowerSGD: Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization, NeurIPS 2019. What a worker's product leaves out is its residual, which it adds to its next
-gradient (error feedback). Residuals are the worker's own: they are kept with the committed step, never
+Optimization, NeurIPS 2019. A worker's residual is the part that its product leaves out, which it adds to its
+next gradient (error feedback). Residuals are the worker's own: they are kept with the committed step, never
 transferred, and summed in full in the last step of a generation that ends at a boundary, so that a worker
 that leaves takes nothing along. Those of a worker that is killed are lost.
 """
@@ -71,7 +71,9 @@ class Matrix:
 
 
 def plan_matrix(shape: tuple[int, ...]) -> Matrix | None:
-    """None for what travels as it is."""
+    """Return how a gradient of this shape is split into two thin matrices; None for one that travels as it
+    is.
+    """
     if len(shape) < 2:
         return None
     rows, columns = shape[0], int(torch.Size(shape[1:]).numel())
@@ -84,8 +86,8 @@ class LowRankBuckets(Buckets):
     """PowerSGD with error feedback and warm start.
 
     A step: P = (gradient + residual) Q is summed during backward; `wait` makes its columns orthonormal, sums
-    (gradient + residual)^T P, and puts the product in the gradient's place. What a sum leaves out is the
-    residual when an optimizer's step has taken that sum (`take`), and `committed` keeps it.
+    (gradient + residual)^T P, and puts the product in the gradient's place. The part that a sum leaves out is
+    the residual when an optimizer's step has taken that sum (`take`), and `committed` keeps it.
     """
 
     may_expect_unused = False  # products cannot be added to
@@ -184,10 +186,13 @@ class LowRankBuckets(Buckets):
             self._versions[bucket] = self._flats[bucket]._version
 
     def settle(self, last: bool) -> None:
-        """After the side reduction. last: all members stop after this step, so all residuals go in now.
+        """Sum all residuals after the commit vote of a step, if no later step can take them.
 
-        With several backward passes and steps in a body they go in the next body, which is the last one then:
-        of this one, some steps may have been made.
+        With several backward passes and steps in a body, residuals are sent in the next body, which is the
+        last one then: some steps of this one may have been made.
+
+        Args:
+            last: all members stop after this step.
         """
         if not (self._sends_all if self._multi_step else last) or not self._next:
             return
@@ -222,7 +227,9 @@ class LowRankBuckets(Buckets):
         self._since, self._next = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What all members have in common: the warm start. Residuals are each worker's own."""
+        """Return the state that all members have in common: the warm start. Each worker has residuals of its
+        own.
+        """
         return {"bases": {str(index): basis for index, basis in self._bases.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

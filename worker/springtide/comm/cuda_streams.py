@@ -15,7 +15,7 @@ import torch
 
 
 class Stream(Hashable, Protocol):
-    """What torch.cuda.Stream has."""
+    """The part of torch.cuda.Stream's interface that is used here."""
 
     def wait_stream(self, stream: Any, /) -> None: ...
 

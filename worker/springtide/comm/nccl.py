@@ -3,6 +3,10 @@
 A collective that NCCL calls done is merely queued on a stream. If the optimizer were queued behind it, an
 abort would let every survivor step on partial sums. So `wait` returns when the host has seen the event behind
 the sum, and the generation was not shut before that.
+
+Threads and locks: `_lock` guards whether the communicator is shut, and how many sums are about to begin; it
+is held while nothing blocks. The script's thread sums, waits and releases; `shut` may come on any thread (the
+coordinator's stream, say) and begins an abort in a thread of its own, since NCCL's may block.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ INITIALISE_SECONDS = 60
 
 
 class Event(Protocol):
-    """What the host can ask of a point in a stream."""
+    """A point in a stream of the device, as far as the host can ask about it."""
 
     def query(self) -> bool: ...
 
@@ -53,10 +57,10 @@ def choose_backend(wanted: str, device_type: str, nccl_available: bool) -> Backe
 
 
 def take_gpu(local_rank: int, processes: int) -> None:
-    """Of several processes in a pod each has a GPU of its own: make it the current device, so that "cuda"
-    means it. Nothing to do for a single process, or without GPUs.
+    """Make the GPU of this process the current device, so that "cuda" means it.
 
-    Raise SpringtideError when there are fewer GPUs than processes.
+    Of several processes in a pod each has a GPU of its own. Nothing happens for a single process, or without
+    GPUs. Raise SpringtideError when there are fewer GPUs than processes.
     """
     if processes < 2 or not torch.cuda.is_available():
         return
@@ -196,7 +200,9 @@ class DeviceSums:
         return self.start(tensor, dist.ReduceOp.SUM)
 
     def start(self, tensor: torch.Tensor, operation: Any) -> DeviceSum:
-        """As `start_sum`, with an operation of torch's."""
+        """Begin to replace `tensor` (contiguous, on the device) by its reduction with one of torch's
+        operations.
+        """
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation
         options.timeout = self.timeout

@@ -3,6 +3,11 @@
 Dropping a gloo group with a stuck collective blocks for the collective's whole timeout. Shutting down
 duplicates of its connected sockets makes the collective fail within milliseconds on both ends, and the group
 can be freed at once.
+
+Threads and locks: `_lock` guards the group's sockets, whether it is shut, the device's communicator, the
+calls to make when it is shut, and the list of collectives. The script's thread forms, sums and releases;
+messages may be another thread's; `shut` may come on any thread (the coordinator's stream, say) and waits for
+no peer. A formation runs in a thread of its own, so that it can be left.
 """
 
 from __future__ import annotations
@@ -124,7 +129,7 @@ class Group:
         return self._start_reduce(tensor, dist.ReduceOp.SUM)
 
     def start_max(self, tensor: torch.Tensor) -> Work:
-        """As `start_sum`, with the maximum by element."""
+        """Begin to replace `tensor` (contiguous) by its maximum over the members, by element."""
         return self._start_reduce(tensor, dist.ReduceOp.MAX)
 
     def _start_reduce(self, tensor: torch.Tensor, operation: Any) -> Work:
@@ -422,7 +427,7 @@ def _new_sockets(before: Collection[str]) -> Iterator[socket.socket]:
 
 
 def _duplicate(inode: str, descriptors: Sequence[int]) -> socket.socket | None:
-    """Of the socket; None when it is closed by now."""
+    """Return a duplicate of the socket; None when it is closed by now."""
     for descriptor in descriptors:
         try:
             copied = os.dup(descriptor)

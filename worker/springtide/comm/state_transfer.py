@@ -119,7 +119,7 @@ class Landing:
 
 
 class Place(Protocol):
-    """Where a tensor of a state goes."""
+    """The place where a tensor of a state is received."""
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -384,9 +384,10 @@ class _Arrival:
 
 @dataclass(frozen=True, slots=True)
 class _Lying:
-    """By number in the header, in its form: live memory, and memory made for the transfer.
+    """Memory for the tensors of a transfer, by number in the header: live memory, and memory made for it.
 
-    in_place: as of a `Destination`.
+    Attributes:
+        in_place: as of a `Destination`.
     """
 
     live: dict[int, torch.Tensor]

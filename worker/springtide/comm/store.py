@@ -20,7 +20,7 @@ class StreamStore(Entries, dist.Store):  # type: ignore[name-defined,misc]
         super().__init__(publish, owners, timeout_seconds)
 
     def with_prefix(self, prefix: str) -> StreamStore:
-        """A part of this store, for a group of some of the members; it is cancelled with the whole."""
+        """Return a view of this store for a group of some of the members; it is cancelled with the whole."""
         return _Part(self, prefix)
 
 

@@ -1,4 +1,9 @@
-"""Entries that the members of a generation send each other by the coordinator's stream. No torch here."""
+"""Entries that the members of a generation send each other by the coordinator's stream. No torch here.
+
+Threads and locks: one condition, `_changed`, guards the entries and the reason of a cancellation. The
+stream's thread delivers and cancels; the threads that form a group add entries and wait for others', each
+wait with a limit of time.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def keep_for_ever(*items: object) -> None:
 
 
 class Ending(Protocol):
-    """What may still be under way."""
+    """Work that may still be under way."""
 
     def is_completed(self) -> bool: ...
 

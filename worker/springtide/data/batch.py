@@ -1,4 +1,5 @@
-"""This worker's part of a global batch as the script sees it, and the account of what went into gradients.
+"""One worker's part of a global batch as the script sees it, and the account of the samples whose gradients
+were put in.
 
 How the runtime uses the account (`batch.micro`), so that the update equals the one that a single process
 would compute:

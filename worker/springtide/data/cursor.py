@@ -10,12 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where the job stands: it moves only with a commit and is rolled back with the parameters.
+    """Position of the job in its data: it moves only with a commit and is rolled back with the parameters.
 
-    stage: ordinal of the training loop (`batches` call) in the script, from 0.
-    epoch: epochs completed in this stage, so also the number of the running one, from 0.
-    position: samples of the running epoch that lie behind, in the order of its permutation.
-    step: committed steps since the job began, over all stages.
+    stage: ordinal of the training loop (`batches` call) in the script, from 0. epoch: epochs completed in
+    this stage, so also the number of the running one, from 0. position: samples of the running epoch that lie
+    behind, in the order of its permutation. step: committed steps since the job began, over all stages.
     """
 
     stage: int = 0

@@ -28,7 +28,8 @@ _HALF = (1 << 32) - 1
 
 
 class Contribution(NamedTuple):
-    """What one worker adds to the side reduction; each is an integer below 2^32 and so exact in float64.
+    """One worker's contribution to the commit vote; each number is an integer below 2^32, so exact in
+    float64.
 
     A float64 sum of them stays exact (below 2^53) for up to 2^20 workers.
     """
@@ -111,14 +112,15 @@ def expected_hash(n: int, stage: int, epoch: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What the surviving parameters have seen. All numbers are over the job, but for the running epoch's.
+    """Account of the samples that the surviving parameters have seen.
 
-    stage, epoch: the running epoch (epochs completed in this stage).
-    expected: samples of one epoch of the running stage; 0 before the first commit.
-    count, hash: of the ids that went in during the running epoch.
+    All numbers are over the job, but for the running epoch's.
+
+    stage, epoch: the running epoch (epochs completed in this stage). expected: samples of one epoch of the
+    running stage; 0 before the first commit. count, hash: of the ids that went in during the running epoch.
     total_seen: samples that went in. skipped: steps skipped because a gradient was not finite (their samples
-    count as seen).
-    repeated, lost: found at the ends of epochs; a lower bound when both happened in one epoch.
+    count as seen). repeated, lost: found at the ends of epochs; a lower bound when both happened in one
+    epoch.
     """
 
     stage: int = 0

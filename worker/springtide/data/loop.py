@@ -68,9 +68,16 @@ class LoopPlan:
         world_size: int,
         fetch: Callable[[torch.Tensor], Any] | None = None,
     ) -> Batch:
-        """This rank's part of the step at the cursor; a stand-in if the batch is too short for all.
+        """Return this rank's part of the step at the cursor; a stand-in if the batch is too short for all.
 
-        fetch: reads the samples; the source if None.
+        Args:
+            cursor: where the step begins.
+            rank: of the member, from 0.
+            world_size: number of members.
+            fetch: reads the samples; the source if None.
+
+        Raises:
+            ValueError: the rank is not below the world size.
         """
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of a world of {world_size}")
@@ -103,11 +110,13 @@ class LoopPlan:
         return after, ledger.commit(cursor, after, self.order.size, count, hash_lo, hash_hi, skipped=skipped)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What goes with a state for those that go on from it: the arguments, and marks; JSON-able."""
+        """Return the arguments and marks that are saved with a state and compared when it is loaded;
+        JSON-able.
+        """
         return {**self.arguments(), "marks": self.marks}
 
     def arguments(self) -> dict[str, int]:
-        """What has to be equal on all workers, because the dealing follows from it."""
+        """Return the numbers that have to be equal on all workers, because the dealing follows from them."""
         return {
             "samples": self.source.size,
             "batch_size": self.batch_size,

@@ -58,7 +58,7 @@ def marked_ids(size: int, count: int) -> list[int]:
 
 @dataclass(slots=True)
 class _Reading:
-    """What has been seen of one sample."""
+    """Digest, size and projections of one sample, as far as it has been read."""
 
     digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
     size: float = 0.0
@@ -123,9 +123,11 @@ def is_other_data(wrong: Sequence[int], mine: Mapping[str, Any], theirs: Mapping
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one member says of its data. held: it held the job's state when the generation began.
+    """One member's report on its data.
 
-    plan: the fingerprint of its loop, without marks.
+    Attributes:
+        held: it held the job's state when the generation began.
+        plan: the fingerprint of its loop, without marks.
     """
 
     stage: int

@@ -1,4 +1,4 @@
-"""In which order an epoch takes the samples, and by which numbers the ledger proves that it did."""
+"""Order in which an epoch takes the samples, and the numbers by which the ledger proves that it did."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class Order:
         return torch.arange(start, start + ids.numel())
 
     def fingerprint(self) -> dict[str, int]:
-        """What has to be equal on all workers, besides the sizes; empty for a plain pass by a small table."""
+        """Return what has to be equal on all workers, besides the sizes; empty for a plain pass by a small
+        table.
+        """
         named: dict[str, int] = {}
         if self.shuffle and self.weights is None and self.samples > TABLE_SIZE:
             named["keyed_permutation"] = 1

@@ -12,10 +12,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 @dataclass(frozen=True, slots=True)
 class FetchHalves:
-    """The two halves of a fetch. read: the samples as they are, by ids. collate: makes one object of them.
+    """The two halves of a fetch: reading samples, and collating them.
 
-    What a script's own function makes of some samples says nothing of each of them (lengths are padded to
-    the longest, say), so it cannot be cut and joined as rows.
+    The result of a script's own function for some samples says nothing of each of them (lengths are padded to
+    the longest, say), so it cannot be split and joined as rows.
+
+    Attributes:
+        read: returns the samples as they are, by ids.
+        collate: makes one object of them.
     """
 
     read: Callable[[torch.Tensor], list[Any]]

@@ -1,8 +1,11 @@
 """Train without common steps: each worker, or group of workers, takes whole global batches (ranges) in turn.
 
-Servers give the ranges of the running epoch out and know which are finished (`server.lease_table`); the
-epoch ends for all when each is in every chunk. There the workers meet once: buffers are averaged by the
-samples that each worker has computed in the epoch, and a checkpoint may be taken.
+Servers give the ranges of the running epoch out and know which are finished (`server.lease_table`); the epoch
+ends for all when each is in every chunk. There the workers meet once: buffers are averaged by the samples
+that each worker has computed in the epoch, and a checkpoint may be taken.
+
+Threads: the script's thread trains. `interrupt` and `stop_at_the_end` may come on any thread (the stream's):
+they set `_asked` or a flag that the script's thread looks at, and wait for nothing.
 """
 
 from __future__ import annotations

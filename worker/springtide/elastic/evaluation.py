@@ -1,8 +1,8 @@
 """Evaluate in loops without steps, `batches(..., train=False)`, whose samples the coordinator shares out.
 
-Each worker takes ranges of samples as it gets through them. What it reports is summed with the range; ranges
-of workers that are gone are taken by others. So the means are over all samples, each once, and no worker
-waits in a collective. Without a job there is one range.
+Each worker takes ranges of samples as it gets through them. Its reports are summed with the range; ranges of
+workers that are gone are taken by others. So the means are over all samples, each once, and no worker waits
+in a collective. Without a job there is one range.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class RetryBlocks:
 
 
 class RetryAttempt:
-    """Hold the block in `with attempt:`. What leaves it because members changed is swallowed."""
+    """Holds the block in `with attempt:`, and swallows an error that leaves it because members changed."""
 
     def __init__(self, retry_blocks: RetryBlocks) -> None:
         self._retry_blocks = retry_blocks

@@ -5,6 +5,9 @@ signals that it catches or blocks; one whose disposition is the default is dropp
 sends it to itself. So a process that is to end because of a signal exits with the code that the signal would
 have given it, and never sends itself anything; and the handler is installed as soon as `springtide` is
 imported, which is before torch is, unless the script imports that first.
+
+Threads: signal handlers run in the main thread, which may stand in a write of its own; so a daemon thread
+flushes the output.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ def is_ours_or_default(handler: object) -> bool:
 def end_by(number: signal.Signals) -> NoReturn:
     """End the process at once with the code of a process that the signal killed.
 
-    What was printed and logged is written, as far as that takes no longer than half a second.
+    Output that was printed or logged is written, as far as that takes no longer than half a second.
     """
     # In a thread of its own: the signal may have interrupted the very write that holds the stream's lock.
     flush = threading.Thread(target=_flush, name="springtide-flush", daemon=True)

@@ -83,7 +83,7 @@ class Buffers:
         return any(module._buffers.get(name) is not None for module, name in self._late.values())
 
     def awaited_value(self, full: str) -> torch.Tensor | None:
-        """What an awaited buffer holds here."""
+        """Return the present value of an awaited buffer; None while the module has none."""
         module, name = self._late[full]
         return module._buffers.get(name)
 
@@ -136,7 +136,11 @@ class Buffers:
     def chosen(
         self, indices: Sequence[int], since: Mapping[int, torch.Tensor] | None = None
     ) -> tuple[list[torch.Tensor], list[Rule], list[torch.Tensor]]:
-        """Of these buffers: what they hold, their rules, what they held before (`since`, or the copies)."""
+        """Return three lists for these buffers: their tensors, their rules, and the values that they had
+        before.
+
+        Those come from `since`, or else from the copies.
+        """
         current, since = self.current(), since or {}
         return (
             [current[index] for index in indices],
@@ -145,7 +149,9 @@ class Buffers:
         )
 
     def copies(self, indices: list[int]) -> dict[int, torch.Tensor]:
-        """By index: a copy of what the buffer holds. Raise UsageError if shape or type have changed."""
+        """Return a copy of each of these buffers, by index. Raise UsageError if shape or type differ from
+        then.
+        """
         found, current = {}, self.current()
         for index in indices:
             buffer, committed = current[index], self._copies[index]
@@ -158,7 +164,7 @@ class Buffers:
         return found
 
     def moved(self) -> list[bool]:
-        """By buffer: whether it may differ from its copy."""
+        """Return for each buffer whether it may differ from its copy."""
         return [
             (id(buffer), buffer._version) != seen or trained or _writes_silently(module)
             for buffer, seen, trained, (module, _) in zip(

@@ -1,4 +1,4 @@
-"""What one body of `with springtide.step()` works on, and the account that is kept of it."""
+"""The samples that one body of `with springtide.step()` works on, and the account that is kept of it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from springtide.train_step.transaction import Phase
 
 @dataclass(slots=True)
 class StepAssignment:
-    """What a body works on. number: the step that it would commit, from 1. stage, epoch: of its samples.
+    """One body's work: its samples, its group, and whose random numbers it draws.
 
-    part: whose random numbers it draws. first, last: of the bodies that this worker runs for the step (more
-    than one in exact mode only). is_warm_up: it is dropped at optimizer.step.
+    Attributes:
+        number: the step that it would commit, from 1.
+        stage, epoch: of its samples.
+        part: whose random numbers it draws.
+        first, last: of the bodies that this worker runs for the step (more than one in exact mode only).
+        is_warm_up: it is dropped at optimizer.step.
     """
 
     batch: Batch
@@ -83,7 +87,10 @@ class StepContext:
         return sum(len(entries) for entries in self.reports.values())
 
     def check_reported(self) -> None:
-        """At the body's end: raise UsageError for reported values that no reduction has taken along."""
+        """Raise UsageError for reported values that no reduction has taken along.
+
+        It is called when the body ends.
+        """
         if self.entries != self.reported:
             raise UsageError(
                 "report() after the last optimizer.step() of the body comes too late, because values travel "
@@ -91,7 +98,7 @@ class StepContext:
             )
 
     def values(self) -> dict[str, float]:
-        """By name: the mean of what was reported, by weight."""
+        """Return by name the mean of the reported values, each counted with its weight."""
         return {name: _mean(entries) for name, entries in self.reports.items()}
 
 
@@ -109,7 +116,10 @@ def _mean(entries: list[tuple[float, float]]) -> float:
 
 
 def check_whole(body: StepContext, used: bool) -> None:
-    """Before sums: raise UsageError unless all samples have had their backward. used: there is a gradient."""
+    """Raise UsageError unless all samples of the body have had their backward.
+
+    It is called before sums are made. used: there is a gradient.
+    """
     batch = body.assignment.batch
     missing = batch.micro.remaining_samples
     if missing or (batch.standin and not used):

@@ -99,11 +99,11 @@ class Scalings:
         return any(scaling.found() for scaling in self._all)
 
     def scale(self) -> float:
-        """What losses are multiplied by now, and so are gradients until they are unscaled."""
+        """Return the factor by which losses are multiplied now, and gradients until they are unscaled."""
         return math.prod(float(scaler.get_scale()) for scaler in self.scalers if scaler.is_enabled())
 
     def inverse(self, optimizer: torch.optim.Optimizer) -> float:
-        """What gradients elsewhere are still to be multiplied by in this optimizer's step."""
+        """Return the factor that gradients on servers still lack in this optimizer's step."""
         return math.prod(scaling.inverses.get(id(optimizer), 1.0) for scaling in self._all)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -179,9 +179,9 @@ class Scaling:
 
 
 class ScalerState:
-    """What a body moves in a scaler: scale and growth, and at which stage it is with each optimizer.
+    """The part of a scaler that a body changes: scale, growth, and its stage with each optimizer.
 
-    Not by state_dict(), which would wait for the device.
+    It is not taken by state_dict(), which would wait for the device.
     """
 
     def __init__(self, scaler: GradScaler) -> None:

@@ -70,7 +70,9 @@ class Gradients:
 
     @only_looks
     def put_back(self) -> None:
-        """After `Undo.put_back`: what stood for zeros when the body began does so again."""
+        """Put back the stand-ins for zeros that were there when the body began; to be called after
+        `Undo.put_back`.
+        """
         for index in self._begun:
             self.parameters[index].grad = self._nothing(index)
 
@@ -92,7 +94,9 @@ class Gradients:
 
     @only_looks
     def check_gone(self) -> None:
-        """At a body's begin: raise UsageError when the script holds gradients that would be lost."""
+        """Raise UsageError when the script holds gradients that would be lost; to be called when a body
+        begins.
+        """
         self._found = self._present()
         for index in self._found:
             gradient = self.parameters[index].grad
@@ -113,10 +117,14 @@ class Gradients:
 
     @only_looks
     def check_ours(self, last_pass: int) -> list[int]:
-        """Before the sums are waited for: raise UsageError when the script replaced a gradient.
+        """Raise UsageError when the script replaced a gradient; to be called before the sums are waited for.
 
-        last_pass: number of the last micro-batch. Return which parameters have zeros without any backward,
-        as the script has zeroed an earlier body's gradient and not taken it away.
+        Args:
+            last_pass: number of the last micro-batch.
+
+        Returns:
+            The parameters that have zeros without any backward, as the script has zeroed an earlier body's
+            gradient and not taken it away.
         """
         views = self._buckets.views
         self._in_place = self._buckets.has_all(last_pass) and all(
@@ -196,7 +204,7 @@ class Gradients:
                 parameter.grad = self._laid_out[index]
 
     def lay_back(self) -> None:
-        """After the optimizer's step: the gradients that are still there are the sums themselves again."""
+        """Make the gradients that are still there the sums themselves again, after the optimizer's step."""
         for index, gradient in self._laid_out.items():
             if self.parameters[index].grad is gradient:
                 self.parameters[index].grad = self._buckets.views[index]
@@ -230,9 +238,9 @@ class Gradients:
 
     @only_looks
     def hide(self, indices: Iterable[int]) -> set[int]:
-        """Before an optimizer's step that is made elsewhere: have it find no gradients.
+        """Have an optimizer's step that is made elsewhere find no gradients here.
 
-        Return which of the parameters have none, as the script has taken it away. Raise UsageError when it
+        Return the parameters that have none because the script has taken it away. Raise UsageError when it
         has changed one.
         """
         gone = set()
@@ -252,14 +260,20 @@ class Gradients:
 
     @only_looks
     def show_again(self, indices: Iterable[int], factor: float) -> None:
-        """After that step. factor: what it and earlier ones have multiplied these gradients by."""
+        """Show the hidden gradients again after a step that was made elsewhere.
+
+        Args:
+            indices: of the parameters.
+            factor: product of the factors by which that step and earlier ones have multiplied these
+                gradients.
+        """
         for index in indices:
             if (shown := self._shown.get(index)) is not None:
                 self.parameters[index].grad = shown[0]
                 self._factors[index] = factor
 
     def factor(self, index: int) -> float:
-        """What steps of this round have multiplied the parameter's gradient by."""
+        """Return the factor by which this backward pass's steps have multiplied the parameter's gradient."""
         return self._factors.get(index, 1.0)
 
     @only_looks
@@ -285,7 +299,7 @@ class Gradients:
 
     @only_looks
     def forget(self) -> None:
-        """Nothing is left for an optimizer of this process."""
+        """Take all gradients away, so that nothing is left for an optimizer of this process."""
         self._forgotten = [
             index for index, parameter in enumerate(self.parameters) if parameter.grad is not None
         ]
@@ -294,11 +308,14 @@ class Gradients:
 
     @only_looks
     def leave(self, used: list[bool], needed: bool) -> None:
-        """After the one step of a body: where gradients were forgotten for it, the script sees again what it
-        may zero or take away, as in one process.
+        """Show gradients again that were forgotten for the one step of a body.
 
-        used: as for `place`. needed: this worker's gradients may still have to leave, so zeros are shown that
-        take no memory; otherwise the script sees what this worker has put in.
+        The script may then zero them or take them away, as in one process.
+
+        Args:
+            used: as for `place`.
+            needed: this worker's gradients may still have to leave, so zeros are shown that take no memory;
+                otherwise the script sees the gradients that this worker has put in.
         """
         if self._forgotten is None:
             return
@@ -313,8 +330,9 @@ class Gradients:
 
     @only_looks
     def leave_zeros(self) -> None:
-        """After a body that may have had several steps: what the script has left of forgotten gradients are
-        zeros in the next body.
+        """Show zeros for the gradients that were forgotten and that the script has not taken away.
+
+        It is for the end of a body that may have had several steps.
         """
         for index in self._forgotten or ():
             if self.parameters[index].numel():
@@ -322,12 +340,12 @@ class Gradients:
         self._forgotten = None
 
     def norm(self) -> float:
-        """Of all placed gradients."""
+        """Return the 2-norm of all placed gradients together."""
         indices = [index for index, is_used in enumerate(self._used) if is_used]
         return math.sqrt(float(self._buckets.square_norm(indices)))
 
     def clip_here(self, optimizers_own: Iterable[torch.Tensor] | None, scale: float) -> None:
-        """As `clip`, where no gradients are elsewhere; on a device nothing is waited for."""
+        """Clip the gradients where none are elsewhere, by `clip`; on a device nothing is waited for."""
         indices = self._to_clip(optimizers_own)
         if self._clip_norm is None or not indices:
             return

@@ -28,7 +28,7 @@ _SHOWN_GROUPS: Final = 4
 
 
 class Hyperparameters:
-    """Of these optimizers' parameter groups, whatever they are when asked."""
+    """Reads the hyperparameters of these optimizers' groups as they are when it is asked."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
@@ -42,7 +42,7 @@ class Hyperparameters:
         return self._last[1]
 
     def described(self) -> str:
-        """For a message: `group 0: lr=0.1, momentum=0.9; group 1: ...`."""
+        """Return a text for messages: `group 0: lr=0.1, momentum=0.9; group 1: ...`."""
         groups: dict[str, list[str]] = {}
         for where, value in self._named():
             group, _, name = where.rpartition(" ")

@@ -58,7 +58,7 @@ class Schedules:
         self._begun, self._own = self._counts(), [0] * len(self._items)
 
     def begin_once(self) -> None:
-        """As `begin`, of a worker that has been at no epoch's begin so far."""
+        """Call `begin` if this worker has been at no epoch's begin so far."""
         if self._begun is None:
             self.begin()
 
@@ -76,8 +76,8 @@ class Schedules:
                 item.__class__ = _resting(type(item))
 
     def report_steps(self) -> list[float]:
-        """What this worker knows of the steps in bodies, for the sum over all members, which `take_reports`
-        takes.
+        """Return what this worker knows of the steps in bodies; `take_reports` takes its sum over all
+        members.
         """
         self._let_step()
         each, begun, own = self._each, self._begun, self._own
@@ -89,10 +89,10 @@ class Schedules:
         return [float(value) for value in (*told, *own, begun is not None, *(begun or nothing))]
 
     def take_reports(self, sums: Sequence[float]) -> None:
-        """The sums of what all members have told, at the epoch's end.
+        """Take the sums of all members' reports at the epoch's end.
 
-        Who has computed no body yet learns from the others how often one steps. Where bodies differ, a
-        scheduler has made the steps of all of them.
+        A worker that has computed no body yet learns from the others how often one steps. Where bodies
+        differ, a scheduler has made the steps of all of them.
         """
         width, (known, differ) = len(self._items), sums[:2]
         each, squares, own = (sums[2 + width * n :][:width] for n in range(3))
@@ -149,10 +149,10 @@ class _Resting:
     """A scheduler that makes no steps is of a class of its own, which its `state_dict()` knows nothing of."""
 
     def __init_subclass__(cls) -> None:
-        """What a script's class asks of those that are derived from it is not asked of this one."""
+        """Skip the checks that a script's class makes of classes derived from it: this one is ours."""
 
     def step(self, *_: object, **__: object) -> None:
-        """None is due."""
+        """Do nothing, since no step is due."""
 
 
 def _resting(kind: type[LRScheduler]) -> type[LRScheduler]:

@@ -1,4 +1,4 @@
-"""What a body with several optimizer steps cannot do where sums or new values come too late for it."""
+"""Limits of bodies with several optimizer steps, where sums or new values come too late for a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from springtide.errors import UsageError
 
 
 def check_backward(exact: bool) -> None:
-    """Before another backward pass of a body that has been summed. exact: sums are. Raise UsageError."""
+    """Raise UsageError if a body that has been summed may have no further backward pass. exact: in exact
+    mode.
+    """
     if exact:
         raise UsageError(
             "exact mode takes one backward of each sample and optimizer steps after it: a second "
@@ -15,7 +17,12 @@ def check_backward(exact: bool) -> None:
 
 
 def check_closure(exact: bool, low_rank: bool = False) -> None:
-    """Before optimizer.step(closure); as `check_backward`. low_rank: sums leave something out."""
+    """Raise UsageError if optimizer.step(closure) is impossible here.
+
+    Args:
+        exact: sums are exact.
+        low_rank: sums leave something out.
+    """
     if exact:
         raise UsageError("exact mode takes no optimizer.step(closure): set strategy.allReduce.exact to false")
     if low_rank:

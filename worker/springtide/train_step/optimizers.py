@@ -1,4 +1,4 @@
-"""What the step needs to know of an optimizer and of the arguments of its step()."""
+"""Facts of an optimizer, and of the arguments of its step(), that the trainer's step needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 
 
 def scale_of(optimizer: torch.optim.Optimizer) -> float:
-    """With what the gradients are still multiplied: a fused optimizer takes a GradScaler's scale itself."""
+    """Return the factor that gradients still have in them: a fused optimizer takes a GradScaler's scale
+    itself.
+    """
     scale = getattr(optimizer, "grad_scale", None)
     return 1.0 if scale is None else float(scale)
 

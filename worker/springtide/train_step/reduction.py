@@ -40,8 +40,13 @@ _MAX_BACKWARD_PASSES = 64  # told apart in the side reduction's step number
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What all members know alike. correction: factor for the sums of gradients. combined: buffers by index,
-    to be written into the model."""
+    """The result of a reduction, equal on all members.
+
+    Attributes:
+        result: of the commit vote.
+        correction: factor for the sums of gradients.
+        combined: buffers by index, to be written into the model.
+    """
 
     result: commit_vote.Result
     correction: float
@@ -51,7 +56,7 @@ class Reduced:
 
     @property
     def norm_elsewhere(self) -> float:
-        """Of the gradients in the step's home, as they count."""
+        """Return the norm of the gradients on servers as they count; 0 where there are none."""
         return 0.0 if self.norm is None else self.norm * abs(self.correction)
 
 
@@ -81,7 +86,13 @@ def commit_on(
 
 
 def own_part(assignment: StepAssignment, buffers: Buffers, exact: bool) -> PartContribution:
-    """What the body that has worked on this puts in. exact: with the buffers that moved."""
+    """Return the contribution of the body that has worked on this assignment.
+
+    Args:
+        assignment: of the body.
+        buffers: of the model.
+        exact: in exact mode, where the buffers that moved go along.
+    """
     ids = contribution(assignment.batch.micro.contributed_ids, assignment.stage, assignment.epoch)
     moved = [
         has_moved and not assignment.batch.standin and rule is not Rule.LOCAL
@@ -166,7 +177,7 @@ class Reduction:
         self._order = BucketOrder(buckets, home is None or not home.dense)
 
     def begin(self, body: StepContext) -> None:
-        """What is summed from here on belongs to this body."""
+        """Count all sums that begin from here on for this body."""
         self._body, self._summed = body, {}
         self._order.begin(body.assignment.group)
         if self._home is not None:
@@ -195,7 +206,9 @@ class Reduction:
             self._fail(error)
 
     def start_gradients(self, tensor: torch.Tensor) -> Work:
-        """As `start_sum`, for the bucket of gradients that leaves, to the parameter servers perhaps."""
+        """Begin to sum the bucket of gradients that leaves: by servers where they hold it, by `start_sum`
+        otherwise.
+        """
         if self._home is None or not self._home.dense:
             return self.start_sum(tensor)
         body = self._running()
@@ -354,7 +367,7 @@ class Reduction:
         return float(sums[0] / sums[1])
 
     def mean_loss(self, loss: Any, body: StepContext) -> Any:
-        """As `mean`, for what a closure returns: a number, a tensor of one, or None."""
+        """Return the mean of a closure's result: a number, a tensor with one element, or None."""
         if loss is None:
             return None
         if not isinstance(loss, torch.Tensor):
@@ -416,7 +429,7 @@ class Reduction:
         )
 
     def _hash(self, body: StepContext) -> int:
-        """Of the piece of the parameters that is due, as the last step has left it; 0 in most steps."""
+        """Return the hash of the piece of the parameters that is due; 0 in most steps, where none is."""
         number, together = body.assignment.number, body.assignment.group.size > 1 and not self.in_batches()
         if self._digest is None or body.backward_pass or not together or not self._digest.due(number):
             return 0
@@ -480,7 +493,7 @@ class Reduction:
         return combined
 
     def do_again(self, reason: str) -> NoReturn:
-        """What this member has put in is spoilt: leave the body, whose samples are dealt again."""
+        """Leave the body, since this member's contribution is spoilt; its samples are assigned again."""
         if self._home is None and self._running().assignment.group.size == 1:
             self._transaction.drop(reason)
             raise Dropped(self._transaction.reason)

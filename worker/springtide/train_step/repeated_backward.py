@@ -59,9 +59,9 @@ class RepeatedBackward:
                 self._handles[index] = BeforeGradient(parameter, partial(self.before, index))
 
     def before(self, index: int) -> None:
-        """Autograd is about to add a gradient to what the parameter holds.
+        """Make room for a gradient that autograd is about to add to the parameter's.
 
-        What an earlier backward of the body has put in stays as it is: the new one is put in by itself.
+        The sum of the body's earlier backward passes stays as it is: the new gradient is put in by itself.
         """
         parameter = self._parameters[index]
         if self._buckets.patient and parameter.grad is self._buckets.views[index]:

@@ -36,7 +36,7 @@ class ReplicaDigest:
         return step % INTERVAL == 0 and bool(self._named)
 
     def hash(self, step: int) -> int:
-        """Of the step's piece; 1..LIMIT-1. The host waits for a GPU."""
+        """Return the hash, 1..LIMIT-1, of the piece that is due at this step. The host waits for a GPU."""
         total = 0
         for _, part in self._parts(step):
             words = part.view(_WORDS[part.element_size()]).to(torch.int64)
@@ -70,7 +70,9 @@ def _real_numbers(tensor: torch.Tensor) -> int:
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements in one dimension, real numbers; a copy where they do not lie side by side."""
+    """Return a tensor's elements in one dimension, as real numbers; a copy where they do not lie side by
+    side.
+    """
     plain = tensor.detach()
     if plain.is_complex():
         plain = torch.view_as_real(plain)

@@ -93,7 +93,7 @@ class Snapshot:
     def restored(self) -> Any:
         """Return the state, made of the tensors that it was taken from, with their values then.
 
-        What was compiled or captured with a tensor (a learning rate) goes on with that one.
+        Code that was compiled or captured with a tensor (a learning rate) goes on with that one.
         """
         with torch.no_grad():
             return _refilled(self._live, self._state)
@@ -205,9 +205,10 @@ class Rollback:
         self._expected |= {id(parameter) for parameter in parameters_of(optimizer)}
 
     def check_untouched(self) -> None:
-        """Before an optimizer step: raise UsageError if the body changed what cannot be put back.
+        """Raise UsageError if the body changed something that cannot be put back.
 
-        In most bodies parameters are looked at only when they have to be put back.
+        It is called before an optimizer step. In most bodies parameters are looked at only when they have to
+        be put back.
         """
         if self._bodies <= _ALWAYS_CHECKED or self._bodies % _CHECK_EVERY == 0:
             self._check_parameters()

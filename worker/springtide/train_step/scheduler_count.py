@@ -24,10 +24,10 @@ _KEY = "springtide_steps"
 
 
 class _CountingScheduler:
-    """In front of a script's own class."""
+    """Counts the steps of a scheduler, as the first base of a class that is derived from the script's own."""
 
     def __init_subclass__(cls) -> None:
-        """What that class asks of those that are derived from it is not asked of this one."""
+        """Skip the checks that the script's class makes of classes derived from it: this one is ours."""
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         super().step(*args, **kwargs)  # type: ignore[misc]
@@ -45,7 +45,7 @@ class _CountingScheduler:
 
 
 def count_steps(tracked: Iterable[Any]) -> None:
-    """From now on, know how often each scheduler among them is stepped."""
+    """Have each scheduler among the tracked objects count its steps from now on."""
     for item in tracked:
         if isinstance(item, LRScheduler) and not isinstance(item, _CountingScheduler) and not _counts(item):
             vars(item)[_KEY] = _by_torch(item) or 1
@@ -74,7 +74,7 @@ def _counts(item: LRScheduler) -> bool:
 
 
 def _by_torch(item: Any) -> int:
-    """Its making included; 0 if it does not say."""
+    """Return the number of steps that torch has counted, the one at its making included; 0 if it has none."""
     if isinstance(item, SequentialLR | CosineAnnealingWarmRestarts):
         return int(item.last_epoch) + 1
     if isinstance(item, ChainedScheduler):  # steps all of its own at once

@@ -19,9 +19,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What is committed besides tensors.
+    """The part of a committed state that is no tensor.
 
-    productive_seconds: time spent on steps that survive. began_unix: unix seconds at which the first began.
+    Attributes:
+        productive_seconds: time spent on steps that survive.
+        began_unix: unix seconds at which the first began.
     """
 
     cursor: Cursor
@@ -140,9 +142,9 @@ class State:
             ) from error
 
     def check(self, tree: Mapping[str, Any]) -> Position:
-        """What the tree says besides tensors.
+        """Check that a tree fits this process's script, and return its position.
 
-        Raise SpringtideError when it does not fit this process's script.
+        Raise SpringtideError when it does not fit.
         """
         if tree.get("format") != FORMAT:
             raise SpringtideError(
@@ -184,8 +186,8 @@ class State:
         """Return where the tensors of a state that is on its way may be received, by their ids.
 
         Parameters, buffers, and state that the optimizers and tracked modules have already, are received
-        where they are; optimizers' state that is missing in new memory. What else there is (options of
-        groups, state of tracked objects that may keep what they are given) has no place.
+        where they are; optimizers' state that is missing in new memory. All else (options of groups, state of
+        tracked objects that may keep what they are given) has no place.
 
         Args:
             tree: an outline that `check` has accepted.
@@ -231,7 +233,7 @@ class State:
 
         Raises:
             SpringtideError: something in this process did not take it: the model, an optimizer, or a tracked
-                object of the script's. What is live now is a mixture, so the process must not go on.
+                object of the script's. The live state is then a mixture, so the process must not go on.
             RuntimeError: servers failed.
         """
         try:
@@ -374,7 +376,9 @@ class State:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def positions(self, parameters: Sequence[torch.Tensor]) -> dict[int, int]:
-        """Where the optimizer's state of each of these parameters stands in the tree, by its number here."""
+        """Return the positions in the tree of these parameters' optimizer state, by the parameter's number
+        here.
+        """
         order = {id(parameter): position for position, (_, parameter) in enumerate(self._in_order())}
         return {n: order[id(item)] for n, item in enumerate(parameters) if id(item) in order}
 
@@ -415,10 +419,11 @@ def _expect_groups(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, 
 
 @dataclass(frozen=True)
 class _Placement:
-    """Where the state of one parameter goes: its device, and the parameter's strides.
+    """The destination of one parameter's state: its device, and the parameter's strides.
 
-    on_host: names of state that stays on the CPU, as the sender had it; None: torch's rule. live: where
-    memory begins that is another part of the state.
+    Attributes:
+        on_host: names of state that stays on the CPU, as the sender had it; None: torch's rule.
+        live: where memory begins that is another part of the state.
     """
 
     parameter: torch.nn.Parameter

@@ -64,7 +64,9 @@ class BatchStatistics:
         return sums
 
     def check_micro_batches(self, sums: torch.Tensor) -> torch.Tensor:
-        """As `total`, for the first sums of a body; raise UsageError unless all go through as many parts."""
+        """Sum a body's first statistics over the members; raise UsageError unless all split into as many
+        parts.
+        """
         body = self._reduction.running
         assert body is not None
         if self._checked is body:
@@ -87,7 +89,7 @@ _statistics: weakref.WeakKeyDictionary[torch.nn.Module, BatchStatistics] = weakr
 
 
 class GenerationBatchNorm(torch.nn.SyncBatchNorm):
-    """What `distribute()` makes of a SyncBatchNorm: its group is the generation's."""
+    """The form that `distribute()` gives a SyncBatchNorm: its group is the generation's."""
 
     @torch._dynamo.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,8 @@
-"""Where a step's time goes in this process: data, compute, waiting for others."""
+"""Measures how a step's time is spent in this process: on data, computing, and waiting for others.
+
+Threads and locks: the script's thread measures, and adds to the sums when a step commits; a reporting thread
+takes them. `_lock` guards the sums and the number of steps.
+"""
 
 from __future__ import annotations
 

@@ -216,7 +216,10 @@ class Trainer:
         return None if self.servers is None else self.ask(partial(self.take_values, parameters))
 
     def take_values(self, parameters: Collection[int] | None) -> None:
-        """As `settle`, for `ask`."""
+        """Wait for the values of these parameters (None: all) from the servers, and note that they are here.
+
+        Errors leave as they come: `ask` handles them.
+        """
         if self.servers is not None:
             self.servers.settle(parameters, self.transaction.stepped)
             self.pending.here(parameters)
@@ -282,7 +285,7 @@ class Trainer:
         self._reduction.change_wanted = wanted
 
     def on_save_wish(self, wish: Callable[[int], float]) -> None:
-        """What each side reduction asks, with the rank: this member's word on a checkpoint after the step."""
+        """Set the function that each commit vote asks, with the rank, for a wish to save after the step."""
         self._reduction.save_wish = wish
 
     def finish(self) -> None:
@@ -543,7 +546,7 @@ class Trainer:
             self.ask(self.servers.make_way)
 
     def _cross(self, body: StepContext) -> None:
-        """From here on the step cannot be dropped. Raise Dropped if it has been."""
+        """Pass the point after which the step cannot be dropped any more. Raise Dropped if it has been."""
         if not self._dense_here:
             self.buckets.check_untouched()
         self.transaction.start_stepping()

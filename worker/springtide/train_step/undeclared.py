@@ -22,7 +22,7 @@ DECLARE = (
 class UndeclaredOptimizers:
     """Looks at every optimizer step and every GradScaler of this process while a body runs.
 
-    begin, end: a body of the calling thread. What other threads do is their own affair.
+    begin, end: a body of the calling thread. Other threads are not looked at.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a script gives to `distribute()`, checked; an error says what to do about what cannot be."""
+"""Checks the arguments of `distribute()`; an error says what to do about the impossible ones."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class TrainerArguments:
 
     @property
     def device(self) -> torch.device:
-        """Of what is trained."""
+        """Return the device of the parameters that are trained."""
         return next(item.device for item in _named(self.models).values() if item.requires_grad)
 
     @property
     def nbytes(self) -> int:
-        """Of all parameters."""
+        """Return the size in bytes of all parameters together."""
         return sum(item.nbytes for item in _named(self.models).values())
 
 
@@ -219,7 +219,7 @@ def check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: bo
 
 
 def _check_types(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Of parameters on servers, which have no other numbers than these."""
+    """Raise UsageError for a parameter of a type that parameter servers do not have."""
     known = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     for name, parameter in parameters.items():
         if parameter.requires_grad and parameter.dtype not in known:
