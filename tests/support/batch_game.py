@@ -132,7 +132,7 @@ def one_word(game: Game, ids: torch.Tensor, clip: Clip) -> None:
 
 
 def recovers(game: Game, ids: torch.Tensor, clip: Clip) -> None:
-    """Overflow in the first backward pass, so that the scaler leaves it out, and step after the second one."""
+    """Overflow in the first backward pass, which the scaler leaves out, and step after the second one."""
     for number in range(2):
         game.sgd.zero_grad()
         loss = game.judge(X[ids], True)

@@ -214,7 +214,7 @@ def test_a_dropped_body_takes_its_buffer_along() -> None:
 
 
 def test_the_job_s_state_has_it_or_not_yet() -> None:
-    """A buffer may be in the job's state or not be there yet, for a joiner and for a member that goes back."""
+    """A buffer may be in the job's state or not there yet, for a joiner and for a member that goes back."""
     holder, joiner = Observed(), Observed()
     states, buffers = [], [Buffers(holder), Buffers(joiner)]
     for model, own in zip((holder, joiner), buffers, strict=True):
