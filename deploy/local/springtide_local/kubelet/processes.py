@@ -60,12 +60,15 @@ class Process:
 
     def terminate(self) -> None:
         """SIGTERM to the main process, unless the kernel would drop it on its way to process 1."""
-        self._terminate(ran=cpu_seconds(self.pid), deaf=0)
+        self._terminate(ran=cpu_seconds(self.pid), deaf=0, slept=sleeps(self.pid))
 
-    def _terminate(self, ran: float, deaf: int) -> None:
-        """One look, and others while that is not sure.
+    def _terminate(self, ran: float, deaf: int, slept: str) -> None:
+        """Look once, and again while that is not sure.
 
-        ran: what it had computed at the first look. deaf: how often in a row it was seen not to hear.
+        Args:
+            ran: seconds that it had computed when it was last known to come from a sleep.
+            deaf: how often in a row it was seen not to hear.
+            slept: how often it had begun to sleep by then.
         """
         if self.exited.done():
             return
@@ -75,8 +78,11 @@ class Process:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
             return
         deaf = deaf + 1 if heard is False else 0
+        if (now := sleeps(self.pid)) != slept:
+            # Short waits, one after another, add up to much computing; only what is in one piece counts.
+            ran, slept = cpu_seconds(self.pid), now
         if deaf < _DEAF_LOOKS and cpu_seconds(self.pid) - ran < _AWAKE_SECONDS:
-            self._loop.call_later(_LOOK_SECONDS, self._terminate, ran, deaf)
+            self._loop.call_later(_LOOK_SECONDS, self._terminate, ran, deaf, slept)
 
     def kill(self) -> None:
         self._killed_here = True
@@ -262,6 +268,11 @@ def cpu_seconds(pid: int) -> float:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
     except OSError:
         return math.inf
+
+
+def sleeps(pid: int) -> str:
+    """Return the count of how often the main thread of a process has begun to sleep; "" once it has ended."""
+    return _status(pid).get(_SWITCHES, "")
 
 
 def _status(pid: int) -> dict[str, str]:
