@@ -224,7 +224,9 @@ def test_killed_while_what_does_not_train_is_written(
     (block,) = list(blocks.iterdir())
     written = block.stat()
     newest = place.steps()[0]
-    cluster.minimum = 1
+    # All of the third restore: one that came later would join those that have.
+    cluster.minimum, now = 3, time.monotonic()
+    cluster.until(lambda: cluster.asked_at > now, "the operator's next call")
     third = [cluster.add(), cluster.add(), cluster.add()]
     cluster.until_done()
     assert went_on_from(third) == newest
