@@ -15,7 +15,7 @@ import torch
 from springtide import faults
 from springtide.comm import commit_vote
 from springtide.comm.buckets import Buckets
-from springtide.comm.combine import Rule, Share, on_device, pack, pack_there, unpack, unpack_there
+from springtide.comm.combine import Packing, Rule, Share, on_device
 from springtide.comm.process_group import Group, Work, peers_in, wait_for
 from springtide.data.ledger import contribution
 from springtide.embedding.handle import Handle
@@ -109,16 +109,37 @@ def own_part(assignment: StepAssignment, buffers: Buffers, exact: bool) -> PartC
     return PartContribution(assignment.part, assignment.batch.micro.contributed_weight, ids, moved, values)
 
 
-@dataclass
-class _Packed:
-    """Buffers on their way: those that ride with the commit vote, and those that are summed on their device.
+@dataclass(frozen=True, slots=True)
+class _Riders:
+    """The buffers that members combine in a step, and their ways.
 
-    indices: whose numbers are in `here`, float64 on the CPU. indices_there: whose are in `there`.
+    Attributes:
+        indices: all of them.
+        host_indices: those that ride with the commit vote.
+        host: their way; unused in exact mode.
+        there_indices: those that are summed on their device.
+        there: their way.
     """
 
     indices: list[int]
+    host_indices: list[int]
+    host: Packing
+    there_indices: list[int]
+    there: Packing
+
+
+@dataclass
+class _Packed:
+    """Buffers on their way.
+
+    Attributes:
+        riders: which they are.
+        here: float64 on the CPU, the numbers that ride with the commit vote.
+        there: on their device.
+    """
+
+    riders: _Riders
     here: torch.Tensor
-    indices_there: list[int]
     there: list[torch.Tensor]
 
 
@@ -162,6 +183,7 @@ class Reduction:
         self._transaction = transaction
         self._body: StepContext | None = None
         self._moving: tuple[Group | None, list[int]] = (None, [])
+        self._riders: _Riders | None = None
         self._unused: tuple[Group | None, list[int]] = (None, [])
         """The parameters without a gradient in the group's last step, which all its members know alike."""
         self.expects_unused = False
@@ -270,7 +292,7 @@ class Reduction:
         fields = commit_vote.encode(part)
         expected = self._expected_buffers(assignment.group)
         riders = self._packed(expected, assignment)
-        vector = torch.cat((fields, riders.here))
+        vector = torch.cat((fields, riders.here)) if expected else fields
         norm = None
         if self._home is not None:
             # Before all gradients of all members are on the servers, nobody may learn that the step counts.
@@ -382,7 +404,7 @@ class Reduction:
         combined: dict[int, torch.Tensor] = {}
         if changed and self._buffers_travel(assignment.group):
             packed = [expected]
-            known = {*expected.indices, *expected.indices_there}
+            known = set(expected.riders.indices)
             if late := [index for index in changed if index not in known]:
                 rest = self._packed(late, assignment)
                 for tensor in (rest.here, *rest.there):
@@ -463,33 +485,64 @@ class Reduction:
         """Whether there are buffers to combine: those of other members, or of logical parts."""
         return group.size > 1 or self._exact is not None
 
+    def _riders_of(self, indices: list[int], buffers: list[torch.Tensor]) -> _Riders:
+        """Return the ways of these buffers: those of the last step, unless they or their forms are others.
+
+        Args:
+            indices: of the buffers.
+            buffers: the present tensors, one for each index.
+        """
+        known = self._riders
+        if known is not None and known.indices == indices:
+            if not known.there_indices and known.host.fits(buffers):
+                return known
+            by_index = dict(zip(indices, buffers, strict=True))
+            if known.host.fits([by_index[index] for index in known.host_indices]) and known.there.fits(
+                [by_index[index] for index in known.there_indices]
+            ):
+                return known
+        rules = self._buffers.rules
+        moves = [on_device(buffer, rules[index]) for index, buffer in zip(indices, buffers, strict=True)]
+        ways = []
+        for wanted in (False, True):
+            chosen = [number for number, stays in enumerate(moves) if stays == wanted]
+            numbers = [indices[number] for number in chosen]
+            way = Packing([buffers[number] for number in chosen], [rules[number] for number in numbers])
+            ways.append((numbers, way))
+        (host_indices, host), (there_indices, there) = ways
+        return _Riders(indices, host_indices, host, there_indices, there)
+
     def _packed(self, indices: list[int], assignment: StepAssignment) -> _Packed:
+        current = self._buffers.current() if indices else []
+        self._riders = riders = self._riders_of(indices, [current[index] for index in indices])
         if self._exact is not None:
             here = self._exact.pack(indices, self._buffers.committed, self._buffers.rules)
-            return _Packed(indices, here, [], [])
+            return _Packed(riders, here, [])
         share = Share(assignment.batch.micro.contributed_weight, assignment.group.rank, assignment.group.size)
-        buffers, rules, _ = self._buffers.chosen(indices)
-        moves = [on_device(buffer, rule) for buffer, rule in zip(buffers, rules, strict=True)]
-        on_host = [index for index, stays in zip(indices, moves, strict=True) if not stays]
-        there = [index for index, stays in zip(indices, moves, strict=True) if stays]
-        return _Packed(
-            on_host,
-            pack(*self._buffers.chosen(on_host, self._summed), share),
-            there,
-            pack_there(*self._buffers.chosen(there)[:2], share) if there else [],
-        )
+        on_host = [current[index] for index in riders.host_indices]
+        here = riders.host.pack(on_host, self._committed(riders.host_indices), share)
+        there = riders.there.pack_there([current[index] for index in riders.there_indices], share)
+        return _Packed(riders, here, there)
+
+    def _committed(self, indices: list[int]) -> list[torch.Tensor]:
+        """Return what the running step, or its last round, has found in these buffers."""
+        committed, summed = self._buffers.committed, self._summed
+        if not summed:
+            return [committed[index] for index in indices]
+        return [summed.get(index, committed[index]) for index in indices]
 
     def _unpacked(self, totals: _Packed, result: commit_vote.Result) -> dict[int, torch.Tensor]:
-        indices, buffers = totals.indices, self._buffers
+        riders, buffers = totals.riders, self._buffers
         if self._exact is not None:
-            values = self._exact.unpack(totals.here, indices, buffers.committed, buffers.rules, result.extra)
+            indices, rules = riders.indices, buffers.rules
+            values = self._exact.unpack(totals.here, indices, buffers.committed, rules, result.extra)
             return dict(zip(indices, values, strict=True))
-        chosen = buffers.chosen(indices, self._summed)
-        values = unpack(totals.here, *chosen, result.weight, self._running().assignment.group.size)
-        combined = dict(zip(indices, values, strict=True))
-        if there := totals.indices_there:
-            values = unpack_there(totals.there, *buffers.chosen(there)[:2], result.weight)
-            combined |= zip(there, values, strict=True)
+        size, committed = self._running().assignment.group.size, self._committed(riders.host_indices)
+        values = riders.host.unpack(totals.here, committed, result.weight, size)
+        combined = dict(zip(riders.host_indices, values, strict=True))
+        if totals.there:
+            values = riders.there.unpack_there(totals.there, result.weight)
+            combined |= zip(riders.there_indices, values, strict=True)
         return combined
 
     def do_again(self, reason: str) -> NoReturn:
