@@ -44,7 +44,23 @@ PENDING = (
     "worker/springtide/ps/",
 )
 # Where each parameter of a public function has a line of its own.
-DOCUMENTED = ("protocol/", "worker/springtide/coordination/")
+DOCUMENTED = (
+    "protocol/",
+    "worker/springtide/__init__.py",
+    "worker/springtide/api.py",
+    "worker/springtide/checkpoint/",
+    "worker/springtide/coordination/",
+    "worker/springtide/data/",
+    "worker/springtide/elastic/",
+    "worker/springtide/embedding/",
+    "worker/springtide/errors.py",
+    "worker/springtide/exact/",
+    "worker/springtide/faults.py",
+    "worker/springtide/kv/",
+    "worker/springtide/launch/",
+    "worker/springtide/loading/",
+    "worker/springtide/settings.py",
+)
 _QUESTIONS = re.compile(r"(?:[.:;!?]\s+|\n\n\s*)(?:Who|Whoever|What)\b")
 
 _CONCURRENT = {
@@ -195,7 +211,8 @@ def _fragments(module: Module) -> Iterator[str]:
 def _public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if node.name.startswith("_"):
+            # An overload is explained where the function is made.
+            if node.name.startswith("_") or "overload" in map(_last_name, node.decorator_list):
                 continue
             if isinstance(node, ast.ClassDef):
                 yield from _public_functions(node.body)
