@@ -45,6 +45,7 @@ PENDING = (
 )
 # Where each parameter of a public function has a line of its own.
 DOCUMENTED = (
+    "deploy/local/",
     "protocol/",
     "worker/springtide/__init__.py",
     "worker/springtide/api.py",
@@ -61,6 +62,9 @@ DOCUMENTED = (
     "worker/springtide/loading/",
     "worker/springtide/settings.py",
 )
+# Decorators: an overload is explained where the function is made, and a command by the help of its options
+# (--help prints its docstring).
+_EXPLAINED_ELSEWHERE = frozenset(("callback", "command", "overload"))
 _QUESTIONS = re.compile(r"(?:[.:;!?]\s+|\n\n\s*)(?:Who|Whoever|What)\b")
 
 _CONCURRENT = {
@@ -211,8 +215,9 @@ def _fragments(module: Module) -> Iterator[str]:
 def _public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            # An overload is explained where the function is made.
-            if node.name.startswith("_") or "overload" in map(_last_name, node.decorator_list):
+            if node.name.startswith("_") or _EXPLAINED_ELSEWHERE.intersection(
+                map(_last_name, node.decorator_list)
+            ):
                 continue
             if isinstance(node, ast.ClassDef):
                 yield from _public_functions(node.body)

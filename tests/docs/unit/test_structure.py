@@ -197,7 +197,8 @@ def test_a_lock_in_a_file_without_a_word_on_it_is_found(made: str, tmp_path: Pat
             0,
         ),
         ('class One:\n    def act(self, one):\n        """Act."""\ndef _own(one, two): ...\n', 0),
-        ("from typing import overload\n@overload\ndef act(one, two): ...\n", 0),
+        ("@overload\ndef act(one, two): ...\n", 0),
+        ('@app.command("act")\ndef act(one, two):\n    """Act."""\n', 0),
     ],
 )
 def test_public_functions_without_args_are_found(text: str, count: int, tmp_path: Path) -> None:
