@@ -76,7 +76,12 @@ class Generation:
         return (*self.servers, *(info for info in self.leaving_servers if info.id in self.needed_servers))
 
     def close(self, reason: str, now: float) -> None:
-        """Say that it is over; the first reason stays."""
+        """Say that the generation is over; the first reason stays.
+
+        Args:
+            reason: in words.
+            now: in unix seconds.
+        """
         if not self.closing:
             self.closing, self.closing_at = reason, now
 
@@ -185,7 +190,12 @@ class ComplaintRow:
                 )
 
     def unreached(self, members: Sequence[Record], servers: Sequence[ServerInfo]) -> list[ServerInfo]:
-        """The servers that most members complain of, those with most complaints first."""
+        """Return the servers that most members complain of, those with most complaints first.
+
+        Args:
+            members: records of the generation's members.
+            servers: of the generation.
+        """
         ids = {member.info.id for member in members}
         most = [info for info in servers if 2 * len(ids & self.by.get(info.id, Counter()).keys()) > len(ids)]
         return sorted(most, key=lambda info: -self.by[info.id].total())
