@@ -46,9 +46,7 @@ PENDING = (
 # Where each parameter of a public function has a line of its own.
 DOCUMENTED = (
     "deploy/local/",
-    "operator/springtide_cli/",
-    "operator/springtide_operator/api/",
-    "operator/springtide_operator/manifests/",
+    "operator/",
     "protocol/",
     "worker/springtide/__init__.py",
     "worker/springtide/api.py",
