@@ -113,9 +113,15 @@ def unpack(
     total_weight: float,
     size: int,
 ) -> list[torch.Tensor]:
-    """Return new tensors, like the buffers, from the sum over `size` members; the rest as for `pack`.
+    """Return new tensors, like the buffers, from the sum over the members.
 
-    total_weight: the sum of the members' weights.
+    Args:
+        total: float64 [n], the sum of what the members' `pack` returned.
+        buffers: to combine.
+        rules: of these buffers.
+        committed: values of these buffers before the step.
+        total_weight: sum of the members' weights.
+        size: of the group.
     """
     combined: dict[int, torch.Tensor] = {}
     offset = 0
@@ -145,15 +151,28 @@ def _split(
 
 
 def on_device(buffer: torch.Tensor, rule: Rule) -> bool:
-    """Tell whether a buffer is summed where it lies (`pack_there`), without a way through the host."""
+    """Tell whether a buffer is summed where it lies (`pack_there`), without a way through the host.
+
+    Args:
+        buffer: to combine.
+        rule: of the buffer.
+    """
     return buffer.device.type != "cpu" and rule in (Rule.MEAN, Rule.FIRST)
 
 
 def pack_there(buffers: Sequence[torch.Tensor], rules: Sequence[Rule], share: Share) -> list[torch.Tensor]:
     """Return what this member puts into the sums of buffers that lie on a device, for which `on_device` says
-    so: flat tensors there, in the order of `_side_by_side`. Nothing is waited for.
+    so.
 
-    Floating numbers travel as float32, unless they are wider; integers as int64.
+    Floating numbers travel as float32, unless they are wider; integers as int64. Nothing is waited for.
+
+    Args:
+        buffers: to combine.
+        rules: of these buffers.
+        share: this member's rank and weight.
+
+    Returns:
+        Flat tensors on the device, in the order of `_side_by_side`.
     """
     parts = []
     for positions in _side_by_side(buffers, rules):
@@ -171,7 +190,14 @@ def unpack_there(
     rules: Sequence[Rule],
     total_weight: float,
 ) -> list[torch.Tensor]:
-    """Return new tensors, like the buffers, from the sums of what `pack_there` made."""
+    """Return new tensors, like the buffers, from the sums of what `pack_there` made.
+
+    Args:
+        totals: the sums of what the members' `pack_there` returned.
+        buffers: to combine.
+        rules: of these buffers.
+        total_weight: sum of the members' weights.
+    """
     combined: dict[int, torch.Tensor] = {}
     for total, positions in zip(totals, _side_by_side(buffers, rules), strict=True):
         chosen = [buffers[position] for position in positions]
@@ -208,7 +234,12 @@ def _unpacked(
 
 
 def extreme(rows: Sequence[torch.Tensor], rule: Rule) -> torch.Tensor:
-    """The smallest or largest by element; a NaN of any row stays one."""
+    """Return the smallest or largest by element; a NaN of any row stays one.
+
+    Args:
+        rows: of one shape, at least one.
+        rule: `MIN` or `MAX`.
+    """
     stacked = torch.stack(list(rows))
     return stacked.amin(0) if rule is Rule.MIN else stacked.amax(0)
 
@@ -246,7 +277,12 @@ def flat_view(buffer: torch.Tensor) -> torch.Tensor:
 
 
 def shaped_like(piece: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """Return a piece of a `flat_view` in the shape and type of `buffer`: the inverse of that function."""
+    """Return a piece of a `flat_view` in the shape and type of `buffer`: the inverse of that function.
+
+    Args:
+        piece: flat, as many elements as `flat_view` of the buffer has.
+        buffer: its shape and type are taken.
+    """
     if buffer.is_complex():
         real = torch.view_as_real(buffer)
         return torch.view_as_complex(piece.to(real.dtype).reshape(real.shape).contiguous())
