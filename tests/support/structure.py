@@ -51,6 +51,7 @@ DOCUMENTED = (
     "worker/springtide/__init__.py",
     "worker/springtide/api.py",
     "worker/springtide/checkpoint/",
+    "worker/springtide/comm/",
     "worker/springtide/coordination/",
     "worker/springtide/data/",
     "worker/springtide/elastic/",
@@ -62,6 +63,7 @@ DOCUMENTED = (
     "worker/springtide/launch/",
     "worker/springtide/loading/",
     "worker/springtide/settings.py",
+    "worker/springtide/train_step/",
 )
 # Decorators: an overload is explained where the function is made, and a command by the help of its options
 # (--help prints its docstring).
