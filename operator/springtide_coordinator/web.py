@@ -51,6 +51,9 @@ def start_web(hub: Hub, options: Options) -> BoundedServer:
     Args:
         hub: all state of the process.
         options: of the process.
+
+    Returns:
+        The server, with the port that it got.
     """
     pages = Pages(hub, options.token, asyncio.get_running_loop())
     server = serve(pages.answer, options.host, options.metrics_port)

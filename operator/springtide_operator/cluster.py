@@ -187,6 +187,9 @@ class Cluster(Protocol):
             group: as it was read.
             patch: without metadata.
 
+        Returns:
+            The object as it is now.
+
         Raises:
             ApiError: 409: the object is another one now.
         """
@@ -220,6 +223,9 @@ class Cluster(Protocol):
             name: of the object.
             patch: carries uid and resourceVersion.
             status: into its status subresource.
+
+        Returns:
+            The object as it is now.
 
         Raises:
             ApiError: 409: it was changed since.
@@ -293,6 +299,9 @@ class Cluster(Protocol):
             uid: of this very object.
             resource_version: of the job as it was read.
             status: merged into the object's.
+
+        Returns:
+            The object as it is now.
 
         Raises:
             ApiError: 409: the job was changed since `resource_version`.
@@ -544,6 +553,9 @@ class KubeCluster:
             group: as it was read.
             patch: without metadata.
 
+        Returns:
+            The object as it is now.
+
         Raises:
             ApiError: 409: the object is another one now.
         """
@@ -582,6 +594,9 @@ class KubeCluster:
             name: of the object.
             patch: carries uid and resourceVersion.
             status: into its status subresource.
+
+        Returns:
+            The object as it is now.
 
         Raises:
             ApiError: 409: it was changed since.
@@ -674,6 +689,9 @@ class KubeCluster:
             uid: of this very object.
             resource_version: of the job as it was read.
             status: merged into the object's.
+
+        Returns:
+            The object as it is now.
 
         Raises:
             ApiError: 409: the job was changed since `resource_version`.

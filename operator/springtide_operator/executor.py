@@ -106,6 +106,9 @@ class ClusterExecutor:
             cluster_ip: the address that workers were given; None: any. Where it is somebody else's now,
                 another one is taken.
 
+        Returns:
+            Whether it was carried out.
+
         Raises:
             ApiError: the API server refuses, or the Service has no address yet.
         """
@@ -142,6 +145,9 @@ class ClusterExecutor:
             min_member: pods that are to be started together.
             version: of the group as it is wanted, remembered until it changes.
 
+        Returns:
+            Whether it was carried out.
+
         Raises:
             ApiError: the API server refuses.
             TemplateError: no pod can be made of a template.
@@ -172,6 +178,9 @@ class ClusterExecutor:
             api_version: of the scheduler's API.
             name: of the group.
 
+        Returns:
+            Whether it was carried out.
+
         Raises:
             ApiError: the API server refuses.
         """
@@ -187,6 +196,9 @@ class ClusterExecutor:
         Args:
             job: as the plan saw it.
             new: it is not there; False: its spec is written anew.
+
+        Returns:
+            Whether it was carried out.
 
         Raises:
             ApiError: the API server refuses.
@@ -208,6 +220,9 @@ class ClusterExecutor:
             job: as the plan saw it.
             report: what it is to say.
 
+        Returns:
+            Whether it was carried out.
+
         Raises:
             ApiError: the API server refuses.
         """
@@ -222,6 +237,9 @@ class ClusterExecutor:
             job: as the plan saw it.
             name: of the Workload.
             uid: of this very one.
+
+        Returns:
+            Whether it was carried out.
 
         Raises:
             ApiError: the API server refuses.
@@ -287,6 +305,9 @@ class ClusterExecutor:
         Args:
             job: as the plan saw it.
             servers: how many there are to be.
+
+        Returns:
+            Whether it was carried out.
 
         Raises:
             ApiError: the API server refuses.

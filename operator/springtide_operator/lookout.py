@@ -232,7 +232,7 @@ class Lookout:
 
 
 def chosen(observation: Observation, suspect: str | None) -> list[Pod]:
-    """The pods to ask: half of them on the suspected node, the others spread over other nodes.
+    """Return the pods to ask: half of them on the suspected node, the others spread over other nodes.
 
     Args:
         observation: of the job.

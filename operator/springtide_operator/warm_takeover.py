@@ -21,7 +21,7 @@ JOBS_PER_SECOND = 20.0
 
 
 def patience(uid: str, jobs: int) -> float:
-    """Seconds for which a job may be trusted; another share of the whole for each job.
+    """Return the seconds for which a job may be trusted; another share of the whole for each job.
 
     Args:
         uid: of the job.

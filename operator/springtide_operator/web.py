@@ -62,7 +62,14 @@ def pages(
     """Answer requests from any thread: what is asked for is looked up in the event loop.
 
     Args:
-        dead: says what is wrong, or None; as `unhealthy` and `unready`.
+        registry: of the metrics.
+        dead: says why the process is to be restarted; None for nothing.
+        unhealthy: says why it does not do its work.
+        unready: says why it does not act.
+        loop: in which the other arguments are called.
+
+    Returns:
+        The function from a request to its reply.
     """
     checks: dict[str, Trouble] = {"/livez": dead, "/healthz": unhealthy, "/readyz": unready}
     metrics = ThrottledValue(lambda: in_loop(loop, lambda: generate_latest(registry), _LOOP_SECONDS))

@@ -46,9 +46,12 @@ async def delete(cluster: Cluster, queues: Queues, job: Job, name: str, uid: str
 
 
 async def write(cluster: Cluster, queues: Queues, job: Job, new: bool, pods: MakePods) -> None:
-    """Make it, or write its spec anew.
+    """Make the job's Workload, or write its spec anew.
 
     Args:
+        cluster: where the Workload is.
+        queues: the Workloads as last heard of.
+        job: whose Workload it is.
         new: whether there is none yet, as far as the plan knew.
         pods: makes one pod of each role.
 

@@ -56,6 +56,7 @@ def carry_out(kind: str, kube: Kube, namespace: str, job: str, seen: Seen) -> Ac
     Raises:
         NotPossibleError: there is no process that the event could hit.
         KubeError: the API server refuses.
+        ValueError: the story has no such event.
     """
     if kind == scenario.KILL_WORKER:
         # The first one: it leads the ring and reports for all, so its loss costs the most.

@@ -79,6 +79,9 @@ def start(command: Sequence[str], env: Mapping[str, str], root: Path, folder: Pa
         env: of the manifest's workers.
         root: the image's working directory.
         folder: for output, step log and home; it is made when it is missing.
+
+    Returns:
+        The running process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     words = [sys.executable if word == "python" else word for word in command]

@@ -64,6 +64,9 @@ class Cluster:
             settings: nodes, their sizes and times; None: the usual ones.
             timeout: seconds until it has to be ready.
 
+        Returns:
+            The handle of the running cluster.
+
         Raises:
             ClusterError: it already runs, cannot run here, or does not get ready in time.
             ValueError: a setting is out of range.

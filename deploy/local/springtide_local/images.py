@@ -87,7 +87,7 @@ class Images:
 
         Args:
             reference: as a pod has it.
-            pull_policy: of the container; it only changes the words of a refusal.
+            pull_policy: of the container; nothing is ever pulled, so that it only changes the refusal.
 
         Raises:
             ImageError: no image of that name is known.

@@ -26,6 +26,9 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
         m: facts of the membership, which are changed.
         generation: the current one.
         now: in unix seconds.
+
+    Returns:
+        Boundary messages; empty when nobody wants in or out, or all were asked already.
     """
     if generation.closing or generation.ended_stage is not None or not m.settled:
         return []
@@ -56,6 +59,9 @@ def ask_for_epoch_end(m: Membership, generation: Generation, trains: list[Record
         m: facts of the membership.
         generation: the current one.
         trains: its members that train.
+
+    Returns:
+        Boundary messages to members that were not asked yet.
     """
     effects: list[Effect] = []
     if reason := why_epoch_end(m):
@@ -154,6 +160,9 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
     Args:
         m: facts of the membership, which are changed.
         now: in unix seconds.
+
+    Returns:
+        Leave messages.
     """
     effects: list[Effect] = []
     current = m.current
@@ -196,6 +205,9 @@ def send_away(record: Record, reason: str, surplus: bool = False) -> list[Effect
         record: of the process; it is changed.
         reason: in words.
         surplus: the job has finished, and needs nobody.
+
+    Returns:
+        The Leave message, unless it was sent.
     """
     record.dismissed, record.surplus = reason, surplus
     return once(record, "leave", Leave(reason, surplus))
@@ -226,8 +238,11 @@ def may_leave(
     """Return the leavers that can go now.
 
     Args:
+        m: facts of the membership.
+        leavers: members that want to go.
         staying: processes that stay and are ready to train.
         holders: how many of them hold the newest state.
+        now: in unix seconds.
     """
     if holders > 0 and staying >= max(1, m.minimum):
         return list(leavers)
@@ -240,6 +255,9 @@ def end_loop(m: Membership, generation: Generation) -> list[Effect]:
     Args:
         m: facts of the membership.
         generation: the current one; it is changed.
+
+    Returns:
+        EndOk messages.
     """
     effects: list[Effect] = []
     records = [m.members.get(member) for member in generation.ids]

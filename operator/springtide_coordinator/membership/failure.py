@@ -271,6 +271,9 @@ def ask_to_park(m: Membership, now: float) -> list[Effect]:
     Args:
         m: facts of the membership.
         now: in unix seconds.
+
+    Returns:
+        Prepare messages, and the end of streams that do not answer them.
     """
     effects: list[Effect] = []
     current = m.current
@@ -297,6 +300,9 @@ def disconnect_if_stuck(m: Membership, generation: Generation, record: Record, n
         generation: the current one.
         record: of the process.
         now: in unix seconds.
+
+    Returns:
+        The refusal and the end of the stream, once its time is over.
     """
     since = max(generation.closing_at, record.connected_at)
     if record.standing not in _TRAINS or now - since < m.settings.parking or record.session is None:
@@ -312,6 +318,9 @@ def disconnect_hung(m: Membership, now: float) -> list[Effect]:
     Args:
         m: facts of the membership.
         now: in unix seconds.
+
+    Returns:
+        Refusals and the end of streams.
     """
     effects: list[Effect] = []
     current = m.current
@@ -332,6 +341,9 @@ def disconnect(
         record: of the process.
         reason: in words.
         now: in unix seconds.
+
+    Returns:
+        The refusal and the end of the stream; empty without one.
     """
     session = record.session
     if session is None:
@@ -361,6 +373,9 @@ def step_down(m: Membership, why: str) -> list[Effect]:
     Args:
         m: facts of the membership, which are changed.
         why: in words.
+
+    Returns:
+        Refusals and the end of all streams.
     """
     m.superseded = why
     effects: list[Effect] = []

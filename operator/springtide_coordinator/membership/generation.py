@@ -100,9 +100,13 @@ def compose(
     """Make the Start of generation `name`: ranks, the state, and who sends it to whom.
 
     Args:
+        name: of the generation.
         participants: parked members, in any order; not empty.
-        chosen: the state all begin from, held by at least one participant; None starts anew from the
-            initial state of the first member.
+        chosen: the state all begin from, held by at least one participant; None starts anew from the initial
+            state of the first member.
+        reason: of the generation, in words.
+        servers: its parameter servers, in order.
+        leaving_servers: servers that it does not have and that may hold the state.
         had_state: with None: the job had state.
         consistency: in which the members train; None without parameters on servers.
         owners: holders of the state, from whom the other members get it; None: all holders.
@@ -166,7 +170,8 @@ class ComplaintRow:
 
         Args:
             members: its members, with the reasons they parked for.
-            lived: seconds from its start to its end; above `healthy` seconds a new row begins.
+            lived: seconds from its start to its end.
+            healthy: seconds above which a new row begins.
             servers: ids of its parameter servers.
         """
         if lived > healthy:

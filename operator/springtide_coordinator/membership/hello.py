@@ -51,6 +51,9 @@ def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]
         session: number of the stream.
         hello: first message of the process.
         now: in unix seconds.
+
+    Returns:
+        Welcome and the messages that the process has missed; or the refusal and the end of the stream.
     """
     effects: list[Effect] = []
     heard_of = [hello.newest_incarnation, hello.generation.incarnation if hello.generation else None]
@@ -155,6 +158,9 @@ def replace_predecessors(m: Membership, hello: Hello) -> list[Effect]:
     Args:
         m: facts of the membership, which are changed.
         hello: first message of the process.
+
+    Returns:
+        The refusal and the end of the stream.
     """
     effects: list[Effect] = []
     for other in m.members.values():

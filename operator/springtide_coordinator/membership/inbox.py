@@ -33,6 +33,9 @@ def receive(m: Membership, record: Record, message: Incoming, now: float) -> lis
         record: of the process; it is changed.
         message: of the process.
         now: in unix seconds.
+
+    Returns:
+        The refusal of a wrong layout, if it is one.
     """
     match message:
         case Parked():

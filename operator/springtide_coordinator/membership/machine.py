@@ -51,8 +51,12 @@ def handle(m: Membership, event: Event, now: float) -> list[Effect]:
     """Take an event in and say what to do.
 
     Args:
-        m: the memory; changed in place.
-        now: unix time in seconds; must not go backwards.
+        m: facts of the membership, which are changed.
+        event: that happened.
+        now: in unix seconds; must not go backwards.
+
+    Returns:
+        Effects, in the order in which they are to be carried out.
     """
     effects: list[Effect] = []
     match event:
@@ -109,6 +113,9 @@ def take_in_sync(m: Membership, event: Synced, now: float) -> list[Effect]:
         m: facts of the membership, which are changed.
         event: the operator's word.
         now: in unix seconds.
+
+    Returns:
+        Effects for members that hang; all else follows from the facts.
     """
     if is_outranked(m, Incarnation(event.number)):
         return step_down(m, f"the operator has made incarnation {event.number}")

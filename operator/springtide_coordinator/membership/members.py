@@ -127,6 +127,9 @@ def once(record: Record | ServerRecord, key: Hashable, message: Outgoing) -> lis
         record: of the member; it remembers the key.
         key: by which messages are the same.
         message: to send.
+
+    Returns:
+        The message, if it is to be sent.
     """
     if record.session is None or key in record.sent:
         return []

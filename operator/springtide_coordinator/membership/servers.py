@@ -47,6 +47,9 @@ def greet_server(m: Membership, session: int, hello: ServerHello, now: float) ->
         session: number of the stream.
         hello: first message of the server.
         now: in unix seconds.
+
+    Returns:
+        Welcome; or the refusal and the end of the stream.
     """
     info, newest = hello.server, hello.newest_incarnation
     effects: list[Effect] = []
@@ -108,6 +111,9 @@ def disconnect(m: Membership, record: ServerRecord, message: Refused, now: float
         record: of the server; it is changed.
         message: that says it.
         now: in unix seconds.
+
+    Returns:
+        The message and the end of the stream; empty without one.
     """
     session, member = record.session, record.info.id
     if session is None:
@@ -306,6 +312,9 @@ def disconnect_unreached(m: Membership, unreached: Sequence[ServerInfo], now: fl
         m: facts of the membership, which are changed.
         unreached: servers that most members complain of, in the order in which they are tried.
         now: in unix seconds.
+
+    Returns:
+        The refusal and the end of its stream.
     """
     current = m.current
     for info in unreached:

@@ -66,6 +66,9 @@ def structural(schema: Schema, definitions: dict[str, Schema]) -> Schema:
         schema: of a model, or of a field in it; it stays as it is.
         definitions: schemas by name, for references.
 
+    Returns:
+        The structural schema, a new object.
+
     Raises:
         ValueError: a structural schema cannot say it.
     """

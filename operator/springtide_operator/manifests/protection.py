@@ -68,6 +68,9 @@ def network_policy(job: Job, doors: Doors) -> Object:
     Args:
         job: the TrainingJob.
         doors: who may reach the pods.
+
+    Returns:
+        The NetworkPolicy.
     """
     own = {"matchLabels": {names.LABEL_JOB: job.name}}
     readers = [_anchored(peer, doors) for peer in doors.metrics_from]
@@ -116,6 +119,9 @@ def server_disruption_budget(job: Job, servers: int) -> Object:
     Args:
         job: the TrainingJob.
         servers: how many there are to be.
+
+    Returns:
+        The PodDisruptionBudget.
     """
     role = names.ROLE_PARAMETER_SERVER
     return {

@@ -46,6 +46,9 @@ class Executor(Protocol):
             job: as the plan saw it.
             incarnation: number of the coordinator.
             cluster_ip: the address that workers were given; None: any.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -60,6 +63,9 @@ class Executor(Protocol):
             job: as the plan saw it.
             min_member: pods that are to be started together.
             version: of the group as it is wanted.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -70,6 +76,9 @@ class Executor(Protocol):
             job: as the plan saw it.
             api_version: of the scheduler's API.
             name: of the object.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -79,6 +88,9 @@ class Executor(Protocol):
         Args:
             job: as the plan saw it.
             new: it is not there; False: its spec is written anew.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -88,6 +100,9 @@ class Executor(Protocol):
         Args:
             job: as the plan saw it.
             report: what the status is to say.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -98,6 +113,9 @@ class Executor(Protocol):
             job: as the plan saw it.
             name: of the object.
             uid: of this very object.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -108,6 +126,9 @@ class Executor(Protocol):
             job: as the plan saw it.
             incarnation: number of the coordinator.
             avoid: a node that the pod must not be on; None: any.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -117,6 +138,9 @@ class Executor(Protocol):
         Args:
             job: as the plan saw it.
             action: with its slot, attempt and address.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -128,6 +152,9 @@ class Executor(Protocol):
             slot: which of the wanted servers it is, from 0.
             attempt: how often a pod was made for the slot, from 0.
             address: of the coordinator's Service.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -137,6 +164,9 @@ class Executor(Protocol):
         Args:
             job: as the plan saw it.
             servers: how many there are to be.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -146,6 +176,9 @@ class Executor(Protocol):
         Args:
             job: as the plan saw it.
             action: with the pod and the reason.
+
+        Returns:
+            Whether it was carried out.
         """
         ...
 
@@ -202,6 +235,9 @@ class EnsureSecret(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.make_secret(job)
 
@@ -222,6 +258,9 @@ class ApplyNetworkPolicy(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.apply_network_policy(job)
 
@@ -244,6 +283,9 @@ class ApplyService(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.apply_service(job, self.incarnation, self.cluster_ip)
 
@@ -264,6 +306,9 @@ class DeleteService(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.delete_service(job)
 
@@ -286,6 +331,9 @@ class ApplyPodGroup(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.apply_pod_group(job, self.min_member, self.version)
 
@@ -308,6 +356,9 @@ class DeletePodGroup(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.delete_pod_group(job, self.api_version, self.name)
 
@@ -329,6 +380,9 @@ class CreateWorkload(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.write_workload(job, new=True)
 
@@ -350,6 +404,9 @@ class UpdateWorkload(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.write_workload(job, new=False)
 
@@ -374,6 +431,9 @@ class ReportWorkload(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.report_workload(job, self)
 
@@ -396,6 +456,9 @@ class DeleteWorkload(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.delete_workload(job, self.name, self.uid)
 
@@ -420,6 +483,9 @@ class CreateCoordinator(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.create_coordinator(job, self.incarnation, self.avoid)
 
@@ -446,6 +512,9 @@ class CreateWorker(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.create_worker(job, self)
 
@@ -471,6 +540,9 @@ class CreateServer(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.create_server(job, self.slot, self.attempt, self.address)
 
@@ -492,6 +564,9 @@ class ApplyServerBudget(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.apply_server_budget(job, self.servers)
 
@@ -519,6 +594,9 @@ class DeletePod(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.delete_pod(job, self)
 
@@ -539,6 +617,9 @@ class DeleteJob(BaseAction):
         Args:
             on: carries it out.
             job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
         """
         return await on.delete_job(job)
 

@@ -23,6 +23,9 @@ def ended_pods(observation: Observation, ledger: Ledger) -> list[Action]:
     Args:
         observation: of the job.
         ledger: says which ends are counted.
+
+    Returns:
+        One deletion for each.
     """
 
     def is_counted(pod: WorkerPod) -> bool:

@@ -50,6 +50,9 @@ def without_hasty_report(observation: Observation, ledger: Ledger, now: float) -
         observation: of the job.
         ledger: with the incarnation in status.
         now: in unix seconds.
+
+    Returns:
+        The observation, without the report or as it is.
     """
     report, pod = observation.report_of(ledger.incarnation), current(observation, ledger)
     if report is None or pod is None or pod.running_since is None:

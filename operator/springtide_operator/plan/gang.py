@@ -99,6 +99,9 @@ def decide(job: Job, observation: Observation, now: float, over: bool = False) -
         observation: of the job.
         now: in unix seconds.
         over: the job has ended.
+
+    Returns:
+        The one action; empty when there is nothing to do, or it has to wait.
     """
     if held_back(observation, ROLE, now):
         return []

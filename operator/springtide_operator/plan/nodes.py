@@ -148,6 +148,9 @@ def move(
         ledger: attempts are raised in it.
         planned: actions of this round so far.
         now: in unix seconds.
+
+    Returns:
+        Creations and deletions.
     """
     newest = restarts.newest_pods(observation)
     leave = {pod.uid for pod in _may_leave(job, observation, ledger, newest)}
@@ -248,6 +251,9 @@ def force(observation: Observation, now: float) -> list[Action]:
     Args:
         observation: of the job.
         now: in unix seconds.
+
+    Returns:
+        One deletion for each.
     """
     result: list[Action] = []
     for pod in _all(observation):

@@ -441,8 +441,8 @@ class Observation:
         """Return the seconds since something was seen first, by the operator's steady clock.
 
         Args:
-            since: when, by that clock.
-            now: by that clock, for an observation that has no reading of it.
+            since: when, by that clock; in unix seconds where the observation has no reading of it.
+            now: in unix seconds, for such an observation.
         """
         return (now if self.steady is None else self.steady) - since
 

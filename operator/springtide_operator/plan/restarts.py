@@ -247,6 +247,9 @@ def give_up(observation: Observation, ledger: Ledger) -> list[Action]:
     Args:
         observation: of the job.
         ledger: with what was counted in this round.
+
+    Returns:
+        One deletion for each.
     """
     result: list[Action] = []
     for slot, pod in sorted(newest_pods(observation).items()):

@@ -24,6 +24,9 @@ def decide(observation: Observation, now: float) -> list[Action]:
     Args:
         observation: of the job.
         now: in unix seconds.
+
+    Returns:
+        The one action; empty when it was applied, or has to wait.
     """
     if not observation.policy_missing or held_back(observation, ROLE, now):
         return []

@@ -58,6 +58,9 @@ def record_exits(observation: Observation, ledger: Ledger, now: float) -> list[E
         observation: of the job.
         ledger: is changed in place.
         now: in unix seconds.
+
+    Returns:
+        Events that tell of the ends.
     """
     events: list[Event] = []
     pods = newest(observation)
@@ -225,6 +228,9 @@ def put_away(observation: Observation, because: str, why: str) -> list[Action]:
         observation: of the job.
         because: one word, which is written on the pods.
         why: in words.
+
+    Returns:
+        One deletion for each that is not being deleted.
     """
     return [DeletePod(pod.name, pod.uid, because, why) for pod in observation.servers if not pod.deleting]
 

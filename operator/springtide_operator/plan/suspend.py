@@ -211,6 +211,9 @@ def stragglers(job: Job, observation: Observation, ledger: Ledger) -> list[Delet
         job: with its status.
         observation: of the job.
         ledger: is changed in place.
+
+    Returns:
+        One deletion for each.
     """
     if job.halted or job.spec.checkpoint is None or not conditions.is_true(job.status, reasons.SUSPENDED):
         return []

@@ -54,6 +54,9 @@ def split(
         index: of the share, from 0.
         count: of shares.
         numbers: of the tensors that are cut; None: all of them.
+
+    Raises:
+        ValueError: there is no such share.
     """
     if not 0 <= index < count:
         raise ValueError(f"share {index} of {count}")

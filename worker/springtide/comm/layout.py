@@ -68,6 +68,9 @@ def plan_layout(fields: Sequence[Field], bucket_bytes: int, align_elements: int 
         bucket_bytes: of a bucket, about.
         align_elements: each parameter begins at a multiple of it, and of 64 bytes.
 
+    Returns:
+        The layout, the same for the same arguments.
+
     Raises:
         ValueError: `bucket_bytes` is below 1, or two fields share a name.
     """

@@ -156,6 +156,9 @@ class Group:
         Args:
             tensor: contiguous, on the CPU; it is not to be changed before the work is over.
             receiver: its rank.
+
+        Returns:
+            The message on its way.
         """
         return self._track(Message(self._alive().send([tensor], receiver, 0), tensor, self._waiter))
 
@@ -165,6 +168,9 @@ class Group:
         Args:
             tensor: contiguous, on the CPU; filled when the work is over.
             sender: its rank.
+
+        Returns:
+            The message on its way.
         """
         return self._track(Message(self._alive().recv([tensor], sender, 0), tensor, self._waiter))
 
@@ -308,6 +314,9 @@ def form(
             peer's machine.
         collective_seconds: limit of a collective, above any time after which the coordinator acts.
         nccl_device: where sums of CUDA tensors go through NCCL; None: through gloo.
+
+    Returns:
+        The group, with all members connected.
 
     Raises:
         FormationCancelled: the generation was over first.

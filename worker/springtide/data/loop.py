@@ -214,6 +214,9 @@ def plan_loop(
             each once.
         collate_fn: makes a batch's data of a list of samples; None: torch's `default_collate`.
 
+    Returns:
+        The plan, which decides what each step takes.
+
     Raises:
         ValueError: a value is out of its range, or two do not go together.
         TypeError: the data set has no samples by number, or `collate_fn` is no function.

@@ -167,8 +167,8 @@ class LocalHome:
 
         Args:
             optimizer: whose tables step.
-            scale: that gradients are multiplied by.
-            factor: another one, of clipping.
+            scale: that gradients are multiplied by, for the weights of samples.
+            factor: that they are multiplied by besides: a GradScaler's and that of clipping.
             unused: numbers of parameters that no worker used.
         """
         own = [index for index, (owner, _) in self._groups.items() if owner is optimizer]

@@ -163,6 +163,9 @@ class KVStore:
             key: that this process has made by `init`.
             out: of the key's size and dtype, contiguous, on the CPU.
 
+        Returns:
+            The handle to wait for the servers' answers with.
+
         Raises:
             KeyError: this process did not `init()` the key.
             ValueError: the tensor cannot take the values.
@@ -177,6 +180,9 @@ class KVStore:
             key: that this process has made by `init`.
             value: what is pushed: of the key's shape and dtype.
             out: of the key's size and dtype, contiguous, on the CPU; use it after the handle's `wait()`.
+
+        Returns:
+            The handle to wait for the servers' answers with.
 
         Raises:
             KeyError: this process did not `init()` the key.
@@ -324,6 +330,9 @@ def connect(
         chunk_bytes: larger tensors are cut into pieces of this size, which are spread over the servers; the
             same in every process.
         tls: the context of encrypted connections; None: unencrypted.
+
+    Returns:
+        The store, connected to all servers.
 
     Raises:
         ValueError: the list is bad.

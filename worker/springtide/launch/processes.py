@@ -72,6 +72,9 @@ def spawn(
         relayed: its output passes through the launcher, so that its last lines are known.
         cpus: that it may run on; None: any.
 
+    Returns:
+        The running process.
+
     Raises:
         CannotStart: the system refuses, in its own words.
     """

@@ -98,6 +98,9 @@ def own_part(assignment: StepAssignment, buffers: Buffers, exact: bool) -> PartC
         assignment: of the body.
         buffers: of the model.
         exact: in exact mode, where the buffers that moved go along.
+
+    Raises:
+        UsageError: in exact mode, a buffer was None and is a tensor now.
     """
     ids = contribution(assignment.batch.micro.contributed_ids, assignment.stage, assignment.epoch)
     moved = [
@@ -276,6 +279,9 @@ class Reduction:
         Args:
             body: the running one.
             parts: what this member's bodies have put in.
+
+        Returns:
+            The sums, and what follows from them for the step.
 
         Raises:
             Dropped: a sum fails, or the step has to be done again.

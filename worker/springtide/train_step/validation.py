@@ -63,6 +63,9 @@ def declare(
         strategy: of the job; "" without one.
         consistency: of the job's servers.
 
+    Returns:
+        Models and optimizers as lists, and the rules of buffers.
+
     Raises:
         UsageError: something cannot be distributed; the text says what to do.
     """

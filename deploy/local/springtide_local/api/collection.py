@@ -210,6 +210,9 @@ class Collection:
             sees: says as which change the listener sees one, None for not at all; None: as it is.
             limit: bytes of JSON that may wait for the reader, besides the one object that is first; beyond it
                 the subscription is overrun. None: no limit.
+
+        Returns:
+            The queue of its events; it has to be cancelled.
         """
         subscription = Subscription(self, namespace, sees, limit)
         self.subscriptions.add(subscription)

@@ -88,6 +88,9 @@ def prepare(store: Store, target: Target, query: Mapping[str, str]) -> Plan:
         target: of the request.
         query: parameters of the URL.
 
+    Returns:
+        The watch, for `stream`.
+
     Raises:
         ApiError: an option is not served, or a value is wrong.
     """
