@@ -217,7 +217,7 @@ def batches(
     Raises:
         ValueError: an argument is out of its range.
         TypeError: an argument is of the wrong kind.
-        UsageError: it is called in a wrong place, a running step's body, say.
+        UsageError: it is called before `distribute()`, inside of a step, or before the last loop has ended.
     """
     runtime = _get("batches()")
     runtime.trainers.require("batches()")
