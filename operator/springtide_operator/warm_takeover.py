@@ -25,7 +25,7 @@ def patience(uid: str, jobs: int) -> float:
 
     Args:
         uid: of the job.
-        jobs: that the operator has taken over; few of them are not trusted at all.
+        jobs: that the operator has taken over; up to FEW_JOBS nothing is trusted.
     """
     if jobs <= FEW_JOBS:
         return 0.0

@@ -106,11 +106,12 @@ class Checkpoints:
         reason: str,
         take_snapshot: Callable[[str, int], Elsewhere | None] = lambda name, readers: None,
     ) -> float:
-        """Copy this member's share and let it be written; problems are reported, not raised.
+        """Copy this member's share and let it be written; a state that cannot be saved is reported, not
+        raised.
 
         Args:
             state: name of the state, which the checkpoint gets too.
-            tree: makes the state's tree; called once, in this call.
+            tree: makes the state's tree; called at most once, in this call.
             share: which part of the state this member writes.
             reason: why it is taken, for the manifest.
             take_snapshot: has others keep their part of the state as it is; called with the checkpoint's name
@@ -163,8 +164,8 @@ class Checkpoints:
             The checkpoint, None if there is none; and what is wrong with newer ones.
 
         Raises:
-            SpringtideError: storage does not answer and must, or `checkpoint.restoreFrom` names what cannot
-                be read.
+            SpringtideError: storage does not answer although the job had state, or `checkpoint.restoreFrom`
+                names no checkpoint that can be read.
         """
         if self.able:
             found, skipped = self._read(

@@ -41,7 +41,7 @@ def index_of(values: Any, wanted: Any) -> Any:
     """Return the first place of a value in a list, or of a text in a string; -1 where it is not.
 
     Args:
-        values: a list; for `indexOf` and `lastIndexOf` a string, too.
+        values: a list or a string.
         wanted: the value or text.
     """
     if isinstance(values, str):
@@ -53,7 +53,7 @@ def last_index_of(values: Any, wanted: Any) -> Any:
     """Return the last place of a value in a list, or of a text in a string; -1 where it is not.
 
     Args:
-        values: a list; for `indexOf` and `lastIndexOf` a string, too.
+        values: a list or a string.
         wanted: the value or text.
     """
     if isinstance(values, str):
@@ -98,7 +98,7 @@ def join(values: Any, separator: Any = "") -> Any:
     """Join a list of strings.
 
     Args:
-        values: a list; for `indexOf` and `lastIndexOf` a string, too.
+        values: a list of strings.
         separator: between two of them.
     """
     return celtypes.StringType(str(separator).join(values))
