@@ -141,7 +141,7 @@ def whole(env: Mapping[str, str], name: str, default: int, least: int = 0) -> in
         least: the least one that is allowed.
 
     Raises:
-        BadEnvironmentError: it is none, or less.
+        BadEnvironmentError: it is no whole number, or less.
     """
     text = env.get(name) or str(default)
     if not text.isdigit() or int(text) < least:
@@ -158,7 +158,7 @@ def number(env: Mapping[str, str], name: str, default: float) -> float:
         default: where it is not set.
 
     Raises:
-        BadEnvironmentError: it is none.
+        BadEnvironmentError: it is no positive number.
     """
     text = env.get(name) or str(default)
     try:

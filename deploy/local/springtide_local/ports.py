@@ -82,7 +82,7 @@ class StorePort(Protocol):
             field_selector: as `kubectl --field-selector` has it; "" for all.
 
         Raises:
-            ApiError: 400: a selector is none.
+            ApiError: 400: a selector cannot be read.
         """
         ...
 

@@ -98,7 +98,7 @@ def worker_name(job: str, slot: int, attempt: int) -> str:
     Args:
         job: its name.
         slot: which of the wanted pods it is, from 0.
-        attempt: how often a pod was made for the slot, from 0.
+        attempt: number of the pod among those of the slot, from 0.
     """
     return f"{job}-worker-{slot}-{attempt}"
 
@@ -115,7 +115,7 @@ def server_name(job: str, slot: int, attempt: int) -> str:
     Args:
         job: its name.
         slot: which of the wanted pods it is, from 0.
-        attempt: how often a pod was made for the slot, from 0.
+        attempt: number of the pod among those of the slot, from 0.
     """
     return f"{job}-ps-{slot}-{attempt}"
 

@@ -65,7 +65,7 @@ class ManifestMaker:
         Args:
             job: the TrainingJob.
             slot: which of the wanted pods it is, from 0.
-            attempt: how often a pod was made for the slot, from 0.
+            attempt: number of the pod among those of the slot, from 0.
             address: of the coordinator's Service.
             avoid: a node that it must not be on; None: any.
 
@@ -81,7 +81,7 @@ class ManifestMaker:
         Args:
             job: the TrainingJob.
             slot: which of the wanted pods it is, from 0.
-            attempt: how often a pod was made for the slot, from 0.
+            attempt: number of the pod among those of the slot, from 0.
             address: of the coordinator's Service.
 
         Raises:

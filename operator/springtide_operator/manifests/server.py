@@ -51,7 +51,7 @@ def server_pod(
     Args:
         job: the TrainingJob.
         slot: which of the wanted servers it is, from 0.
-        attempt: how often a pod was made for the slot, from 0.
+        attempt: number of the pod among those of the slot, from 0.
         coordinator_address: of the coordinator's Service.
         image: where the template names none.
         pull_policy: of that image.

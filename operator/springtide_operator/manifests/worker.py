@@ -46,7 +46,7 @@ def worker_pod(
     Args:
         job: the TrainingJob.
         slot: which of the wanted workers it is, from 0.
-        attempt: how often a pod was made for the slot, from 0.
+        attempt: number of the pod among those of the slot, from 0.
         coordinator_address: of the coordinator's Service.
         avoid: a node that it must not be on; None: any.
 

@@ -150,7 +150,7 @@ class Executor(Protocol):
         Args:
             job: as the plan saw it.
             slot: which of the wanted servers it is, from 0.
-            attempt: how often a pod was made for the slot, from 0.
+            attempt: number of the pod among those of the slot, from 0.
             address: of the coordinator's Service.
 
         Returns:

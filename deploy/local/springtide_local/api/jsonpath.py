@@ -29,7 +29,7 @@ def find(obj: Any, path: str) -> list[Any]:
         path: such as `.status.conditions[?(@.type=="Ready")].status`.
 
     Raises:
-        ValueError: the path is none.
+        ValueError: it is no such path.
     """
     values = [obj]
     for step in _steps(path):

@@ -38,8 +38,8 @@ def log_options(pod: Object, query: Mapping[str, str], now: float) -> LogOptions
         now: in unix seconds, for `sinceSeconds`.
 
     Raises:
-        ApiError: 400: a container is not named or not there, or a time is none; 422: a number is out of
-            range.
+        ApiError: 400: a container is not named or not there, or a time cannot be read; 422: a number is out
+            of range.
     """
     containers = [
         container["name"]

@@ -141,7 +141,7 @@ class ObjectStore:
             field_selector: as `kubectl --field-selector` has it; "" for all.
 
         Raises:
-            ApiError: 400: a selector is none.
+            ApiError: 400: a selector cannot be read.
         """
         found = self.registry.stored(resource)
         labels = parse_label_selector(label_selector)

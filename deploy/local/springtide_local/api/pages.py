@@ -48,7 +48,7 @@ def selection(target: Target, query: Mapping[str, str]) -> Selection:
         query: parameters of the URL.
 
     Raises:
-        ApiError: 400: a selector is none.
+        ApiError: 400: a selector cannot be read.
     """
     labels = parse_label_selector(query.get("labelSelector", ""))
     return Selection(

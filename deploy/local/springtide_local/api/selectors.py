@@ -126,7 +126,7 @@ def parse_field_selector(text: str, extra: Mapping[str, FieldGetter]) -> FieldSe
         extra: fields of the kind besides those that every kind has.
 
     Raises:
-        ApiError: 400: it is none, or the kind cannot be selected by a field.
+        ApiError: 400: it cannot be read, or the kind cannot be selected by a field.
     """
     getters = {**COMMON_FIELDS, **extra}
     terms: list[tuple[str, bool, str]] = []

@@ -229,7 +229,7 @@ def refers_to(pod: Object, kind: str, name: str) -> bool:
 
     Args:
         pod: the Pod.
-        kind: Secret or ConfigMap; others are none.
+        kind: Secret or ConfigMap; volumes show no others.
         name: of the object.
     """
     key, field = {"Secret": ("secret", "secretName"), "ConfigMap": ("configMap", "name")}.get(kind, ("", ""))

@@ -84,7 +84,7 @@ class ConfigMaps(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
-        """Return what is changed although it is immutable.
+        """Return an error for each field that is changed although the object is immutable.
 
         Args:
             obj: the object as it is to be stored.
@@ -118,7 +118,7 @@ class Secrets(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
-        """Return what is changed although it is immutable; the type always is.
+        """Return an error for a changed type, and for data that are changed although the object is immutable.
 
         Args:
             obj: the object as it is to be stored.
@@ -161,7 +161,7 @@ class Claims(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
-        """Return whether anything but the requests is changed.
+        """Return an error if anything but the requests is changed.
 
         Args:
             obj: the object as it is to be stored.
@@ -220,7 +220,7 @@ class PriorityClasses(Kind):
         obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
-        """Return whether the value is changed, which may not be.
+        """Return an error if the value is changed, which may not be.
 
         Args:
             obj: the object as it is to be stored.

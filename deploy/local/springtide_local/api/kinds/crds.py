@@ -82,7 +82,7 @@ class Definitions(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
-        """Return which of group, scope and names are changed, which may not be.
+        """Return an error for each of group, scope and names that is changed, which may not be.
 
         Args:
             obj: the object as it is to be stored.

@@ -53,7 +53,7 @@ class Pods(Kind):
         return pod_checks.check_pod_spec(obj["spec"], "spec")
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
-        """Return whether the spec is changed beyond images, deadline and added tolerations.
+        """Return an error if the spec is changed beyond images, deadline and added tolerations.
 
         Args:
             obj: the object as it is to be stored.

@@ -78,7 +78,7 @@ class RoleBindings(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
-        """Return whether the role is changed, which may not be.
+        """Return an error if the role is changed, which may not be.
 
         Args:
             obj: the object as it is to be stored.

@@ -118,7 +118,7 @@ class Services(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
-        """Return whether the address is changed, which may not be.
+        """Return an error if the address is changed, which may not be.
 
         Args:
             obj: the object as it is to be stored.
