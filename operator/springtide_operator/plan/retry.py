@@ -63,7 +63,7 @@ class Backoff:
         that it could; ends from outside, however many, hold up nobody.
 
         Args:
-            lived: seconds.
+            lived: seconds that the pod lived.
             worked: it did its work.
             now: in unix seconds.
         """
