@@ -64,14 +64,26 @@ DOUBT_SECONDS = 1.0  # without an answer, until the operator looks itself
 class Meter(Protocol):
     """Counters of a loop."""
 
-    def reconciled(self, result: str, seconds: float) -> None: ...
+    def reconciled(self, result: str, seconds: float) -> None:
+        """Count a round.
+
+        Args:
+            result: how it ended, in one word.
+            seconds: that it took.
+        """
+        ...
 
     def surprised(self, where: str) -> None: ...
 
 
 def calm(old: dict[str, Any], decided: Plan, now: float) -> bool:
-    """Whether a job trains or has ended, and its last round found nothing to do but to write progress, nor
-    anything to look at again soon.
+    """Return whether a job needs no look soon: it trains or has ended, and its last round found nothing to do
+    but to write progress.
+
+    Args:
+        old: status before the round.
+        decided: by the round.
+        now: in unix seconds.
     """
     new = decided.status
     training, rescaling, halted, degraded, *ended = (

@@ -21,18 +21,32 @@ Object = dict[str, Any]
 
 
 def job_token(root_key: bytes, uid: str) -> str:
-    """The job's token: HMAC-SHA256 of its uid (RFC 2104), hex. Nothing has to be read back to know it."""
+    """Return the job's token: HMAC-SHA256 of its uid (RFC 2104), hex. Nothing has to be read back to know it.
+
+    Args:
+        root_key: the operator's.
+        uid: of the job.
+    """
     return hmac.new(root_key, f"springtide job {uid}".encode(), hashlib.sha256).hexdigest()
 
 
 def operator_token(root_key: bytes, uid: str) -> str:
-    """The operator's own token for one job, made as the job's: nobody else has it, no object holds it."""
+    """Return the operator's own token for one job, made as the job's: nobody else has it, no object holds it.
+
+    Args:
+        root_key: the operator's.
+        uid: of the job.
+    """
     return hmac.new(root_key, f"springtide operator {uid}".encode(), hashlib.sha256).hexdigest()
 
 
 def secret(job: Job, token: str, certificate: tuple[str, str] | None = None) -> Object:
-    """The Secret from which the job's pods take SPRINGTIDE_TOKEN; with a certificate and its key (PEM), those
-    of TLS.
+    """Return the Secret from which the job's pods take SPRINGTIDE_TOKEN.
+
+    Args:
+        job: the TrainingJob.
+        token: the job's.
+        certificate: with its key, both in PEM, for TLS; None: no TLS.
     """
     data = {"token": token}
     if certificate is not None:
@@ -52,9 +66,13 @@ def secret(job: Job, token: str, certificate: tuple[str, str] | None = None) -> 
 
 
 def service(job: Job, incarnation: int, cluster_ip: str | None = None) -> Object:
-    """The address of the coordinator, for life: it selects the pod of one incarnation, ready or not.
+    """Return the address of the coordinator, for life: the Service selects the pod of one incarnation, ready
+    or not.
 
-    cluster_ip: the address that workers were given, where the Service has to be made again.
+    Args:
+        job: the TrainingJob.
+        incarnation: number of the coordinator.
+        cluster_ip: the address that workers were given, where the Service has to be made again; None: any.
     """
     spec: Object = {
         "type": "ClusterIP",
@@ -115,10 +133,17 @@ def coordinator_pod(
     avoid: str | None = None,
     operators_token: str = "",
 ) -> Object:
-    """Meets PodSecurity `restricted`; carries no API token; comes back in place when its process ends.
+    """Return the coordinator's pod.
 
-    avoid: a node that it must not be on. operators_token: by which it knows the operator; the pod gets its
-    hash alone.
+    It meets PodSecurity `restricted`, carries no API token, and comes back in place when its process ends.
+
+    Args:
+        job: the TrainingJob.
+        incarnation: number of the coordinator.
+        image: of the coordinator.
+        pull_policy: of the image.
+        avoid: a node that it must not be on; None: any.
+        operators_token: by which it knows the operator; the pod gets its hash alone. "" for none.
     """
     workers = job.spec.workers
     spec: Object = {}

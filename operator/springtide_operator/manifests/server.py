@@ -44,7 +44,17 @@ def server_pod(
     image: str = names.PARAMETER_SERVER_IMAGE,
     pull_policy: str = "IfNotPresent",
 ) -> Object:
-    """Meets PodSecurity `restricted` where the template is silent; carries no API token.
+    """Return the pod of one parameter server.
+
+    It meets PodSecurity `restricted` where the template is silent, and carries no API token.
+
+    Args:
+        job: the TrainingJob.
+        slot: which of the wanted servers it is, from 0.
+        attempt: number of the pod among those of the slot, from 0.
+        coordinator_address: of the coordinator's Service.
+        image: where the template names none.
+        pull_policy: of that image.
 
     Raises:
         TemplateError: with the place in `spec.parameterServers.template`.

@@ -296,6 +296,10 @@ class Buckets:
     def start_late(self, indices: Sequence[int], start_sum: StartSum) -> list[tuple[torch.Tensor, Work]]:
         """Begin to sum what was late for these parameters, here or at other members; one sum for each dtype.
 
+        Args:
+            indices: numbers of parameters, the same at all members.
+            start_sum: starts the sum of a flat tensor over the members.
+
         Returns:
             (flat tensor, its sum) in the order of the dtypes' first parameters, for `add_late`.
         """
@@ -303,7 +307,12 @@ class Buckets:
         return [(flat, start_sum(flat)) for flat in self._late_flats(indices)]
 
     def add_late(self, indices: Sequence[int], flats: Sequence[torch.Tensor]) -> None:
-        """Add the sums of `start_late` to those of the buckets."""
+        """Add the sums of `start_late` to those of the buckets.
+
+        Args:
+            indices: numbers of parameters, the same at all members.
+            flats: of `start_late`, summed by now.
+        """
         offsets = [0] * len(flats)
         numbers = {dtype: number for number, dtype in enumerate(self._dtypes_of(indices))}
         for index in indices:
@@ -333,7 +342,12 @@ class Buckets:
         return -1
 
     def begin_backward_pass(self, start_sum: StartSum, left: Collection[int]) -> None:
-        """Another backward pass of the step begins. left: parameters whose last sums are added to."""
+        """Begin another backward pass of the step.
+
+        Args:
+            start_sum: starts the sum of a flat tensor over the members.
+            left: numbers of parameters whose last sums are added to.
+        """
         self.begin(start_sum)
 
     @property
@@ -353,7 +367,12 @@ class Buckets:
         return self._backward_pass.count(micro) == len(self._backward_pass)
 
     def has(self, index: int, micro: int) -> bool:
-        """Whether micro-batch number `micro` has put in a gradient for parameter `index`."""
+        """Return whether a micro-batch has put in a gradient for a parameter.
+
+        Args:
+            index: number of the parameter.
+            micro: number of the micro-batch.
+        """
         return self._backward_pass[index] == micro
 
     @property
@@ -361,7 +380,12 @@ class Buckets:
         return sum(flat.numel() * flat.element_size() for flat in self._flats)
 
     def carry(self, index: int, gradient: torch.Tensor) -> None:
-        """Begin with what an earlier backward pass has left for parameter `index`, weighted already."""
+        """Begin with what an earlier backward pass has left for a parameter.
+
+        Args:
+            index: number of the parameter.
+            gradient: weighted already, of the parameter's shape.
+        """
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
         self._writers.write(bucket, onto=False)
@@ -370,12 +394,19 @@ class Buckets:
         self._carried.add(index)
 
     def put(self, index: int, gradient: torch.Tensor, scale: float, micro: int, last: bool) -> torch.Tensor:
-        """Add scale * gradient of micro-batch number `micro` to parameter `index`; return the view it lies
-        in.
+        """Add scale * gradient to a parameter's sum.
 
         More than one of a micro-batch add up; of the last micro-batch, only while `patient`.
-        scale 0 puts zeros in, whatever the gradient (0 x NaN is NaN). last: nothing more comes for it in this
-        step.
+
+        Args:
+            index: number of the parameter.
+            gradient: of the parameter's shape.
+            scale: of the micro-batch; 0 puts zeros in, whatever the gradient (0 x NaN is NaN).
+            micro: number of the micro-batch.
+            last: nothing more comes for it in this step.
+
+        Returns:
+            The view of the bucket that the sum lies in.
         """
         self._check_new(index, gradient, micro, last)
         again = self._backward_pass[index] == micro

@@ -288,7 +288,12 @@ def _unpacked(
 
 
 def extreme(rows: Sequence[torch.Tensor], rule: Rule) -> torch.Tensor:
-    """The smallest or largest by element; a NaN of any row stays one."""
+    """Return the smallest or largest by element; a NaN of any row stays one.
+
+    Args:
+        rows: of one shape, at least one.
+        rule: `MIN` or `MAX`.
+    """
     stacked = torch.stack(list(rows))
     return stacked.amin(0) if rule is Rule.MIN else stacked.amax(0)
 

@@ -102,7 +102,13 @@ def encode(part: Contribution) -> torch.Tensor:
 
 
 def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
-    """Read the sum over `size` members; part: what this member put in (its names and the lengths)."""
+    """Read the sum over the members.
+
+    Args:
+        total: float64 [n], the sum of what the members' `encode` returned.
+        part: what this member put in: its names and the lengths.
+        size: of the group.
+    """
     after = _SCALARS + _OPTIONS
     begin = after + 1 + MOST_VALUES
     used, changed, late = len(part.used), len(part.changed), len(part.late)

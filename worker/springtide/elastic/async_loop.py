@@ -177,7 +177,12 @@ class AsyncLoop:
         return worker_group
 
     def commit(self, trainer: Trainer, body: StepContext) -> None:
-        """Count a body whose gradients are on their way."""
+        """Count a body whose gradients are on their way.
+
+        Args:
+            trainer: holds the transaction, which ends here.
+            body: the body that has ended; it has its result.
+        """
         assignment = body.assignment
         assert body.result is not None
         seconds = time.perf_counter() - body.began

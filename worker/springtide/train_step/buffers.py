@@ -107,7 +107,12 @@ class Buffers:
         return module._buffers.get(name)
 
     def adopt(self, full: str, value: torch.Tensor) -> None:
-        """An awaited buffer is this tensor from now on, for all members."""
+        """Take a tensor for an awaited buffer from now on, for all members.
+
+        Args:
+            full: name of the buffer in the model.
+            value: its first value.
+        """
         module, name = self._late.pop(full)
         own = module._buffers.get(name)
         if own is None:
@@ -236,8 +241,11 @@ class Buffers:
         self._note()
 
     def write(self, indices: list[int], values: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]) -> None:
-        """Replace the buffers `indices` by values[index], in place; a buffer of another shape is replaced as
-        an object.
+        """Replace buffers in place; a buffer of another shape is replaced as an object.
+
+        Args:
+            indices: numbers of the buffers.
+            values: by the buffer's number.
         """
         ours, theirs = [], []
         with torch.no_grad():
@@ -267,7 +275,17 @@ class Buffers:
 def rule_of(
     full: str, module: torch.nn.Module, buffer: torch.Tensor, given: Mapping[str, Rule] | None = None
 ) -> Rule:
-    """Return the rule that was given for the buffer (the longest name wins), or the one that fits it."""
+    """Return the rule that was given for the buffer (the longest name wins), or the one that fits it.
+
+    Args:
+        full: name of the buffer in the model.
+        module: that has it.
+        buffer: its value.
+        given: rules by name, or by the end of a name.
+
+    Raises:
+        UsageError: the mean of integers is asked for.
+    """
     named = [wanted for wanted in given or {} if _ends(full, wanted)]
     if given and named:
         rule = given[max(named, key=len)]
@@ -285,6 +303,10 @@ def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether both show the same memory in the same way.
 
     A tensor that only wraps others has an address of 0, as all of its kind.
+
+    Args:
+        one: a tensor.
+        other: another one.
     """
     return (
         (one.device, one.dtype, one.shape, one.stride())

@@ -69,10 +69,16 @@ def commit_on(
     skip: bool = False,
     held: float = 1.0,
 ) -> None:
-    """The home makes its part of the step; the script's optimizer finds no gradients of that.
+    """Have the home make its part of the step; the script's optimizer finds no gradients of that.
 
-    inverse: what a GradScaler multiplies them by. skip: a gradient is not finite, so nothing changes. held:
-    what the gradients in this process are still multiplied with.
+    Args:
+        home: of parameters or tables.
+        reduced: the step's sums.
+        gradients: of the parameters.
+        clip_norm: of all gradients together; None: no clipping.
+        inverse: that a GradScaler multiplies gradients by.
+        skip: a gradient is not finite, so nothing changes.
+        held: that the gradients in this process are still multiplied with.
     """
     scale = reduced.correction * inverse
     if clip_norm is not None and reduced.norm is not None and not skip:
@@ -92,6 +98,9 @@ def own_part(assignment: StepAssignment, buffers: Buffers, exact: bool) -> PartC
         assignment: of the body.
         buffers: of the model.
         exact: in exact mode, where the buffers that moved go along.
+
+    Raises:
+        UsageError: in exact mode, a buffer was None and is a tensor now.
     """
     ids = contribution(assignment.batch.micro.contributed_ids, assignment.stage, assignment.epoch)
     moved = [
@@ -245,8 +254,17 @@ class Reduction:
         return pushed
 
     def put_rows(self, index: int, scale: float, last: bool, micro: int) -> None:
-        """A backward pass has reached a parameter that may stand for a table; as `StepTables.put`. Raise
-        Dropped.
+        """Take the gradients of a table's rows, when a backward pass has reached a parameter that may stand
+        for one.
+
+        Args:
+            index: number of the parameter.
+            scale: of the micro-batch; 0 leaves its rows out.
+            last: it is the step's last micro-batch.
+            micro: number of the micro-batch.
+
+        Raises:
+            Dropped: the servers fail.
         """
         if self._tables is None:
             return
@@ -278,10 +296,19 @@ class Reduction:
         return None
 
     def complete(self, body: StepContext, parts: list[PartContribution]) -> Reduced:
-        """Wait for all sums of the round. parts: what this member's bodies have put in.
+        """Wait for all sums of the backward pass.
 
-        Raise Dropped when one fails or the step has to be done again, SpringtideError or UsageError when it
-        cannot be committed.
+        Args:
+            body: the running one.
+            parts: what this member's bodies have put in.
+
+        Returns:
+            The sums, and what follows from them for the step.
+
+        Raises:
+            Dropped: a sum fails, or the step has to be done again.
+            SpringtideError: the step cannot be committed.
+            UsageError: it cannot, for what the script does.
         """
         assignment = body.assignment
         faults.reach_in(body.backward_pass, "gradients", assignment.number)
@@ -382,14 +409,30 @@ class Reduction:
         self._wait(lambda: group.start_sum(sums).wait())
 
     def mean(self, value: float, body: StepContext) -> float:
-        """The mean over the samples of all members. Raise Dropped when that fails."""
+        """Return the mean over the samples of all members.
+
+        Args:
+            value: mean over this member's samples.
+            body: the running one.
+
+        Raises:
+            Dropped: the sum fails.
+        """
         weight = body.weight
         sums = torch.tensor([value * weight if weight > 0 else 0.0, weight], dtype=torch.float64)
         self._wait(self.start_sum(sums).wait)
         return float(sums[0] / sums[1])
 
     def mean_loss(self, loss: Any, body: StepContext) -> Any:
-        """Return the mean of a closure's result: a number, a tensor with one element, or None."""
+        """Return the mean of a closure's result: a number, a tensor with one element, or None.
+
+        Args:
+            loss: of this member's samples.
+            body: the running one.
+
+        Raises:
+            Dropped: the sum fails.
+        """
         if loss is None:
             return None
         if not isinstance(loss, torch.Tensor):

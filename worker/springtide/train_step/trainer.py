@@ -198,15 +198,31 @@ class Trainer:
         return self._reduction.waiting_since
 
     def checkpoint_tree(self, position: Position, plan: Mapping[str, int]) -> dict[str, Any]:
-        """All of the state but what `take_snapshot` is for. Raise RuntimeError when servers fail."""
+        """Return all of the state but what `take_snapshot` is for.
+
+        Args:
+            position: of the committed state.
+            plan: fingerprint of the training loop.
+
+        Raises:
+            RuntimeError: servers fail.
+        """
         if self.servers is not None:
             self.servers.settle()
         return self.whole_state.read(position, plan)
 
     def take_snapshot(self, name: str, readers: int) -> Snapshot | None:
-        """Have the servers keep what they hold for a checkpoint; None without servers. See `Snapshot`.
+        """Have the servers keep what they hold for a checkpoint.
 
-        Raise RuntimeError when they fail.
+        Args:
+            name: of the checkpoint.
+            readers: members that ask for it.
+
+        Returns:
+            The snapshot; None without servers.
+
+        Raises:
+            RuntimeError: servers fail.
         """
         if self.servers is None:
             return None
