@@ -38,11 +38,6 @@ There These They This Those To Until Up What Whatever When Where Wherever While 
 Within Without
 """
 FRAGMENTS = frozenset(_FIRST_WORDS.split())
-# Their docstrings are rewritten next.
-PENDING = (
-    "ps/",
-    "worker/springtide/ps/",
-)
 # Where each parameter of a public function has a line of its own.
 DOCUMENTED = ("protocol/", "worker/springtide/coordination/")
 _QUESTIONS = re.compile(r"(?:[.:;!?]\s+|\n\n\s*)(?:Who|Whoever|What)\b")
@@ -146,9 +141,7 @@ def findings(modules: list[Module]) -> list[str]:
 
 def fragments(modules: Iterable[Module]) -> list[str]:
     """Return one line for each docstring that does not stand alone."""
-    return [
-        line for module in modules if not str(module.path).startswith(PENDING) for line in _fragments(module)
-    ]
+    return [line for module in modules for line in _fragments(module)]
 
 
 def without_arguments(modules: Iterable[Module]) -> list[str]:
@@ -167,7 +160,6 @@ def unexplained(modules: Iterable[Module]) -> list[str]:
     return [
         f"{module.path}:{line}: {made} is made, and the file's docstring has no word on threads or tasks"
         for module in modules
-        if not str(module.path).startswith(PENDING)
         for line, made in list(_concurrency(module))[:1]
         if not re.search(r"\b[Tt]hreads?\b|\bTasks?:", ast.get_docstring(module.tree) or "")
     ]

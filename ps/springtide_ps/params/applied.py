@@ -15,7 +15,7 @@ INTERVALS_LIMIT: Final = 2000  # its JSON fits a frame
 
 
 class BatchNumberError(ValueError):
-    """What is no set of ranges, or a range that cannot be."""
+    """Raised for intervals that are no set of batch numbers, or a batch number that cannot be."""
 
 
 class IntervalSet:
@@ -128,8 +128,10 @@ class IntervalSet:
 
 
 class AppliedBatches:
-    """What is in a chunk's values. applied: updates since the beginning, which is also its version. skipped:
-    those of them that changed nothing, since a gradient was not finite.
+    """Say which batches are in a chunk's values.
+
+    applied: updates since the beginning, which is also the chunk's version. skipped: those of them that
+    changed nothing, since a gradient was not finite. intervals: the numbers of the batches.
     """
 
     __slots__ = ("applied", "intervals", "skipped")

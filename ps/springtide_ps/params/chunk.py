@@ -40,7 +40,7 @@ Groups = tuple[Mapping[str, Any], ...]
 
 
 class ChunkError(ValueError):
-    """What is no chunk, or does not fit this one."""
+    """Raised for data that are no chunk, or do not fit this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class StepSpec:
 
     @property
     def substeps(self) -> tuple[StepSpec, ...]:
-        """What is applied one after another."""
+        """Return the substeps, which are applied one after another."""
         return (*self.before, replace(self, before=())) if self.before else (self,)
 
     def first(self, count: int) -> StepSpec:
-        """Only so many parts of it."""
+        """Return the step that ends after its first `count` substeps."""
         parts = self.substeps[:count]
         return replace(parts[-1], before=parts[:-1])
 
@@ -324,8 +324,8 @@ class Chunk:
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def state_fields(self) -> list[tuple[str, str, bool, list[bool]]]:
-        """What the optimizer's state is made of: (name, dtype, whether it is one number, which pieces have
-        it).
+        """Return the fields of the optimizer's state: (name, dtype, whether it is one number, which pieces
+        have it).
         """
         states = [self._optimizer.state.get(tensor, {}) for tensor in self._tensors]
         fields = []
@@ -368,7 +368,15 @@ class Chunk:
         return True
 
     def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Chunk:
-        """This chunk as it was dumped."""
+        """Return this chunk as it was when it was dumped.
+
+        Args:
+            meta: the dump's JSON.
+            payload: the dump's memory, uint8; the new chunk keeps it.
+
+        Raises:
+            ChunkError: it is no dump of a chunk.
+        """
         return Chunk.load(meta, payload)
 
     @classmethod

@@ -2,6 +2,10 @@
 
 Updates are those of torch with sparse gradients: `SGD` without momentum, `Adagrad`, and `SparseAdam` (moments
 move only where a row was touched; its clock counts the pushes to the table).
+
+Threads and locks: any thread may call a table. `_lock` guards its map of ids, rows and optimizer state, and
+is held by each method that reads or changes rows, so that a lookup sees no half of a push; the rows it
+returns are copies. Sizes are read without it. `others` is called in it, and must not wait for this table.
 """
 
 from __future__ import annotations
@@ -35,11 +39,11 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a table is: the same on every server and worker.
+    """Say how a table is made and trained: the same on every server and worker.
 
-    init, scale, seed: as `row_init.first_rows`. max_rows: of one server, 0 is no limit; beyond it the rows
+    init, scale, seed: see `row_init.first_rows`. max_rows: of one server, 0 is no limit; beyond it the rows
     that were touched longest ago go. max_age: rows that were not touched in so many pushes go; 0 keeps all.
-    max_norm, norm_type: a row is bounded before each of its steps, as `row_norms.bounded`; None: none is.
+    max_norm, norm_type: a row is bounded before each of its steps, see `row_norms.bounded`; None: none is.
     by_frequency: in a job, gradients come with counts by which they are divided (`frequencies`).
     """
 
@@ -122,7 +126,7 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Of rows, optimizer state and names, as they are allocated."""
+        """Return the bytes of rows, optimizer state and names, as they are allocated."""
         return sum(part.nbytes for part in self._data) + self._names.nbytes + self._touched.nbytes
 
     def lookup(self, ids: Ids) -> torch.Tensor:
@@ -133,7 +137,7 @@ class Table:
             return self._data[0].index_select(0, torch.from_numpy(rows))
 
     def peek(self, ids: Ids) -> torch.Tensor:
-        """As `lookup`, and nothing is made or touched."""
+        """Return the rows of these ids, float32 [len(ids), dim]; none is made or touched for it."""
         with self._lock:
             rows = self._ids.find(ids)
             missing = rows < 0
@@ -152,7 +156,7 @@ class Table:
             return self._ids.find(ids) >= 0
 
     def some(self, ids: Ids) -> Table:
-        """Those of these rows (each once) that are there, as they are, in a table that lets none go."""
+        """Return a table that lets no row go, with copies of those of these rows (each once) that are there."""
         made = Table(replace(self.spec, max_rows=0, max_age=0))
         with self._lock:
             rows = self._ids.find(ids)
@@ -204,7 +208,7 @@ class Table:
 
     @property
     def held_bytes(self) -> int:
-        """Of what `held` gives."""
+        """Return the bytes of what `held` gives."""
         return len(self) * self._row_bytes
 
     def memory(self, start: int, stop: int) -> torch.Tensor:
@@ -352,7 +356,7 @@ class Table:
 
 
 def _between(parts: Iterable[torch.Tensor], start: int, stop: int) -> Iterator[torch.Tensor]:
-    """What of the parts, one after another, is between these elements."""
+    """Yield the memory between two elements of parts that are thought of as one after another."""
     end = 0
     for part in parts:
         begin, end = end, end + len(part)

@@ -36,7 +36,12 @@ _SEED: Final = 2  # bits that neither a server's id map nor raw tables use
 
 
 def slice_numbers(ids: Ids, slices: int) -> Ids:
-    """To which slice each id falls, int64 [len(ids)] in 0 to slices - 1."""
+    """Return the slice into which each id falls, int64 [len(ids)] in 0 to slices - 1.
+
+    Args:
+        ids: int64.
+        slices: of the table.
+    """
     return ((mix(ids, seed=_SEED) >> np.uint64(32)) % np.uint64(slices)).astype(np.int64)
 
 
@@ -55,7 +60,13 @@ def records(heads: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
 
 
 def record_bytes(dim: int, dtype: torch.dtype, has_counts: bool = False) -> int:
-    """Of one record with a gradient of that type."""
+    """Return the bytes of one record.
+
+    Args:
+        dim: of the table.
+        dtype: of the gradient in it.
+        has_counts: its head says how often the row was looked up.
+    """
     return _ID_BYTES * (1 + has_counts) + dim * dtype.itemsize
 
 
@@ -121,11 +132,11 @@ class Slice:
 
     @property
     def record_words(self) -> int:
-        """Of 4 bytes, in a record with a float32 gradient."""
+        """Return the words of 4 bytes that a record with a float32 gradient has."""
         return ID_WORDS * (1 + self.has_counts) + self.table.spec.dim
 
     def record_bytes(self, dtype: torch.dtype) -> int:
-        """Of one record with a gradient of that type."""
+        """Return the bytes of one record with a gradient of that type."""
         return record_bytes(self.table.spec.dim, dtype, self.has_counts)
 
     def check_gradient(self, nbytes: int, dtype: torch.dtype | None) -> None:
@@ -203,11 +214,13 @@ class Slice:
         return self.table.peek(ids)
 
     def ids_in(self, total: torch.Tensor) -> torch.Tensor:
-        """Of the rows that the sums are of, int64 [n]."""
+        """Return the ids of the rows that the sums are of, int64 [n]."""
         return ids_of(unpack(total, self.table.spec.dim, self.has_counts)[0])
 
     def some(self, ids: Ids) -> Slice:
-        """Those of these rows (each once) that are there, with the optimizer's state; none are let go."""
+        """Return a slice with those of these rows (each once) that are there, and their optimizer's state; it
+        lets none go.
+        """
         made = Slice(
             self.table.spec,
             self.parameter,
@@ -245,11 +258,20 @@ class Slice:
 
     @property
     def dumped_bytes(self) -> int:
-        """Of a dump's memory."""
+        """Return the bytes of a dump's memory."""
         return self.table.held_bytes
 
     def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Slice:
-        """This slice as it was dumped."""
+        """Return this slice as it was when it was dumped.
+
+        Args:
+            meta: the dump's JSON.
+            payload: the dump's memory, uint8.
+
+        Raises:
+            ChunkError: it is no dump of a slice.
+            TableError: there is no room.
+        """
         return Slice.load(meta, payload, self._memory, self._others)
 
     @classmethod

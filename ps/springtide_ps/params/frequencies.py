@@ -2,7 +2,7 @@
 
 torch counts within one call of the module. A step's call is shared by workers and micro-batches, and is
 divided by what all of them count. So such gradients travel undivided, and with them the number of the call
-within the forward pass and how often it looked the row up. What names a gradient is its *head*: the id (int64
+within the forward pass and how often it looked the row up. A gradient is named by its *head*: the id (int64
 [n]), or (int64 [n, 2]) the id and `call << 32 | count`.
 """
 
@@ -25,14 +25,19 @@ def ids_of(heads: torch.Tensor) -> torch.Tensor:
 
 
 def renumbered(heads: torch.Tensor, by: int) -> torch.Tensor:
-    """With another number of the call, larger by so much; ids stay as they are."""
+    """Return heads with a larger number of the call; ids and counts stay.
+
+    Args:
+        heads: int64 [n], which have no call, or [n, 2].
+        by: what is added to the number of the call.
+    """
     if heads.dim() == 1 or not by:
         return heads
     return torch.stack((heads[:, 0], heads[:, 1] + (by << _BITS)), 1)
 
 
 def carried(heads: torch.Tensor) -> torch.Tensor:
-    """Of another forward pass, which is not to be counted together with the next one."""
+    """Return heads as of another forward pass, which is not to be counted together with the next one."""
     return renumbered(heads, _LATER)
 
 

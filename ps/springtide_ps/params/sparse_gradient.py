@@ -13,7 +13,7 @@ INDEX_BYTES: Final = 4
 
 
 class SparseGradientError(ValueError):
-    """What is no selection of a gradient's elements."""
+    """Raised for bytes that are no selection of a gradient's elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,16 @@ def count_elements(nbytes: int, dtype: torch.dtype, elements: int) -> int:
 
 
 def unpack(payload: torch.Tensor, dtype: torch.dtype, elements: int) -> SparseGradient:
-    """What was packed; its memory is the payload's. Raise SparseGradientError for indices that cannot be."""
+    """Return the selection that was packed; its memory is the payload's.
+
+    Args:
+        payload: uint8.
+        dtype: of the gradient.
+        elements: of the whole gradient.
+
+    Raises:
+        SparseGradientError: the size or the indices cannot be.
+    """
     count = count_elements(payload.numel(), dtype, elements)
     numbers = payload[: count * INDEX_BYTES]
     values = payload[count * INDEX_BYTES :]

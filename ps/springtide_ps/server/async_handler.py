@@ -2,6 +2,11 @@
 
 Every server answers pushes and pulls of its chunks. One of them, which all workers know alike, also gives out
 the ranges; what it knows of them lives as long as a generation (`lease_table` says why that is enough).
+
+Threads and locks: the thread that reads a client's requests calls `check` and `answer`, and applies a push in
+the shard's lock (`ShardStore.locked`); the answer is given by it, by the reading thread of another client
+that has made a lease possible, by a thread of the store's, or by one that receives other servers' answers.
+`_lock` guards the leases and the questions that wait for one, and no answer is given in it.
 """
 
 from __future__ import annotations
@@ -349,7 +354,7 @@ class AsyncHandler:
 
 
 def _owner(kind: Kind, meta: dict[str, Any]) -> str:
-    """Whose offer it is, among those that come over one connection."""
+    """Return the member whose early push it is where several share a connection; "" on a member's own."""
     return str(meta.get("me")) if kind in (Kind.COPY_EARLY_PUSH, Kind.COPY_BATCH) else ""
 
 

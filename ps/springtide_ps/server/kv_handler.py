@@ -21,10 +21,11 @@ _EMPTY: Final = memoryview(b"")
 
 @dataclass
 class Counters:
-    """Since the start. Bytes of tensors; rows of tables. batches: pushes of ranges that were applied.
-    repeated: those whose range the chunk had already.
+    """Count requests since the start. Bytes are of tensors; rows are of tables.
 
-    Several threads add to them, so what is added is computed before: `+=` of a call loses what others add
+    batches: pushes of batches that were applied. repeated: those whose batch the chunk had already.
+
+    Several threads add to them, so the amount to add is computed first: `+=` of a call loses what others add
     while it runs, and a counter may fall.
     """
 

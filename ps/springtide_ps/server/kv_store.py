@@ -2,6 +2,11 @@
 
 A reader that is still being sent the values never sees half an update: an update that meets readers is made
 on a copy, and the readers keep what they had. Without readers it is made in place.
+
+Threads and locks: any thread may call. The store's `_lock` guards which values and tables are made and the
+update of later ones; an entry's `lock` guards its values, version and readers, and the store's is never taken
+in it. A thread that sends values holds a `Lease` instead of a lock. Finding a key and adding up sizes need no
+lock.
 """
 
 from __future__ import annotations
@@ -112,7 +117,7 @@ class Store:
 
     @property
     def held_bytes(self) -> int:
-        """Of values and tables; optimizer state of values is not counted."""
+        """Return the bytes of values and tables; optimizer state of values is not counted."""
         return self._value_bytes + sum(table.nbytes for table in list(self._tables.values()))
 
     def check_room(self, key: str, nbytes: int) -> None:

@@ -1,4 +1,10 @@
-"""One shard: a chunk or a slice of a table that a server holds, and what its steps need."""
+"""One shard: a chunk or a slice of a table that a server holds, and what its steps need.
+
+Threads and locks: a shard's `lock` keeps its chunk, version and sums from changing. `add`, `measure` and the
+methods on sums are called in it; `roll_back`, `begin_applied_batches` and `count_steps` take it. `forward`
+and `waiting` belong to the store's lock, in which `take_waiting` is called. Where both are needed, the
+store's comes first (`shard_store`).
+"""
 
 from __future__ import annotations
 

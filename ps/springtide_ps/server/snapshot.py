@@ -4,6 +4,10 @@ The first member that asks takes the snapshot; each of them asks before its own 
 nothing can have changed. From then on a chunk is copied on write, just before it changes, unless it was read
 before that. Each chunk is read once, by one of the members, a large slice of a table in parts; when all have
 released the snapshot, or another one is asked for, or nobody has come for long, what is left of it goes.
+
+Threads and locks: threads that read requests take, read and release a snapshot; any thread that changes a
+chunk calls `before` first. The caller holds the lock of the chunk that it hands in, which also orders what is
+noted of that chunk; `_lock` is taken inside of it, and guards which snapshot there is.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 A reading begins with what a chunk is then. Before the chunk changes, what nobody has read of it yet is
 copied; the parts that follow come from the copy. Readings that begin between the same two changes share it.
+
+Threads and locks: threads that send copies or answer readers begin and take; any thread that changes a chunk
+calls `before` first. The caller holds the lock of the chunk that it hands in, which orders the reads of that
+chunk against its changes; `_lock` is taken inside of it, and guards which reads there are.
 """
 
 from __future__ import annotations

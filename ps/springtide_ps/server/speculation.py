@@ -45,10 +45,15 @@ class Speculator:
         self._substeps = Substeps()
 
     def expect(self, step: int, step_spec: StepSpec, shards: Iterable[Shard]) -> list[Done]:
-        """Hear how one more member expects the step to be made.
+        """Note how one more member expects the step to be made.
+
+        Args:
+            step: its number.
+            step_spec: how the member expects it to be made.
+            shards: of this server.
 
         Returns:
-            Who waits for values of it in vain, since the members expect different things.
+            The callbacks that wait for its values in vain, since the members expect different things.
         """
         self._expected = self._expected.with_another(step, step_spec)
         if self._expected.step_spec is not None:

@@ -1,4 +1,10 @@
-"""Requests of synchronous training: what each of their frames brings, and how it is answered."""
+"""Requests of synchronous training: what each of their frames brings, and how it is answered.
+
+Threads and locks: each client's reading thread calls `check`, `spare_for` and `answer`; the answer is given
+by it, by one of the store's threads, or by the thread that receives another server's answer. `_lock` guards
+changes to the set of connections to other servers; none is made in it. Shards have locks of their own
+(`shard_store`).
+"""
 
 from __future__ import annotations
 
@@ -147,7 +153,13 @@ class SyncHandler:
         return not self.memory_limit or taken <= self.memory_limit
 
     def spare_for(self, header: Header, meta: dict[str, Any]) -> torch.Tensor | None:
-        """Where the gradient of a checked request may come, and become the sum itself (uint8), if any."""
+        """Return memory for the gradient of a checked request, which becomes the sum itself (uint8); None:
+        there is none.
+
+        Args:
+            header: of the request.
+            meta: its JSON.
+        """
         kind = header.kind
         if kind not in _GRADIENTS or _selects(kind, meta):
             return None
@@ -493,7 +505,7 @@ def _slices(meta: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def _row_dtype(meta: dict[str, Any]) -> torch.dtype:
-    """In which the gradients of rows travel."""
+    """Return the type in which a request's gradients of rows travel."""
     name = str(meta.get("d", "float32"))
     if name not in ROW_DTYPES:
         raise FrameError(f"gradients of rows travel as one of {', '.join(ROW_DTYPES)}, not {name[:32]!r}")

@@ -155,7 +155,16 @@ class ServerClient:
         return self._ask(Kind.TABLE_PUSH, {"key": key, "count": ids.numel()}, both)
 
     def page(self, key: str, start: int, count: int) -> Future[Answer]:
-        """At most `count` rows of a table: `meta["count"]` ids, then their rows, in `payload`."""
+        """Ask for rows of a table by their place in it: `meta["count"]` ids, then their rows, in `payload`.
+
+        Args:
+            key: the table's.
+            start: number of the first row.
+            count: rows at most.
+
+        Returns:
+            The answer to come.
+        """
         return self._ask(Kind.PAGE, {"key": key, "start": start, "count": count}, any_size=True)
 
     def ask_step(
@@ -254,7 +263,22 @@ class ServerClient:
         dtype: torch.dtype = torch.float32,
         number: int = 0,
     ) -> Future[None]:
-        """As `stage`, for rows of a table. slices: (number, how many of the records). dtype: of gradients."""
+        """Send gradients for rows of a table without an answer; the records must not change before PREPARE is
+        answered.
+
+        Args:
+            token: the generation's.
+            step: the step that they count for.
+            member: the sender.
+            table: its name.
+            slices: (number, how many of the records).
+            records: the rows' records one after another, by slice.
+            dtype: of the gradients in them.
+            number: of the step's backward pass.
+
+        Returns:
+            Done once the records have left.
+        """
         numbers, counts = ([part[i] for part in slices] for i in (0, 1))
         about = {"t": list(token), "s": step, "me": member, "k": table, "p": numbers, "n": counts}
         about |= in_backward_pass(number)

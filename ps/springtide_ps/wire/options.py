@@ -5,6 +5,10 @@ group for each parameter, and a schedule that changes one option of all of them:
 by itself, before the first request that is made with it, and what the next set has in common with it stays
 unsaid. A number counts on its connection only: the other end of another one learns the options from whoever
 sends them there.
+
+Threads and locks: one thread at a time describes steps on a connection (the client sees to it), and one
+thread reads from it, so that `SentOptions` and `ReceivedOptions` have no lock. `SharedOptions` is for the
+reading threads of all connections: `_lock` guards the sets that it knows.
 """
 
 from __future__ import annotations
@@ -82,7 +86,7 @@ class SentOptions:
         """Forget the sets that nothing has needed for longest, if another one has to be sent.
 
         Args:
-            needed: What is needed now, which stays where it is known.
+            needed: The sets that are needed now, which stay where they are known.
 
         Returns:
             The numbers of those that are forgotten.

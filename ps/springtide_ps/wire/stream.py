@@ -1,4 +1,8 @@
-"""A connection that carries frames: bytes go from and to the caller's memory, without a copy of ours."""
+"""A connection that carries frames: bytes go from and to the caller's memory, without a copy of ours.
+
+Threads and locks: one thread receives; any thread sends. `_sending` lets one of them at a time put a frame on
+the socket whole, and is held while the socket takes it.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +84,14 @@ class Stream:
             _send_both(self.socket, head, payload)
 
     def _wait_for_turn(self, seconds: float, since: float) -> None:
-        """As a line of that rate would: what is sent arrives when it has been on it for so long, and what was
-        waiting when the line became free follows without a gap.
+        """Wait until a line of `SPRINGTIDE_PS_PACE` would have carried these bytes (in `_sending`).
+
+        A message arrives when it has been on the line for `seconds`; one that was waiting when the line
+        became free follows without a gap.
+
+        Args:
+            seconds: how long the bytes are on the line.
+            since: when they could have left, by `time.monotonic`.
         """
         begins = self._free_again if since <= self._free_again else time.monotonic()
         self._free_again = begins + seconds
@@ -114,7 +124,7 @@ class Stream:
             got += self._receive_some(memory[got:] if got else memory)
 
     def _next(self, count: int, at_start: bool = False) -> memoryview:
-        """So many bytes, at most _AHEAD; they stay until the next call."""
+        """Return the next `count` bytes, at most _AHEAD; they stay until the next call."""
         if self._at == self._end:
             self._at = self._end = 0
         elif self._at + count > _AHEAD:
@@ -141,8 +151,12 @@ class Stream:
             return count
 
     def tick(self, seconds: float, on_tick: Callable[[], None]) -> None:
-        """Have whoever receives call `on_tick` each time that no byte has come for so long. What that raises,
-        the receiver raises.
+        """Call `on_tick` in the receiving thread each time that no byte has come for some time; its error is
+        the receiver's.
+
+        Args:
+            seconds: without a byte.
+            on_tick: called each time.
         """
         self._on_tick = on_tick
         if isinstance(self.socket, TlsSocket):

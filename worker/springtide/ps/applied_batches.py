@@ -1,4 +1,4 @@
-"""The books of chunks, which say what batches are in them, where a generation begins.
+"""Batches that are in each chunk's values, where a generation begins.
 
 Copies that lag behind do not count, and chunks that no server holds are made again from what workers pulled.
 """
@@ -53,10 +53,16 @@ def newest_copies(
 def rescue(
     offers: Mapping[int, Mapping[str, Any]], sizes: Mapping[str, int], loads: Mapping[str, int]
 ) -> dict[str, tuple[int, str]]:
-    """By chunk: the member whose pull is the newest, and the server that gets it. PURE.
+    """Choose from which member, and onto which server, each chunk without a server is made again. PURE.
 
-    offers: ranks of `NewestPull` by member and chunk. loads: bytes by server. Chunks that nobody offers are
-    left out.
+    Args:
+        offers: Ranks of `NewestPull` by member and chunk.
+        sizes: Bytes by chunk.
+        loads: Bytes by server.
+
+    Returns:
+        By chunk the member whose pull is the newest, and the server that gets it. Chunks of which no member
+        has a pull are left out.
     """
     chosen, load = {}, dict(loads)
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
@@ -97,7 +103,7 @@ def with_newest(
         token: The generation's.
 
     Returns:
-        What `newest_copies` does.
+        The servers that `newest_copies` chooses.
 
     Raises:
         ServerError: A server does not tell.

@@ -42,10 +42,10 @@ class Pushed:
 
 
 class Residuals:
-    """By chunk: what this worker's gradients still owe. PURE.
+    """Keep by chunk what this worker's gradients still owe. PURE.
 
-    A body may have several backward passes (*rounds*), and several optimizer steps (*parts*) with the sums of
-    each. What a round leaves out is owed if a part has taken its sums.
+    A body may have several backward passes, and several optimizer steps (*substeps*) with the sums of each. A
+    pass leaves some elements out, which are owed if a substep has taken its sums.
     """
 
     def __init__(self) -> None:
@@ -123,11 +123,11 @@ class Residuals:
 def _left(
     before: torch.Tensor | None, rest: torch.Tensor | None, substeps: Sequence[Spans]
 ) -> torch.Tensor | None:
-    """Return what is owed of a chunk after parts that take the same sums; None is nothing.
+    """Return what is owed of a chunk after substeps that take the same sums; None is nothing.
 
     before: owed when the gradient was sent, which it was added to. rest: left out of both. substeps: the
-    elements that each did not take. What two have taken is owed once: the gradient that makes up for it is
-    taken as often, and to owe twice as much would swing ever wider.
+    elements that each did not take. An element that two of them have taken is owed once: the gradient that
+    makes up for it is taken as often, and to owe twice as much would swing ever wider.
     """
     now = before
     for unused in substeps:

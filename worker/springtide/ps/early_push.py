@@ -63,8 +63,8 @@ class EarlyPush:
         Args:
             ask: Makes the request.
             key: The chunk's.
-            gradient: What travels; it must not change before its push is answered.
-            count: How the push will have it.
+            gradient: The form that travels; it must not change before its push is answered.
+            count: The way in which the push will count it.
 
         Returns:
             The answer to come.

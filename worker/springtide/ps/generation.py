@@ -40,12 +40,12 @@ _MOST_KEYS = 500
 
 @dataclass(frozen=True, slots=True)
 class GenerationStart:
-    """Where a generation on servers begins.
+    """Say where a generation on servers begins.
 
     token: its name. members: ids. servers: address by id, also of those that leave. step: after which it
-    begins. bound: where members do not step together, how many steps the fastest may be ahead of the
-    slowest; None: any number. skipped: steps before `step` that changed nothing. in_batches: whether they
-    do not step together; None: as in the generation before.
+    begins. bound: where members do not step together, how many steps the fastest may be ahead of the slowest;
+    None: any number. skipped: steps before `step` that changed nothing. in_batches: whether they do not step
+    together; None: the generation before decides.
     """
 
     token: tuple[int, int, int]
@@ -286,7 +286,7 @@ class Generation:
 
     @property
     def start(self) -> GenerationStart:
-        """Where the present one began. Raise ServerError before the first."""
+        """Return where the present generation began. Raise ServerError before the first."""
         if self._start is None:
             raise ServerError("no generation has begun")
         return self._start
@@ -317,7 +317,7 @@ class Generation:
 
         Args:
             meeting: Where they hear it.
-            leader: What speaks to the servers.
+            leader: Speaks to the servers.
             make: Makes the shards of a fresh start.
 
         Raises:

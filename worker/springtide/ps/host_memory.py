@@ -1,4 +1,4 @@
-"""Where the parameters of one process are, and the host memory through which servers are spoken to.
+"""The memory of one process' parameters, and the host memory through which servers are spoken to.
 
 On the CPU both are the same. On a GPU gradients are copied to pinned memory as backward makes them, and sent
 from there by a thread of its own; values land in pinned memory and are copied from it layer by layer. Both go

@@ -1,8 +1,8 @@
-"""Rows of tables where workers do not step together: pushed by range like chunks, read as they are now.
+"""Rows of tables where workers do not step together: pushed by batch like chunks, read as they are now.
 
-A range brings to every slice of every table the records of its rows, also none: each slice keeps the book of
-its ranges, as a chunk does. The answer has no values; who reads rows waits first for the answers to its own
-pushes of that table, so that it sees them.
+A batch brings to every slice of every table the records of its rows, also none: each slice knows which
+batches it has, like a chunk. The answer has no values; a worker that reads rows waits first for the answers
+to its own pushes of that table, so that it sees them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from springtide_ps.wire.frames import DTYPE_NAMES, PAYLOAD_LIMIT
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What travels of a range's gradients of one slice. ids: int64 [n], each once, or heads. gradients:
-    [n, dim], as they travel.
+    """A batch's gradients of one slice, as they travel.
+
+    ids: int64 [n], each once, or heads. gradients: [n, dim].
     """
 
     ids: torch.Tensor

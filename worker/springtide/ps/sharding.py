@@ -33,7 +33,7 @@ class PlannedChunk:
 
     @property
     def span(self) -> tuple[int, int, int]:
-        """Its bucket, its first element, and the element after its last."""
+        """Return its bucket, its first element, and the element after its last."""
         return self.bucket, self.start, self.stop
 
 
@@ -54,12 +54,18 @@ def plan_chunks(
 ) -> list[PlannedChunk]:
     """Cut the buckets into chunks of at most `chunk_bytes`, in the order in which a forward pass needs them.
 
-    What a forward pass needs first is cut finer (a quarter of the bytes before it, 256 KiB at least): its
-    gradients are the last to leave, and the last chunk's way back is what a worker waits for then.
+    The parameters that a forward pass needs first are cut finer (a quarter of the bytes before them, 256 KiB
+    at least): their gradients are the last to leave, and a worker then waits for the last chunk's way back.
 
-    groups: parameter group by name; a parameter in none is not updated by the optimizer, and is in no chunk's
-    pieces. Chunks without a piece are left out. owners: number of the optimizer by name, where there are
-    several; a chunk has parameters of one only.
+    Args:
+        layout: Places of the parameters in their buckets.
+        groups: Parameter group by name; a parameter in none is not updated by the optimizer, and is in no
+            chunk's pieces. Chunks without a piece are left out.
+        chunk_bytes: Of a chunk, at most.
+        owners: Number of the optimizer by name, where there are several; a chunk has parameters of one only.
+
+    Returns:
+        The chunks.
     """
     owner = {index: (owners or {}).get(item.name, 0) for index, item in enumerate(layout.fields)}
     spans: list[list[tuple[int, int, int, int]]] = [[] for _ in layout.sizes]

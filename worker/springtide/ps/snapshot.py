@@ -35,8 +35,10 @@ Descriptions = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where everything is. homes: server of each chunk and slice. positions: where the optimizer's state of a
-    parameter stands in the tree, by the parameter's number.
+    """Say where everything is.
+
+    homes: server of each chunk and slice. positions: where the optimizer's state of a parameter stands in the
+    tree, by the parameter's number.
     """
 
     layout: Layout

@@ -69,16 +69,16 @@ class SpeculativePush:
         early_push: EarlyPush,
         count: Callable[[StepSpec], dict[str, Any]],
     ) -> bool:
-        """Offer a chunk's gradient, and ask for its values with it.
+        """Push a chunk's gradient early, and ask for its values with it.
 
         Args:
-            chunk: Whose.
-            gradient: What travels of it.
+            chunk: The gradient's chunk.
+            gradient: The form in which it travels.
             early_push: Of the running body.
             count: Says how the push will count it.
 
         Returns:
-            False: nothing is to be asked for, and it was not offered.
+            False: nothing is to be asked for, and it was not pushed.
 
         Raises:
             ServerError: The connection is broken.
@@ -114,7 +114,7 @@ class SpeculativePush:
             to_the_end: Wait also when the generation is over.
 
         Returns:
-            What the server says of them; None: it has none, as it is the push that comes first.
+            The server's description of them; None: it has none, since the push comes first.
 
         Raises:
             ServerError: They do not come.

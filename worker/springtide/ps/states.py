@@ -1,4 +1,4 @@
-"""What of the state is in this process and what on servers, for those who receive and save it."""
+"""The state that is in this process and on servers, for members that receive it and checkpoints that save it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Steps that fail on the parameter servers: when a worker gives up trying them again. PURE.
 
 A failed step costs its chunk, and the job goes on from a copy, from what workers have pulled, or from the
-newest checkpoint. What fails again before anybody got further fails for a reason that lasts: the worker ends
-then, as by an exception of its own optimizer, and the job's budget for failures decides.
+newest checkpoint. A step that fails again before anybody got further fails for a reason that lasts: the
+worker ends then, as by an exception of its own optimizer, and the job's budget for failures decides.
 """
 
 from __future__ import annotations

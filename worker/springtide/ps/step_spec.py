@@ -76,8 +76,11 @@ class ServerOptimizers:
         return {str(self._firsts[number]): value}
 
     def norm(self, squares: Sequence[Mapping[str, float]]) -> float:
-        """Of all sums of gradients. squares: of each server, the sums of squares by optimizer, which is named
-        by where its groups are among those of all.
+        """Return the norm of all sums of gradients, and remember each optimizer's.
+
+        Args:
+            squares: Of each server, the sums of squares by optimizer, which is named by the place of its
+                first group among those of all.
         """
         keys = [str(first) for first in self._firsts]
         self._norms = [math.sqrt(math.fsum(float(own.get(key, 0.0)) for own in squares)) for key in keys]
@@ -99,9 +102,13 @@ class ServerOptimizers:
                 optimizer.state.pop(parameter, None)
 
     def check_unchanged(self, dense: bool) -> None:
-        """Before a step. dense: all states are the servers'.
+        """Refuse, before a step, what the script has changed and the servers do not hear of.
 
-        Raise UsageError when the script has changed what the servers do not hear of.
+        Args:
+            dense: All states are the servers'.
+
+        Raises:
+            UsageError: Such a change was made.
         """
         self._check_groups()
         if not self._trains:
@@ -198,7 +205,7 @@ class ServerOptimizers:
         return factor * inverse
 
     def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
-        """Of the sums of its gradients, as of the last `norm`; 0 before."""
+        """Return the norm of the sums of its gradients, from the last `norm`; 0 before."""
         return self._norms[self._number(optimizer)] if self._norms else 0.0
 
     def steps_again(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -268,13 +275,13 @@ def group_options(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], ...
 
 
 def _without(optimizer: torch.optim.Optimizer) -> list[tuple[str, ...]]:
-    """By parameter group: which of the options that have to be set from the start are not."""
+    """Return by parameter group which of the options that have to be set from the start are not."""
     names = _FROM_THE_START.get(optimizer_name(optimizer), ())
     return [tuple(name for name in names if not group[name]) for group in optimizer.param_groups]
 
 
 def _held_by(optimizer: torch.optim.Optimizer) -> list[list[int]]:
-    """By parameter group: which parameters, by id()."""
+    """Return by parameter group the id() of its parameters."""
     return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
 
 

@@ -32,7 +32,10 @@ class PlannedSlice:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What of one request goes to one server. slices: (number, how many ids). own: which of the ids."""
+    """The share of one request that goes to one server.
+
+    slices: (number, how many ids). own: which of the ids.
+    """
 
     server: str
     slices: list[tuple[int, int]]

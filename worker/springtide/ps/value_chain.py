@@ -119,7 +119,9 @@ class RelayChain:
             sent.popleft()
 
     def _choose(self, keys: Sequence[str], chosen: Collection[str], sent: deque[Work]) -> list[str]:
-        """Those of the keys that the first member has chosen, which goes along the chain, too."""
+        """Return those of the keys that the first member has chosen, and tell the next member along the
+        chain.
+        """
         group, mask = self._group, torch.tensor([key in chosen for key in keys], dtype=torch.uint8)
         if group.rank:
             group.start_receive(mask, group.rank - 1).wait()
