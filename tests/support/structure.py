@@ -39,7 +39,7 @@ Within Without
 """
 FRAGMENTS = frozenset(_FIRST_WORDS.split())
 # Where each parameter of a public function has a line of its own.
-DOCUMENTED = ("protocol/", "worker/springtide/coordination/")
+DOCUMENTED = ("protocol/", "ps/", "worker/springtide/coordination/", "worker/springtide/ps/")
 _QUESTIONS = re.compile(r"(?:[.:;!?]\s+|\n\n\s*)(?:Who|Whoever|What)\b")
 
 _CONCURRENT = {

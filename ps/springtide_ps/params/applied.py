@@ -81,7 +81,12 @@ class IntervalSet:
         return IntervalSet(self.intervals())
 
     def missing(self, first: int, stop: int) -> Iterator[int]:
-        """The numbers of first..stop-1 that are not in the set, in order."""
+        """Yield the numbers that are not in the set, in order.
+
+        Args:
+            first: the first number that is asked about.
+            stop: the number after the last.
+        """
         while first < stop:
             at = bisect_right(self._starts, first)
             if at and first < self._stops[at - 1]:
@@ -92,7 +97,12 @@ class IntervalSet:
             first = end
 
     def count(self, first: int, stop: int) -> int:
-        """How many of first..stop-1 are in the set."""
+        """Return how many numbers are in the set.
+
+        Args:
+            first: the first number that is asked about.
+            stop: the number after the last.
+        """
         return sum(
             max(0, min(stop, end) - max(first, begin))
             for begin, end in zip(self._starts, self._stops, strict=True)
@@ -144,7 +154,15 @@ class AppliedBatches:
         return AppliedBatches(self.intervals.copy(), self.applied, self.skipped)
 
     def enter(self, number: int, skipped: bool = False) -> bool:
-        """Write a range down; False: it is in the values already, and must not be applied."""
+        """Write a batch down.
+
+        Args:
+            number: of the batch.
+            skipped: it changes nothing, since a gradient is not finite.
+
+        Returns:
+            False: it is in the values already, and must not be applied.
+        """
         if not self.intervals.add(number):
             return False
         self.applied += 1

@@ -156,7 +156,7 @@ class Table:
             return self._ids.find(ids) >= 0
 
     def some(self, ids: Ids) -> Table:
-        """Return a table that lets no row go, with copies of those of these rows (each once) that are there."""
+        """Return a table that lets no row go, with copies of those of these rows (each once) that it has."""
         made = Table(replace(self.spec, max_rows=0, max_age=0))
         with self._lock:
             rows = self._ids.find(ids)
@@ -167,8 +167,15 @@ class Table:
         return made
 
     def push(self, ids: Ids, gradients: torch.Tensor, options: Mapping[str, Any] | None = None) -> None:
-        """One step of the optimizer with the gradients [len(ids), dim] of these rows; those of a repeated id
-        are summed. options: of this step, before the table's own. Raises TableError without room.
+        """Make one step of the optimizer with gradients of rows; those of a repeated id are summed.
+
+        Args:
+            ids: int64 [n].
+            gradients: float32 [n, dim].
+            options: of this step, before the table's own; None: the table's alone.
+
+        Raises:
+            TableError: there is no room.
         """
         with self._lock:
             self.pushes += 1
@@ -185,7 +192,15 @@ class Table:
             self._evict()
 
     def page(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids int64 [n], rows float32 [n, dim]), copies, of at most `count` rows from number `start` on."""
+        """Return copies of rows by their place in the table.
+
+        Args:
+            start: number of the first row.
+            count: rows at most.
+
+        Returns:
+            (ids int64 [n], rows float32 [n, dim]).
+        """
         with self._lock:
             stop = max(start, min(start + count, len(self)))
             return torch.from_numpy(self._names[start:stop].copy()), self._data[0][start:stop].clone()
@@ -212,7 +227,15 @@ class Table:
         return len(self) * self._row_bytes
 
     def memory(self, start: int, stop: int) -> torch.Tensor:
-        """uint8 [stop - start]: a copy of these bytes of what `held` gives, one after another."""
+        """Return a copy of bytes of what `held` gives, one tensor after another.
+
+        Args:
+            start: number of the first byte.
+            stop: number of the byte after the last.
+
+        Returns:
+            uint8 [stop - start].
+        """
         with self._lock:
             made, end = torch.empty(stop - start, dtype=torch.uint8), 0
             for part in _between(self._held_memory(len(self)), start, stop):
@@ -221,14 +244,27 @@ class Table:
         return made
 
     def begin(self, count: int, pushes: int) -> None:
-        """Make room in an empty table for so many rows, which `write` brings. Raises TableError for none."""
+        """Make room in an empty table for rows that `write` brings.
+
+        Args:
+            count: how many rows.
+            pushes: to the table so far.
+
+        Raises:
+            TableError: there is no room.
+        """
         with self._lock:
             self.pushes = pushes
             if count:
                 self._reserve(count, count)
 
     def write(self, at: int, memory: torch.Tensor) -> None:
-        """Bytes `at` and the following (uint8) of what `memory` gave, into a table that was begun."""
+        """Write bytes of what `memory` gave into a table that was begun.
+
+        Args:
+            at: number of the first byte.
+            memory: uint8.
+        """
         with self._lock:
             end = 0
             for part in _between(self._held_memory(len(self._names)), at, at + len(memory)):
@@ -243,7 +279,17 @@ class Table:
     def restore(
         self, ids: torch.Tensor, touched: torch.Tensor, data: torch.Tensor | list[torch.Tensor], pushes: int
     ) -> None:
-        """Hold what `held` gave, in an empty table. data: [width, n * dim]. Raises TableError for no room."""
+        """Hold what `held` gave, in an empty table.
+
+        Args:
+            ids: int64 [n].
+            touched: int64 [n], the push that touched each row last.
+            data: [width, n * dim] float32: the rows, then the optimizer's state.
+            pushes: to the table so far.
+
+        Raises:
+            TableError: there is no room.
+        """
         with self._lock:
             count = len(ids)
             self.pushes = pushes

@@ -34,7 +34,16 @@ def pack(selected: SparseGradient) -> torch.Tensor:
 
 
 def count_elements(nbytes: int, dtype: torch.dtype, elements: int) -> int:
-    """How many elements of `elements` come in so many bytes. Raise SparseGradientError."""
+    """Return how many elements of a gradient come in so many bytes.
+
+    Args:
+        nbytes: of indices and elements.
+        dtype: of the elements.
+        elements: of the whole gradient.
+
+    Raises:
+        SparseGradientError: the size cannot be.
+    """
     width = INDEX_BYTES + dtype.itemsize
     if nbytes % width or nbytes // width > elements:
         raise SparseGradientError(
@@ -68,5 +77,11 @@ def unpack(payload: torch.Tensor, dtype: torch.dtype, elements: int) -> SparseGr
 
 
 def worth_it(count: int, dtype: torch.dtype, elements: int) -> bool:
-    """Whether so many elements are fewer bytes selected than all elements as they are."""
+    """Return whether elements are fewer bytes as a selection than all elements as they are.
+
+    Args:
+        count: of the selected elements.
+        dtype: of the elements.
+        elements: of the whole gradient.
+    """
     return count * (INDEX_BYTES + dtype.itemsize) < elements * dtype.itemsize

@@ -86,7 +86,18 @@ class AsyncHandler:
             return len(self._waiting)
 
     def check(self, header: Header, meta: dict[str, Any]) -> None:
-        """Refuse a payload of another size than it must have; nothing is allocated before."""
+        """Refuse a payload of another size than it must have, before memory is allocated.
+
+        Args:
+            header: of the request.
+            meta: its JSON.
+
+        Raises:
+            FrameError: the request says what cannot be.
+            StepProtocolError: the generation, member or shard does not fit.
+            ChunkError: the gradient does not fit the shard.
+            NoRoomError: there is no memory to set it aside.
+        """
         pushes = header.kind in (Kind.PUSH_BATCH, Kind.COPY_BATCH) and "o" not in meta
         if not pushes and header.kind not in _EARLY_PUSHES:
             if header.payload_bytes:
@@ -101,9 +112,14 @@ class AsyncHandler:
     def answer(
         self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, offers: GradientStash
     ) -> None:
-        """Carry a checked request out; `reply` gets the answer now or later, from any thread.
+        """Carry a checked request out.
 
-        offers: those of the connection.
+        Args:
+            header: of the request.
+            meta: its JSON.
+            payload: uint8; used no longer than this call.
+            reply: gets the answer now or later, from any thread.
+            offers: gradients set aside for the connection.
         """
         token, number = token_in(meta), header.request
         match header.kind:

@@ -67,7 +67,14 @@ class GradientStash:
         return dict(self._held)
 
     def put(self, token: Token, owner: str, key: str, offer: StashedGradient) -> None:
-        """Set a gradient aside in place of an earlier one, and forget those of older generations."""
+        """Set a gradient aside in place of an earlier one, and forget those of older generations.
+
+        Args:
+            token: the generation's.
+            owner: the member that pushed it; "" on a connection of its own.
+            key: the chunk's.
+            offer: the gradient.
+        """
         if token != self._token:
             self.forget()
             self._token = token
@@ -76,7 +83,17 @@ class GradientStash:
         self.nbytes += offer.payload.nbytes
 
     def take(self, token: Token, owner: str, key: str, number: int) -> StashedGradient | None:
-        """Take the gradient of that number out; None: it is not here. An earlier one is forgotten."""
+        """Take a gradient out; an earlier one of the chunk is forgotten.
+
+        Args:
+            token: the generation's.
+            owner: the member that pushed it; "" on a connection of its own.
+            key: the chunk's.
+            number: of the gradient.
+
+        Returns:
+            None: it is not here.
+        """
         if token != self._token:
             return None
         offer = self._pop(owner, key)

@@ -35,10 +35,14 @@ class Substeps:
     step_spec: StepSpec | None = None
 
     def with_report(self, step: int, step_spec: StepSpec) -> Substeps:
-        """Return what is known after one more member's word, which may be behind another's.
+        """Return what is known after one more member's report, which may be behind another's.
+
+        Args:
+            step: its number.
+            step_spec: the substeps that the member has made.
 
         Raises:
-            StepProtocolError: the members make different parts.
+            StepProtocolError: the members make different substeps.
         """
         if self.step_spec is None or step != self.step or self.step_spec.begins(step_spec):
             return Substeps(step, step_spec)
@@ -50,7 +54,11 @@ class Substeps:
         return self
 
     def first(self, step: int, count: int) -> StepSpec:
-        """Return how the first `count` parts of the step are made.
+        """Return how the first substeps of a step are made.
+
+        Args:
+            step: its number.
+            count: of substeps.
 
         Raises:
             StepProtocolError: no member has told of so many.

@@ -64,7 +64,21 @@ class ChangedRows:
     def rows(
         self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, step_spec: StepSpec, ids: Ids
     ) -> torch.Tensor:
-        """Return rows of the slice by id, float32 [len(ids), dim]; the rest is as of `reach`."""
+        """Return rows of the slice after the substeps of a step that is not decided.
+
+        Args:
+            piece: the slice.
+            totals: sums by backward pass.
+            step: its number.
+            step_spec: the substeps.
+            ids: int64.
+
+        Returns:
+            float32 [len(ids), dim].
+
+        Raises:
+            StepProtocolError: `reach` refuses.
+        """
         changed = self.reach(piece, totals, step, step_spec)
         found, there = piece.rows(ids), changed.table.has(ids)
         found[torch.from_numpy(there)] = changed.rows(ids[there])

@@ -66,7 +66,16 @@ class KvHandler:
         self._store, self._counters, self._clients = store, counters, clients
 
     def check(self, header: Header, meta: dict[str, Any]) -> None:
-        """Refuse a request whose payload has another size than it must have; nothing is allocated before."""
+        """Refuse a request whose payload has another size than it must have, before memory is allocated.
+
+        Args:
+            header: of the request.
+            meta: its JSON.
+
+        Raises:
+            FrameError: the request says what cannot be.
+            StoreError: the key is not there, or there is no room.
+        """
         key, kind = meta.get("key", ""), header.kind
         if not isinstance(key, str):
             raise FrameError("a key is a string")
@@ -103,7 +112,14 @@ class KvHandler:
         payload: torch.Tensor,
         reply: Callable[[Answer], None],
     ) -> None:
-        """Carry a checked request out, and reply. `payload` (uint8) is used no longer than this call."""
+        """Carry a checked request out.
+
+        Args:
+            header: of the request.
+            meta: its JSON.
+            payload: uint8; used no longer than this call.
+            reply: gets the answer in this call.
+        """
         reply(self._answer(header, meta, payload))
 
     def _answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor) -> Answer:

@@ -121,7 +121,15 @@ class Store:
         return self._value_bytes + sum(table.nbytes for table in list(self._tables.values()))
 
     def check_room(self, key: str, nbytes: int) -> None:
-        """Raise StoreError for a key that is no key, or when there is no memory for `nbytes` more."""
+        """Refuse a key that is none, or values for which there is no memory.
+
+        Args:
+            key: to be made.
+            nbytes: of the values.
+
+        Raises:
+            StoreError: it is refused.
+        """
         if not key or len(key) > KEY_LIMIT:
             raise StoreError(f"a key has 1 to {KEY_LIMIT} characters, not {len(key)}")
         if not self.memory_limit or key in self._entries:
@@ -134,10 +142,18 @@ class Store:
             )
 
     def create(self, key: str, values: torch.Tensor, whole: tuple[int, ...] | None = None) -> bool:
-        """Make a key; False when it is there already with this shape and dtype, and keeps its values.
+        """Make a key; one that is there already with this shape and dtype keeps its values.
 
-        whole: shape of the tensor that the values are a part of; else they are all of it. Raises StoreError
-        when it is there with another shape or dtype, or there is no room.
+        Args:
+            key: to be made.
+            values: its first ones, which are copied.
+            whole: shape of the tensor that the values are a part of; None: they are all of it.
+
+        Returns:
+            False: it was there.
+
+        Raises:
+            StoreError: it is there with another shape or dtype, or there is no room.
         """
         whole = tuple(values.shape) if whole is None else whole
         with self._lock:
@@ -170,7 +186,18 @@ class Store:
         return found
 
     def create_table(self, key: str, spec: TableSpec) -> bool:
-        """Make an embedding table; False when it is there already. Raises StoreError when it is another."""
+        """Make an embedding table, unless it is there already.
+
+        Args:
+            key: to be made.
+            spec: how the table is made and trained.
+
+        Returns:
+            False: it was there.
+
+        Raises:
+            StoreError: it is there with another specification, or there is no room.
+        """
         with self._lock:
             self.check_room(key, 0)
             there = self._tables.get(key)

@@ -51,7 +51,15 @@ class Leases:
     leased: dict[int, str] = field(default_factory=dict)
 
     def done(self, member: str, number: int) -> None:
-        """Every chunk has the range, which the member worked on. Raise LeaseError for a stranger."""
+        """Note that every chunk has a batch.
+
+        Args:
+            member: the one that worked on it.
+            number: of the batch.
+
+        Raises:
+            LeaseError: it is no member.
+        """
         self._check(member)
         if self.leased.get(number) == member:
             del self.leased[number]
@@ -59,9 +67,16 @@ class Leases:
         self.finished.add(number)
 
     def ask(self, member: str, first: int, stop: int, sent: Collection[int] = ()) -> Decision:
-        """The member wants a range of first..stop-1; what it holds already it gets again.
+        """Decide which batch a member works on; one that it holds already it gets again.
 
-        sent: ranges that it has worked on, and that some chunks may lack. Raise LeaseError for a stranger.
+        Args:
+            member: the one that asks.
+            first: number of the first batch of the window.
+            stop: number of the batch after the last.
+            sent: batches that it has worked on, and that some chunks may lack.
+
+        Raises:
+            LeaseError: it is no member.
         """
         self._check(member)
         own = [n for n, who in self.leased.items() if who == member]

@@ -111,7 +111,12 @@ class Shard:
         return {number: total for (own, number), total in self.sums.items() if own == step}
 
     def has_sums(self, step: int, last: int) -> bool:
-        """Return whether the sums of all rounds up to the `last` one of the step are here."""
+        """Return whether the sums of a step are here (in the shard's lock).
+
+        Args:
+            step: its number.
+            last: the last backward pass whose sum is needed.
+        """
         return self.totals(step).keys() >= set(range(last + 1))
 
     def closed_sums(self, step: int) -> dict[Sum, torch.Tensor]:

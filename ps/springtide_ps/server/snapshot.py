@@ -120,7 +120,12 @@ class SnapshotKeeper:
             return self._snapshot is not None and self._snapshot.name == name
 
     def release(self, name: str, member: str) -> None:
-        """Note that a member needs the snapshot no more; forget it after the last one."""
+        """Note that a member needs the snapshot no more; forget it after the last one.
+
+        Args:
+            name: of the snapshot.
+            member: its id.
+        """
         with self._lock:
             if self._snapshot is not None and self._snapshot.name == name:
                 self._snapshot.done.add(member)
@@ -140,7 +145,13 @@ class SnapshotKeeper:
             return self._snapshot
 
     def before(self, key: str, chunk: Chunk | Slice, version: int) -> None:
-        """Copy what is not read yet of a chunk that is about to change, or to go."""
+        """Copy the unread rest of a chunk that is about to change, or to go.
+
+        Args:
+            key: the chunk's.
+            chunk: as it is now.
+            version: of the chunk now.
+        """
         self.chunk_reads.before(key, chunk)
         with self._lock:
             snapshot = self._snapshot
@@ -162,6 +173,12 @@ def describe_shard(
     snapshot: Snapshot, key: str, chunk: Chunk | Slice | None, version: int
 ) -> dict[str, Any] | None:
     """Return the description of the chunk as it is in the snapshot; None: it has not come that far.
+
+    Args:
+        snapshot: the one that is read.
+        key: the chunk's.
+        chunk: as it is now; None: it is not here.
+        version: of the chunk now.
 
     Raises:
         StepProtocolError: the chunk is not kept as it was.

@@ -39,7 +39,12 @@ class SpeculativeCopy:
     waiting: list[tuple[int, Done]] = field(default_factory=list)
 
     def holds(self, step: int, step_spec: StepSpec | None) -> bool:
-        """Return whether the step, made like this, is in the second copy."""
+        """Return whether the second copy holds a step.
+
+        Args:
+            step: its number.
+            step_spec: how the step is made; None: it is not known, and nothing is held.
+        """
         return (
             self.chunk is not None
             and step_spec is not None
@@ -47,7 +52,12 @@ class SpeculativeCopy:
         )
 
     def has_begun(self, step: int, step_spec: StepSpec) -> bool:
-        """Return whether parts of the step are in the second copy, made like this."""
+        """Return whether the second copy holds the first substeps of a step, or all of them.
+
+        Args:
+            step: its number.
+            step_spec: how the step is made.
+        """
         return self.step_spec is not None and self.step == step and self.step_spec.begins(step_spec)
 
     def make(self, chunk: Chunk, total: torch.Tensor, step: int, step_spec: StepSpec) -> Chunk:

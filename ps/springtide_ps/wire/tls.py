@@ -47,6 +47,13 @@ class TlsSocket:
             view = view[self._attempt(lambda part=part: self._socket.send(part)) :]  # type: ignore[misc]
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Set an option of the socket.
+
+        Args:
+            level: see `socket.setsockopt`, like `option`.
+            option: its number.
+            value: the new one.
+        """
         self._socket.setsockopt(level, option, value)
 
     def settimeout(self, seconds: float | None) -> None:

@@ -42,6 +42,10 @@ def newest_copies(
 
     A copy gets each update from the chunk's first server before that is answered, so the one with the most
     has all.
+
+    Args:
+        holders: Servers by chunk.
+        applied_of: Batches that are in each chunk, by server and chunk.
     """
     found = {}
     for key, names in holders.items():
@@ -78,7 +82,16 @@ def rescue(
 def ask_applied_batches(
     connections: Connections, server: str, token: tuple[int, int, int]
 ) -> dict[str, AppliedBatches]:
-    """Return the books of all chunks of a server. Raise ServerError."""
+    """Ask a server which batches are in each of its chunks.
+
+    Args:
+        connections: Connections to the servers.
+        server: Its id.
+        token: The generation's.
+
+    Raises:
+        ServerError: It does not tell.
+    """
     answer = connections.answer(
         connections.ask(server, Kind.APPLIED_BATCHES, token, {}, any_size=True), server, "its books"
     )
@@ -117,7 +130,19 @@ def with_newest(
 def applied_batches_of(
     connections: Connections, token: tuple[int, int, int], homes: Mapping[str, str]
 ) -> dict[str, AppliedBatches]:
-    """Return by chunk the book that its server has. Raise ServerError."""
+    """Ask all servers which batches are in the chunks.
+
+    Args:
+        connections: Connections to the servers.
+        token: The generation's.
+        homes: Server by chunk.
+
+    Returns:
+        Batches by chunk.
+
+    Raises:
+        ServerError: A server does not tell, or does not hold its chunk.
+    """
     applied_of = {
         server: ask_applied_batches(connections, server, token) for server in sorted(set(homes.values()))
     }

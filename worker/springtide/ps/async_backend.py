@@ -175,7 +175,7 @@ class AsyncBackend:
         return shard
 
     def _send_again(self) -> None:
-        """Have the last generation's batch in all shards: batches are given out from books that have it."""
+        """Have the last generation's batch in all shards, since batches are given out by what shards have."""
         again = sorted(self._pending)
         self._again |= self._pending
         self._send(again)
@@ -517,9 +517,19 @@ class AsyncBackend:
         return self._route.carried(index, gradient, factor)
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
-        """Send a bucket's gradients (flat) on their way. Raise RuntimeError.
+        """Send a bucket's gradients on their way.
 
         They are to be applied when the body commits: only then the norm and the options are known.
+
+        Args:
+            gradients: Flat.
+            bucket: Its number.
+
+        Returns:
+            The gradients that this worker sends.
+
+        Raises:
+            RuntimeError: A server or a member fails.
         """
         return self._route.push(gradients, bucket, self._push_bucket_early, self._ahead_of_end)
 

@@ -79,7 +79,12 @@ class ParameterBackend(Protocol):
         ...
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
-        """Send a bucket's gradients (flat), where the dense parameters are there."""
+        """Send a bucket's gradients on their way, where the dense parameters are there.
+
+        Args:
+            gradients: Flat.
+            bucket: Its number.
+        """
         ...
 
     def ends(self, wanted: bool) -> bool:
@@ -383,7 +388,18 @@ class PsBackend:
         return self.dense and self.route.takes_any_order
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
-        """Send a bucket's gradients (flat) on their way. Raise RuntimeError."""
+        """Send a bucket's gradients on their way.
+
+        Args:
+            gradients: Flat.
+            bucket: Its number.
+
+        Returns:
+            The gradients that this worker sends.
+
+        Raises:
+            RuntimeError: A server or a member fails.
+        """
         return self.active.push(gradients, bucket)
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:

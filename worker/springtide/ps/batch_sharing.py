@@ -504,7 +504,7 @@ class GroupBatches:
             self._route.expect(arrived)
 
     def _relay_substeps(self, keys: Collection[str]) -> dict[str, Future[bool]]:
-        """Relay these at the first member; at the others begin to receive the values of the body's substeps."""
+        """Relay these at the first member; at the others begin to receive the values of all substeps."""
         chosen = {self._name_of(key) for key in keys}
         return self._route.pass_on(self._fetch_landed(), self._marker_pieces(), chosen, in_parts=True)
 

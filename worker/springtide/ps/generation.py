@@ -97,10 +97,10 @@ _ROOM_REMEDY = (
 
 
 class GenerationLeader:
-    """Speaks to the servers for all members of one generation. All calls raise ServerError.
+    """Speak to the servers for all members of one generation. All calls raise ServerError.
 
-    rescue: of chunks with books (`books.Rescue`), where members do not step together; called once for each
-    generation that is not fresh, also when nothing is lost.
+    rescue: of chunks that no server holds (`applied_batches.Rescue`), where members do not step together;
+    called once for each generation that is not fresh, also when nothing is lost.
     """
 
     def __init__(
@@ -129,9 +129,20 @@ class GenerationLeader:
         run_id: str,
         make: Callable[[Planned], Chunk | Slice] | None,
     ) -> Arrangement:
-        """Have the generation begin on all servers. make: makes the chunks of a fresh start; None otherwise.
+        """Have the generation begin on all servers.
 
-        Raise LackError when a chunk is held by no server, SpringtideError when a new one has no room.
+        Args:
+            chunks: All chunks and slices.
+            member: This one's id.
+            run_id: Of the state's history.
+            make: Makes the shards of a fresh start; None: the servers hold them.
+
+        Returns:
+            Where each of them is.
+
+        Raises:
+            LackError: A chunk is held by no server.
+            SpringtideError: A new chunk has no room.
         """
         start = self._start
         about = {"me": member, "members": list(start.members), "s": start.step, "lineage": run_id}

@@ -56,9 +56,16 @@ def slices_by_table(table_index: TableIndex) -> dict[int, list[str]]:
 def cut_rows(
     table_index: TableIndex, index: int, ids: torch.Tensor, sums: torch.Tensor
 ) -> Mapping[str, Rows]:
-    """Return by slice what of a table's gradients goes there. ids: int64 [n], each once. sums: [n, dim].
+    """Return by slice its share of a table's gradients.
 
-    Raise UsageError for more than fits a request.
+    Args:
+        table_index: The tables.
+        index: Number of the table.
+        ids: int64 [n], each once, or heads [n, 2].
+        sums: [n, dim].
+
+    Raises:
+        UsageError: More than fits a request.
     """
     handle, found = table_index.handles[index], dict[str, Rows]()
     width = record_bytes(handle.dim, sums.dtype, handle.has_counts)

@@ -52,7 +52,7 @@ class ShardRescue:
             await_late: Called first: waits until nothing lands any more.
 
         Returns:
-            As `books.Rescue`.
+            An `applied_batches.Rescue`.
         """
 
         def call(lost: list[str], loads: dict[str, int]) -> dict[str, str]:

@@ -126,13 +126,26 @@ class Sharding:
 
 
 def described(chunk: PlannedChunk, names: Sequence[str]) -> str:
-    """Return which parameters a chunk is of. names: of all parameters. PURE."""
+    """Return in words which parameters a chunk is of. PURE.
+
+    Args:
+        chunk: The chunk.
+        names: Of all parameters, in their order.
+    """
     own = [names[piece[0]] for piece in chunk.pieces]
     return own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
 
 
 def chunk_starts(first: int, end: int, itemsize: int, before: int, chunk_bytes: int) -> list[int]:
-    """Return where the chunks of these elements begin, the last first. before: bytes needed earlier."""
+    """Return where the chunks of a bucket's elements begin, the last one first.
+
+    Args:
+        first: Number of the first element.
+        end: Number of the element after the last.
+        itemsize: Bytes of an element.
+        before: Bytes that a forward pass needs earlier.
+        chunk_bytes: Of a chunk, at most.
+    """
     starts = []
     while end > first:
         limit = min(chunk_bytes, max(_SMALLEST_CHUNK, before // 4))
@@ -170,13 +183,22 @@ def arrange(
     replication: int,
     leaving: Collection[str] = (),
 ) -> Arrangement:
-    """Decide who has what: the present holders serve on, and whoever should hold a chunk gets a copy.
-
-    sizes: bytes by chunk. servers: those that stay. holders: by chunk, of all connected servers. leaving:
-    connected, and to be emptied. Raise LackError, ValueError without a server.
+    """Decide which server has what: the present holders serve on, and servers that should hold a chunk get a
+    copy.
 
     Chunks are given out from the largest to the smallest (Graham 1969), each to a holder as long as that
     keeps every server within the mean plus one chunk, else to the server with the least.
+
+    Args:
+        sizes: Bytes by chunk.
+        servers: Those that stay.
+        holders: Servers that hold each chunk, of all connected ones.
+        replication: Servers that are to hold each chunk.
+        leaving: Servers that are connected, and to be emptied.
+
+    Raises:
+        LackError: A chunk is held by no server.
+        ValueError: There is no server.
     """
     if not servers:
         raise ValueError("no parameter server to place anything on")
@@ -201,7 +223,16 @@ def arrange(
 
 
 def place_fresh(sizes: Mapping[str, int], servers: Sequence[str], replication: int) -> Arrangement:
-    """Return where chunks go that nobody holds yet. Raise ValueError without a server."""
+    """Return where chunks go that nobody holds yet.
+
+    Args:
+        sizes: Bytes by chunk.
+        servers: Those that stay.
+        replication: Servers that are to hold each chunk.
+
+    Raises:
+        ValueError: There is no server.
+    """
     if not servers:
         raise ValueError("no parameter server to place anything on")
     return Arrangement(

@@ -61,7 +61,13 @@ class SpeculativeValues:
         return [future for future, _ in self._asked.values()]
 
     def begin(self, step: int, last: StepSpec | None, options: Options) -> None:
-        """A body begins that would make this step. last: how the step before was made, if that is known."""
+        """Begin a body that would make a step.
+
+        Args:
+            step: Its number.
+            last: How the step before was made; None: it is not known.
+            options: Returns the optimizers' present options.
+        """
         self.abandon()
         self._step, self._expected, self._announced = step, None, set()
         self._last = None if last is None or last.skip or self._rest > 0 else last
@@ -83,7 +89,13 @@ class SpeculativeValues:
         return self._expected, self._landing[chunk.bucket][chunk.start : chunk.stop]
 
     def asked(self, key: str, server: str, future: Future[Answer]) -> None:
-        """The values of a chunk, which land where `expect` said, are asked for."""
+        """Note that the values of a chunk, which land where `expect` said, are asked for.
+
+        Args:
+            key: The chunk's.
+            server: Its id.
+            future: The answer to come.
+        """
         self._asked[key] = future, server
 
     def announce(self, server: str, step_spec: StepSpec, me: str, ask: Callable[..., object]) -> None:
@@ -103,7 +115,15 @@ class SpeculativeValues:
             ask(server, Kind.EXPECT, {"s": self._step, "me": me, "recipe": step_spec})
 
     def commit(self, step: int, made: StepSpec) -> dict[str, Asked]:
-        """The step is committed, made like this: the values by chunk, here or under way, and their server."""
+        """Note that the step is committed.
+
+        Args:
+            step: Its number.
+            made: How it was made.
+
+        Returns:
+            The values by chunk, here or under way, and their server; nothing where another step was expected.
+        """
         if not self._asked or self._step != step:
             self.abandon()
             return {}
@@ -122,7 +142,12 @@ class SpeculativeValues:
         self._values[chunk.bucket][span].copy_(self._landing[chunk.bucket][span])
 
     def keep(self, key: str, asked: Future[Answer]) -> None:
-        """An answer that is not waited for any more may still land."""
+        """Keep in mind that an answer that is not waited for any more may still land.
+
+        Args:
+            key: The chunk's.
+            asked: The answer to come.
+        """
         if not asked.done():
             self._abandoned[key] = asked
 

@@ -72,7 +72,12 @@ class ServerOptimizers:
         self._owner = {index: self.owners.get(name) for index, name in enumerate(parameters)}
 
     def square(self, number: int, value: float) -> dict[str, float]:
-        """A sum of squares of this optimizer's gradients, as `norm` takes it."""
+        """Return a sum of squares of an optimizer's gradients in the form that `norm` takes.
+
+        Args:
+            number: Of the optimizer.
+            value: The sum.
+        """
         return {str(self._firsts[number]): value}
 
     def norm(self, squares: Sequence[Mapping[str, float]]) -> float:
@@ -87,7 +92,13 @@ class ServerOptimizers:
         return math.sqrt(math.fsum(float(value) for own in squares for value in own.values()))
 
     def make(self, values: torch.Tensor, pieces: Sequence[Sequence[int]], number: int = 0) -> Chunk:
-        """A chunk as optimizer `number` has it."""
+        """Return a chunk with the options of an optimizer.
+
+        Args:
+            values: Flat; the chunk keeps them.
+            pieces: See `Chunk`.
+            number: Of the optimizer.
+        """
         options = group_options(self.all[number])
         return Chunk(values, pieces, self._names[number], options, self._firsts[number], self._among)
 
@@ -185,11 +196,21 @@ class ServerOptimizers:
         inverse: float = 1.0,
         resting: Collection[int] = (),
     ) -> float:
-        """The script makes this optimizer's step of a body that may have several.
+        """Stage one optimizer's step of a body that may have several.
 
-        clip_norm: of its own gradients, which are the sums times `scale` and `inverse` (a GradScaler's).
-        resting: parameters whose gradients the script has taken away. Return what the gradients are
-        multiplied by besides `scale`. Raise UsageError when it has made the step already.
+        Args:
+            optimizer: The one that steps.
+            clip_norm: Bound of the norm of its own gradients, which are the sums times `scale` and `inverse`;
+                None: there is none.
+            scale: Of the whole step.
+            inverse: A GradScaler's.
+            resting: Parameters whose gradients the script has taken away.
+
+        Returns:
+            The factor by which gradients are multiplied besides `scale`.
+
+        Raises:
+            UsageError: It has made the step already.
         """
         number = self._number(optimizer)
         self.skipped.discard(number)
@@ -223,7 +244,16 @@ class ServerOptimizers:
         return tuple(group for optimizer in self.all for group in group_options(optimizer))
 
     def step_spec(self, scale: float, unused: Collection[int], skip: bool) -> StepSpec:
-        """How the servers make the step of all optimizers, or of those that are staged. Raise UsageError."""
+        """Return how the servers make the step of all optimizers, or of those that are staged.
+
+        Args:
+            scale: The factor by which sums are multiplied.
+            unused: Numbers of parameters to which no worker had a gradient.
+            skip: The step changes nothing.
+
+        Raises:
+            UsageError: The script has changed the optimizers' groups.
+        """
         self._check_groups()
         if not self._staged:
             return StepSpec(scale, skip, self.options, frozenset(unused))
@@ -286,7 +316,15 @@ def _held_by(optimizer: torch.optim.Optimizer) -> list[list[int]]:
 
 
 def group_numbers(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Parameter group by name of parameter; a parameter that the optimizer does not have is in none."""
+    """Return the parameter group of each parameter that the optimizer has.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: By name.
+
+    Returns:
+        Numbers of groups by name.
+    """
     owner = {
         id(parameter): number
         for number, group in enumerate(optimizer.param_groups)

@@ -228,7 +228,18 @@ class SyncBackend:
         self._context.optimizers.stage(optimizer, None, scale, factor)
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
-        """Send a bucket's gradients (flat) on their way. Raise RuntimeError."""
+        """Send a bucket's gradients on their way.
+
+        Args:
+            gradients: Flat.
+            bucket: Its number.
+
+        Returns:
+            The gradients that this worker sends.
+
+        Raises:
+            RuntimeError: A server or a member fails.
+        """
         return self._route.push(gradients, bucket, self._send_bucket)
 
     def _send_bucket(self, gradients: torch.Tensor, bucket: int) -> Pushed:

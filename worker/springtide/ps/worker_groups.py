@@ -80,7 +80,15 @@ class GradientRoute(Protocol):
         ...
 
     def form(self, start: GenerationStart, meeting: Meeting) -> None:
-        """Meet the members of the group. Raise RuntimeError."""
+        """Meet the members of the group.
+
+        Args:
+            start: Where the generation begins.
+            meeting: Of the generation's members.
+
+        Raises:
+            RuntimeError: They do not come.
+        """
         ...
 
     def leave(self) -> None:
