@@ -1,6 +1,6 @@
-"""Sets of ranges, as intervals; and the book of a chunk: which ranges are in its values. PURE.
+"""Sets of batches, as intervals; and which batches are in the values of a chunk. PURE.
 
-A range is one global batch, named by its number in the job's whole run from 0. Ranges are given out lowest
+A batch is one global batch, named by its number in the job's whole run from 0. Batches are given out lowest
 first, so a set of them is nearly one interval, whatever their number.
 """
 

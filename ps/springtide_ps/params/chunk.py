@@ -73,7 +73,7 @@ class StepSpec:
         return replace(parts[-1], before=parts[:-1])
 
     def begins(self, other: StepSpec) -> bool:
-        """Whether its parts are the first ones of the other's."""
+        """Return whether its substeps are the first ones of the other's."""
         return self.substeps == other.substeps[: len(self.substeps)]
 
     def to_json(self, groups: Callable[[Groups], Any] | None = None) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Chunk:
     """values: flat, of this chunk's own memory. pieces: int64 [n, 4] of (parameter's number, its group, first
     element, element after the last); elements in no piece are padding and stay as they are. groups: of its
     optimizer. first: where these are among the groups of all optimizers, `among` of them (0: there is one
-    optimizer). applied_batches: which ranges the values hold, where workers do not step together.
+    optimizer). applied_batches: which batches the values hold, where workers do not step together.
 
     Raise ChunkError for pieces outside of the values, UpdateError for an optimizer that does not exist.
     """
@@ -304,7 +304,7 @@ class Chunk:
             tensor.grad = None
 
     def check(self, step_spec: StepSpec) -> None:
-        """Raise ChunkError for a recipe of another optimizer."""
+        """Raise ChunkError for a step of another optimizer."""
         if len(step_spec.groups) != self._among:
             raise ChunkError(f"the step has {len(step_spec.groups)} parameter groups, not {self._among}")
 

@@ -3,7 +3,7 @@
 A table is cut by a hash of the id into a number of slices that never changes, so that a slice is to servers
 what a chunk is: placed, copied, filled and moved as a whole. Its values are a function of the steps that were
 made alone: a lookup makes no row, it computes what the row's first value is. Where workers do not step
-together, it keeps the book of the ranges that are in its rows, as a chunk does; a range without any of its
+together, it counts the batches that are in its rows, as a chunk does; a batch without any of its
 rows counts there as well.
 """
 
@@ -122,7 +122,7 @@ def _heads(words: torch.Tensor, has_counts: bool) -> torch.Tensor:
 class Slice:
     """parameter: number of the table among the model's parameters. groups: of all optimizers, one after
     another. group: whose options its steps have. first: where the groups of the table's optimizer begin.
-    applied_batches: which ranges the rows hold, where workers do not step together.
+    applied_batches: which batches the rows hold, where workers do not step together.
 
     Raise ChunkError or TableError for what cannot be.
     """
@@ -210,7 +210,7 @@ class Slice:
         return payload.view(self.dtype)
 
     def check(self, step_spec: StepSpec) -> None:
-        """Raise ChunkError for a recipe of another optimizer."""
+        """Raise ChunkError for a step of another optimizer."""
         if len(step_spec.groups) != len(self.groups):
             raise ChunkError(f"the step has {len(step_spec.groups)} parameter groups, not {len(self.groups)}")
 

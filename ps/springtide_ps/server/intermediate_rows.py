@@ -1,8 +1,8 @@
-"""Rows of tables within a step of several parts: what they become if the step ends with those made so far.
+"""Rows of tables within a step of several substeps: what they become if the step ends with those made so far.
 
 As for chunks (`intermediate`), nothing else sees that. A table is far larger than what a step changes of it,
-so there is no second copy of a slice: the rows that have gradients are copied, and the parts made on these.
-Rows that `max_rows` and `max_age` let go, go when the step is made.
+so there is no second copy of a slice: the rows that have gradients are copied, and the substeps made on
+these. Rows that `max_rows` and `max_age` let go, go when the step is made.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from springtide_ps.server.step_protocol import StepProtocolError
 
 @dataclass(slots=True)
 class ChangedRows:
-    """The rows of one slice that the first parts of a step change, as they are after these parts.
+    """The rows of one slice that the first substeps of a step change, as they are after these.
 
     Attributes:
         step: the step; -1: none.
-        step_spec: how its parts are made.
+        step_spec: how its substeps are made.
         piece: the changed rows, as a slice of their own.
     """
 
@@ -41,13 +41,13 @@ class ChangedRows:
 
         Args:
             piece: the slice, at the step before.
-            totals: sums of gradients by round, which stay as they are.
+            totals: sums of gradients by backward pass, which stay as they are.
             step: its number.
-            step_spec: how its parts are made.
+            step_spec: how its substeps are made.
 
         Raises:
             StepProtocolError: a sum is not here.
-            ChunkError: the recipe is of another optimizer.
+            ChunkError: the step is of another optimizer.
         """
         if self.piece is not None and (self.step, self.step_spec) == (step, step_spec):
             return self.piece

@@ -3,7 +3,7 @@
 A large slice of a table goes in parts, so that neither side needs memory for all of it at once, and steps are
 made in between. Its parts are of the moment at which the copy began (`snapshot_reader`). Updates from then on
 follow on the same connection; where the slice is to be, they wait until it is whole: sums of steps beside the
-chunk that does not exist yet, ranges in `Incoming`. So a copy makes the updates in the order of the first
+chunk that does not exist yet, batches in `Incoming`. So a copy makes the updates in the order of the first
 server.
 
 One copy is sent at a time. The answers of the other server come on any thread, which takes the store's lock

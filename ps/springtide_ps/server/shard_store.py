@@ -116,11 +116,11 @@ class ShardStore:
         self._commits: list[Done] = []
         self._fences = 0  # generations that have begun here
         self._adding = 0  # gradients that are counted already, and not in their sums yet
-        self._unclosed = False  # whether sums of a round that all members have prepared can be still open
+        self._unclosed = False  # whether sums that all members have prepared can be open still
         self._unacknowledged = 0  # sums on their way to copies
         self._lost_backup = ""
         self._norms_wanted = False  # whether the last step's members wanted norms
-        self._measured: Sum = (-1, 0)  # the round all of whose norms are made, or are being made
+        self._measured: Sum = (-1, 0)  # the backward pass all of whose norms are made, or are being made
         self._measuring = 0  # so many of them are still to be made
         self.steps = 0
 
@@ -296,7 +296,7 @@ class ShardStore:
         """Begin a generation, or enter one as a further member; see `StepProtocol.enter` for the arguments.
 
         Args:
-            skipped: how many of the steps so far changed nothing, where books begin.
+            skipped: how many of the steps so far changed nothing, where batches begin to be counted.
 
         Returns:
             The step that this server is at.
@@ -575,11 +575,11 @@ class ShardStore:
         number: int = 0,
         own: bool = False,
     ) -> None:
-        """Add a gradient to the sum of a round of the step.
+        """Add a gradient to the sum of a backward pass of the step.
 
         Args:
             gradient: flat, of the chunk's size, or some of its elements.
-            number: of the round.
+            number: of the backward pass.
             own: it is in memory of `take_spare`, which is the shard's again; other memory is not kept.
         """
         which = (step, number)
@@ -827,7 +827,7 @@ class ShardStore:
                     answer(None, None)
 
     def _make_step(self) -> None:
-        """Have the decided step `rounds.version` made, with the shards in their order (in the lock)."""
+        """Have the decided step `version` made, with the shards in their order (in the lock)."""
         version, step_spec = self._protocol.version, self._protocol.step_spec
         assert step_spec is not None
         self.steps += 1
@@ -1118,7 +1118,7 @@ class ShardStore:
             return self.replicator.postpone(token, key, update)
 
     def applied_batches(self, token: Token) -> dict[str, AppliedBatches | None]:
-        """Return copies of the books of all shards that are here."""
+        """Return which batches are in each shard that is here, as copies."""
         with self._lock:
             self._protocol.check_token(token)
             keys = [key for key, shard in self._shards.items() if shard.chunk is not None]

@@ -25,7 +25,7 @@ log = logging.getLogger("springtide.ps")
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStep:
-    """How the members expect a step to be made; recipe None: not all of them expect the same."""
+    """How the members expect a step to be made; step_spec None: not all of them expect the same."""
 
     step: int
     step_spec: StepSpec | None
@@ -43,7 +43,7 @@ class ExpectedStep:
 
 
 class Speculator:
-    """Remember how the members expect the undecided step to be made, and which parts of it they have made."""
+    """Remember how the members expect the undecided step to be made, and which substeps they have made."""
 
     def __init__(self) -> None:
         self._expected = ExpectedStep(-1, None)
@@ -175,7 +175,7 @@ def intermediate_values(shard: Shard, step: int, step_spec: StepSpec) -> torch.T
 
 @dataclass(frozen=True, slots=True)
 class IntermediateRows:
-    """Rows of a slice after the first parts of a step that is not decided."""
+    """Rows of a slice after the first substeps of a step that is not decided."""
 
     key: str
     shard: Shard

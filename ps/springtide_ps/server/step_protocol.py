@@ -13,9 +13,9 @@ not committed yet, is dead; and until that body has ended no generation can foll
 *tries* the step that it has committed: it makes it, and keeps the values and the optimizer's state from
 before until the next generation is settled, which begins from either.
 
-Where members do not step together (`ranges`), chunks keep books of what is in them, and `version` is 0. Books
-that say exactly 0..n-1 and version n mean the same, so a generation of the other kind turns one into the
-other on entering, each server by itself and as often as generations change.
+Where members do not step together, each chunk says which batches are in it (`applied.AppliedBatches`), and
+`version` is 0. Exactly the batches 0..n-1 and version n mean the same, so a generation of the other kind
+turns one into the other on entering, each server by itself and as often as generations change.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Effect(Enum):
     ROLL_BACK = auto()  # go back to what was before the tried step
     FORGET = auto()  # forget all chunks: they belong to another state
     PREPARED = auto()  # all gradients of the step are here
-    BEGIN_APPLIED_BATCHES = auto()  # each chunk gets a book of the steps that it has
-    COUNT = auto()  # chunks whose books say exactly 0..version-1 are at `version`; others are of no use
+    BEGIN_APPLIED_BATCHES = auto()  # each chunk says from now on which batches it has
+    COUNT = auto()  # chunks with exactly the batches 0..version-1 are at `version`; others are of no use
 
 
 @dataclass
@@ -74,13 +74,13 @@ class StepProtocol:
     prepared: set[str] = field(default_factory=set)
     committed: set[str] = field(default_factory=set)
     complete: bool = False
-    """Whether all gradients of the round are here."""
+    """Whether all gradients of the backward pass are here."""
     backward_pass: int = 0
     """Of the step, from 0: `staged`, `prepared` and `complete` are of this one; those before are complete."""
     tried: bool = False
     """Whether the values of step `version` + 1 are here too."""
     booked: bool = False
-    """Whether chunks keep books, and no steps are counted."""
+    """Whether chunks count batches, and no steps are counted."""
     unresolved: int | None = None
     """The step that the generation begins from, while this server still has to be told how to make it."""
 
@@ -143,7 +143,7 @@ class StepProtocol:
         if run_id == self.run_id and booked is not was_booked:
             self.version = 0 if booked else step
             self._clear()
-            # What is staged is in no chunk: a book tells what each one has.
+            # The staged step is in no chunk: each one says which batches it has.
             return [*undone, Effect.BEGIN_APPLIED_BATCHES] if booked else [Effect.COUNT]
         if run_id == self.run_id and step == self.version:
             self._clear()
@@ -259,7 +259,7 @@ class StepProtocol:
             )
 
     def _reach(self, number: int, member: str) -> None:
-        """Begin the next round of the step when it is this one's turn.
+        """Begin the next backward pass of the step when it is this one's turn.
 
         Raise StepProtocolError if it is not.
         """

@@ -570,5 +570,5 @@ def _staged(
 
 
 def in_backward_pass(number: int) -> dict[str, Any]:
-    """Return how a request names round `number` of a step: not at all if it is the first."""
+    """Return how a request names backward pass `number` of a step: not at all if it is the first."""
     return {"round": number} if number else {}

@@ -15,7 +15,7 @@ some have, as a worker does that dies in the middle of a push: the worker that t
 it in the others.
 
 The script's thread makes all calls but two. `interrupt` is for any thread: it completes `_stop`, and nothing
-else. Gradients of parameters on a device are offered by the thread of `HostMemory`, which runs
+else. Gradients of parameters on a device are pushed early by the thread of `HostMemory`, which runs
 `_push_chunks_early` only: it writes `_gradients` and `_outgoing`, which the script's thread reads after it
 has waited for `HostMemory.sent`. No lock is held.
 """
@@ -808,7 +808,7 @@ class AsyncBackend:
             answer = context.connections.answer(*asked, context.awaited(key), to_the_end)
             if not answer.meta.get("whole"):
                 break
-            # The server had no room for what was offered.
+            # The server had no room for what was pushed early.
             self.early_push.forget([key])
             self._send([key])
         self._take(key, answer)
@@ -920,7 +920,7 @@ class AsyncBackend:
         return [key for key in self.keys_in_order() if self.owner_of(key) in optimizers]
 
     def _own(self, step_spec: StepSpec, key: str) -> StepSpec:
-        """Return of a recipe what is about one chunk or slice."""
+        """Return the fields of a step that are about one chunk or slice."""
         if key in self._slices:
             own = {self._slices[key].parameter}
         else:

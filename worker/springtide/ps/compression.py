@@ -52,10 +52,10 @@ class Residuals:
         self._made: Made | None = None
         self._residuals: dict[str, torch.Tensor] = {}
         self._next_made: Made | None = None
-        self._next: dict[str, torch.Tensor | None] = {}  # what the running round has left out
+        self._next: dict[str, torch.Tensor | None] = {}  # what the running pass has left out
         self._since: dict[
             str, torch.Tensor | None
-        ] = {}  # owed after the rounds before it of the running body
+        ] = {}  # owed after the passes before it of the running body
 
     def begin(self, made: Made) -> None:
         """Begin a body that would make this state."""

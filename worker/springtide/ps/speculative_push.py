@@ -1,11 +1,11 @@
 """A batch's values asked for while its gradients leave, where workers do not wait for each other.
 
 As in common steps (`speculative_pull`), how the push will count a gradient is mostly known when it leaves: as
-the last one did, with the options of now. So the offer says it, and the server answers with what the chunk is
-with it then. Those values land beside the parameters, and are used when the body is committed just so. The
-push then says how the offer counts, as always, and is answered without values: so updates of others that come
-between offer and push are in the next values only. Where that is not allowed, with a bound on staleness, and
-where the norm of all gradients matters, nothing is asked for early.
+the last one did, with the options of now. So the early push says it, and the server answers with what the
+chunk is with it then. Those values land beside the parameters, and are used when the body is committed just
+so. The push then says how it counts, as always, and is answered without values: so updates of others that
+come between both are in the next values only. Where that is not allowed, with a bound on staleness, and where
+the norm of all gradients matters, nothing is asked for early.
 
 The script's thread makes all calls, but for `send`: of parameters on a device that comes from the thread of
 `HostMemory`, for which the body waits before it commits. No lock is held.
