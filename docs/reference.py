@@ -37,6 +37,8 @@ _MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 _INNER = {"Evaluation.report", "shut", "extra_repr", "get_extra_state", "set_extra_state"}
 # Made by calls of the library, so that how they are constructed is no promise.
 _MADE = {"RetryAttempt", "Batch", "Evaluation", "Handle", "KVStore", "Lookup", "Push", "Table"}
+# Sections of a docstring whose lines are `name: text`.
+_LISTS = {"Args:": "Arguments:", "Raises:": "Raises:"}
 
 
 def markdown() -> str:
@@ -139,16 +141,33 @@ def _code(text: str) -> str:
 
 
 def as_markdown(doc: str | None, where: str) -> str:
-    """The docstring as Markdown: its indented blocks are code."""
+    """Return the docstring as Markdown: its indented blocks are code, arguments and errors are lists.
+
+    Args:
+        doc: as it stands in the source; None: there is none.
+        where: name of what it is of, for the error.
+
+    Raises:
+        ValueError: there is none.
+    """
     if not doc or not doc.strip():
         raise ValueError(f"{where} is public and has no docstring")
     blocks = []
     for block in inspect.cleandoc(doc).split("\n\n"):
-        if block.startswith("    "):
+        title, _, rest = block.partition("\n")
+        if title in _LISTS and rest:
+            blocks.append(f"{_LISTS[title]}\n\n{_items(rest)}")
+        elif block.startswith("    "):
             blocks.append(f"```python\n{textwrap.dedent(block)}\n```")
         else:
             blocks.append(re.sub(r"\s*\n\s*", " ", block))
     return "\n\n".join(blocks)
+
+
+def _items(lines: str) -> str:
+    """Return one item for each `name: text` of a section; lines that are indented further go on with it."""
+    found = [re.sub(r"\s*\n\s*", " ", one) for one in re.split(r"\n(?=\S)", textwrap.dedent(lines))]
+    return "\n".join(f"- `{name}`: {text}" for name, _, text in (one.partition(": ") for one in found))
 
 
 def _cell(one: type) -> str:

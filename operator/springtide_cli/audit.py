@@ -26,7 +26,12 @@ class Audit:
 
 
 def audit(job: Mapping[str, Any], samples: int | None = None) -> Audit:
-    """PURE. samples: of one pass, if known: then the sums over all closed passes are compared, too."""
+    """Return what a job proves about its samples. PURE.
+
+    Args:
+        job: the TrainingJob with its status.
+        samples: of one pass, if known: then the sums over all closed passes are compared, too.
+    """
     status = job.get("status") or {}
     name, state = job["metadata"]["name"], status.get("state", "Pending")
     data = status.get("data")
@@ -60,12 +65,32 @@ def audit(job: Mapping[str, Any], samples: int | None = None) -> Audit:
 
 
 async def audit_job(kube: KubePort, name: str, namespace: str, samples: int | None) -> Audit:
-    """Raise Refused when there is no such job."""
+    """Read a job, and return what it proves about its samples.
+
+    Args:
+        kube: the cluster.
+        name: of the job.
+        namespace: of the job.
+        samples: of one pass, if known: then the sums over all closed passes are compared, too.
+
+    Raises:
+        Refused: there is no such job.
+    """
     return audit(await read_job(kube, namespace, name), samples)
 
 
 def run(name: str, samples: int | None, options: Options, console: Console) -> int:
-    """The exit code: 0 proved, 1 disproved, 2 nothing to prove yet, or refused."""
+    """Print what a job proves about its samples.
+
+    Args:
+        name: of the job.
+        samples: of one pass, if known: then the sums over all closed passes are compared, too.
+        options: of the command line.
+        console: prints.
+
+    Returns:
+        The exit code: 0 proved, 1 disproved, 2 nothing to prove yet, or refused.
+    """
 
     async def work(screen: Screen, progress: Progress) -> int:
         async with on_cluster(options) as kube:

@@ -44,7 +44,19 @@ class Follower:
         self._logs = PodLogs(kube, self._log) if logs else None
 
     async def follow(self, namespace: str, name: str, uid: str) -> int:
-        """The exit code, when the job has ended. Raise CliError where it may not be watched."""
+        """Show a job until it has ended.
+
+        Args:
+            namespace: of the job.
+            name: of the job.
+            uid: of this very job; events of another one are not shown.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            CliError: it may not be watched.
+        """
         job = asyncio.create_task(self._job(namespace, name))
         others = [asyncio.create_task(self._events(namespace, uid)), asyncio.create_task(self._ticks())]
         if self._logs is not None:

@@ -36,7 +36,16 @@ def objects(name: str) -> list[Object]:
 
 
 async def install(kube: KubePort, timeout: float = 60.0) -> None:
-    """Apply all of MANIFESTS and wait. Raise Refused, or InstallError after timeout (in s)."""
+    """Apply all of MANIFESTS, and wait until the operator is ready.
+
+    Args:
+        kube: the cluster.
+        timeout: in seconds, for all of it.
+
+    Raises:
+        Refused: the cluster refuses an object.
+        InstallError: something is not ready in time.
+    """
     deadline = time.monotonic() + timeout
     for name in MANIFESTS:
         for obj in objects(name):

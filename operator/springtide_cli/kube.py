@@ -47,11 +47,32 @@ class KubePort(Protocol):
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        """The answer's JSON. Raise ApiRefusal or Unreachable."""
+        """Send a request, and return the answer's JSON.
+
+        Args:
+            method: of HTTP.
+            path: of the URL, from `/api` or `/apis` on.
+            body: plain JSON; None: no body.
+            query: parameters of the URL.
+            content_type: of the body.
+
+        Raises:
+            ApiRefusal: the server refuses.
+            Unreachable: nobody answers in time.
+        """
         ...
 
     def lines(self, path: str, query: Mapping[str, str]) -> AsyncIterator[str]:
-        """Lines of a streamed answer until the server ends it. Raise ApiRefusal or Unreachable."""
+        """Yield lines of a streamed answer until the server ends it.
+
+        Args:
+            path: of the URL, from `/api` or `/apis` on.
+            query: parameters of the URL.
+
+        Raises:
+            ApiRefusal: the server refuses.
+            Unreachable: nobody answers, or the connection breaks.
+        """
         ...
 
 
@@ -105,6 +126,19 @@ class Kube:
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Object:
+        """Send a request, and return the answer's JSON.
+
+        Args:
+            method: of HTTP.
+            path: of the URL, from `/api` or `/apis` on.
+            body: plain JSON; None: no body.
+            query: parameters of the URL.
+            content_type: of the body.
+
+        Raises:
+            ApiRefusal: the server refuses.
+            Unreachable: nobody answers within CALL_SECONDS.
+        """
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=CONNECT_SECONDS)
         try:
             async with await self._open(method, path, body, query or {}, content_type, timeout) as response:
@@ -117,6 +151,16 @@ class Kube:
         return answer
 
     async def lines(self, path: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+        """Yield lines of a streamed answer until the server ends it.
+
+        Args:
+            path: of the URL, from `/api` or `/apis` on.
+            query: parameters of the URL.
+
+        Raises:
+            ApiRefusal: the server refuses.
+            Unreachable: nobody answers, or the connection breaks.
+        """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         try:
             async with await self._open("GET", path, None, query, "application/json", timeout) as response:
@@ -161,7 +205,15 @@ def existing(paths: list[str]) -> list[str]:
 
 
 async def connect(kubeconfig: str | None = None, context: str | None = None) -> Kube:
-    """Connect as kubectl would. Raise Refused where there is no usable kubeconfig."""
+    """Connect as kubectl would.
+
+    Args:
+        kubeconfig: path; None: KUBECONFIG, or the usual file.
+        context: of the kubeconfig; None: its current one.
+
+    Raises:
+        Refused: there is no usable kubeconfig.
+    """
     from kubernetes.aio import config
 
     paths = kubeconfig_paths(kubeconfig)

@@ -82,6 +82,10 @@ async def embedded(screen: Screen, *, keep: Callable[[], bool]) -> AsyncIterator
     A cluster that was started here is stopped at the end, unless `keep()`, asked then, says that there is
     something to look at.
 
+    Args:
+        screen: shows what is done.
+        keep: whether a cluster that was started here is to stay; asked at the end.
+
     Raises:
         Refused: the cluster cannot be started or reached.
         InstallError: the operator cannot be installed in it.

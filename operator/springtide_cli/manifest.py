@@ -38,7 +38,18 @@ def read(path: str) -> str:
 
 
 def parse(text: str, name: str) -> Manifest:
-    """Check the documents of a manifest; `name` begins the messages. Raise Refused."""
+    """Check the documents of a manifest.
+
+    Args:
+        text: YAML, of one or several documents.
+        name: begins the messages.
+
+    Returns:
+        Its objects, and the one job among them.
+
+    Raises:
+        Refused: it is malformed, or has no job or several.
+    """
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:

@@ -49,7 +49,21 @@ class Progress:
 async def apply_all(
     kube: KubePort, manifest: Manifest, options: Options, screen: Screen, progress: Progress
 ) -> Object:
-    """Apply the manifest's objects in order; return the job as stored. Raise Refused."""
+    """Apply the manifest's objects in order.
+
+    Args:
+        kube: the cluster.
+        manifest: the checked manifest.
+        options: of the command line.
+        screen: shows lines.
+        progress: notes how far the command has come, for an interruption.
+
+    Returns:
+        The job as stored.
+
+    Raises:
+        Refused: the cluster refuses an object.
+    """
     namespace = options.namespace or kube.namespace
     applier = Applier(kube, namespace, force=options.force_conflicts)
     job: Object | None = None
@@ -66,7 +80,16 @@ async def apply_all(
 
 
 async def read_job(kube: KubePort, namespace: str, name: str) -> Object:
-    """Raise Refused when there is no such job."""
+    """Read a job.
+
+    Args:
+        kube: the cluster.
+        namespace: of the job.
+        name: of the job.
+
+    Raises:
+        Refused: there is no such job.
+    """
     try:
         return await kube.request("GET", f"{JOBS}/namespaces/{namespace}/trainingjobs/{name}")
     except ApiRefusal as error:
@@ -93,6 +116,20 @@ async def _cluster(options: Options, screen: Screen, progress: Progress) -> Asyn
 
 
 async def run_manifest(manifest: Manifest, options: Options, screen: Screen, progress: Progress) -> int:
+    """Apply a manifest and follow its job to the end.
+
+    Args:
+        manifest: the checked manifest.
+        options: of the command line.
+        screen: shows lines.
+        progress: notes how far the command has come, for an interruption.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        Refused: nothing runs: the cluster refuses an object, or cannot be reached.
+    """
     async with _cluster(options, screen, progress) as kube:
         try:
             job = await apply_all(kube, manifest, options, screen, progress)
@@ -120,6 +157,20 @@ async def on_cluster(options: Options) -> AsyncIterator[Kube]:
 
 
 async def follow_job(name: str, options: Options, screen: Screen, progress: Progress) -> int:
+    """Follow a job that is there to its end.
+
+    Args:
+        name: of the job.
+        options: of the command line.
+        screen: shows lines.
+        progress: notes how far the command has come, for an interruption.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        Refused: there is no such job.
+    """
     async with on_cluster(options) as kube:
         namespace = options.namespace or kube.namespace
         job = await read_job(kube, namespace, name)
@@ -174,7 +225,16 @@ def execute(
     console: Console,
     work: Callable[[Screen, Progress], Coroutine[Any, Any, int]],
 ) -> int:
-    """Run one command to its exit code, with every CliError as one message on standard error."""
+    """Run one command to its exit code, with every CliError as one message on standard error.
+
+    Args:
+        options: of the command line.
+        console: prints.
+        work: the command itself; returns the exit code.
+
+    Returns:
+        The exit code; 130 when it was interrupted.
+    """
     progress = Progress(again=" --local" if options.local else "")
     screen = make_screen(console, plain=options.plain)
     try:
@@ -196,14 +256,29 @@ def complain(error: CliError) -> int:
 
 
 def screen_end(console: Console, lines: list[Line]) -> None:
-    """Print lines below the live view once that is gone."""
+    """Print lines below the live view once that is gone.
+
+    Args:
+        console: prints.
+        lines: in order.
+    """
     for line in lines:
         style = "red" if line.tone is Tone.BAD else ""
         console.print(line.text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def top(options: Options, console: Console, *, seconds: float, once: bool) -> int:
-    """Exit code of `springtide top`: 0 also when it is interrupted, since that is how it ends."""
+    """Run `springtide top`.
+
+    Args:
+        options: of the command line.
+        console: prints.
+        seconds: between two looks.
+        once: look once and end.
+
+    Returns:
+        The exit code: 0 also when it is interrupted, since that is how it ends.
+    """
     from springtide_cli import top as command
 
     async def work() -> int:
@@ -228,7 +303,16 @@ def top(options: Options, console: Console, *, seconds: float, once: bool) -> in
 
 
 def run(path: str, options: Options, console: Console) -> int:
-    """Exit code of `springtide run`."""
+    """Run `springtide run`.
+
+    Args:
+        path: of the manifest; "-" for standard input.
+        options: of the command line.
+        console: prints.
+
+    Returns:
+        The exit code.
+    """
     try:
         manifest = parse(read(path), "standard input" if path == "-" else path)
     except CliError as error:
@@ -239,5 +323,14 @@ def run(path: str, options: Options, console: Console) -> int:
 
 
 def follow(name: str, options: Options, console: Console) -> int:
-    """Exit code of `springtide follow`."""
+    """Run `springtide follow`.
+
+    Args:
+        name: of the job.
+        options: of the command line.
+        console: prints.
+
+    Returns:
+        The exit code.
+    """
     return execute(options, console, lambda screen, progress: follow_job(name, options, screen, progress))

@@ -90,7 +90,12 @@ class LiveScreen:
 
 
 def panel(job: JobView | None, seconds: float) -> Panel:
-    """The live view. seconds: since following began."""
+    """Return the live view.
+
+    Args:
+        job: as it was last seen; None: not yet.
+        seconds: since following began.
+    """
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bright_black", justify="right")
     grid.add_column(ratio=1)
@@ -139,4 +144,10 @@ def _workers(job: JobView) -> str:
 
 
 def make_screen(console: Console, *, plain: bool = False) -> Screen:
+    """Return a live screen for a terminal, and a plain one elsewhere.
+
+    Args:
+        console: prints.
+        plain: plain lines in any case.
+    """
     return PlainScreen(console) if plain or not console.is_terminal else LiveScreen(console)

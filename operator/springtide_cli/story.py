@@ -133,7 +133,15 @@ def _ago(seconds: float) -> str:
 
 
 def tick(story: Story, now: float) -> tuple[Story, list[Line]]:
-    """Time passed: say once that nobody takes the job up."""
+    """Note that time has passed: say once that nobody takes the job up.
+
+    Args:
+        story: so far.
+        now: monotonic time in seconds.
+
+    Returns:
+        The story from now on, and the lines to show.
+    """
     waiting = story.job is not None and not story.job.taken_up and story.reachable
     if not waiting or story.complained or now - story.since < OPERATOR_PATIENCE:
         return story, []

@@ -132,7 +132,19 @@ async def _direct(address: str) -> str:
 async def show(
     kube: KubePort, namespace: str | None, console: Console, *, seconds: float, once: bool, live: bool
 ) -> None:
-    """Look and draw every `seconds`; once: a single time. Raise Refused where the first look fails."""
+    """Look at all jobs and draw them, again and again.
+
+    Args:
+        kube: the cluster.
+        namespace: whose jobs are shown; None: of all.
+        console: prints.
+        seconds: between two looks.
+        once: look once and end.
+        live: draw over the last picture; False: plain lines.
+
+    Raises:
+        Refused: the first look fails.
+    """
     top = Top(kube, namespace)
     try:
         look = await top.look()

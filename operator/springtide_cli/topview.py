@@ -76,7 +76,12 @@ def numbers(values: Mapping[str, float]) -> Numbers:
 
 
 def rows(jobs: Sequence[Object], found: Mapping[str, Numbers | str]) -> list[Row]:
-    """Running jobs first, then by namespace and name. found: {uid: numbers, or why there are none}."""
+    """Return a row for each job: running ones first, then by namespace and name.
+
+    Args:
+        jobs: the TrainingJobs.
+        found: by uid: numbers, or why there are none.
+    """
     result = []
     for job in map(view, jobs):
         answer = found.get(job.uid)
@@ -113,7 +118,12 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def event_lines(events: Sequence[Object], now: datetime) -> list[str]:
-    """The newest events of jobs, newest last, with their age."""
+    """Return the newest events of jobs, newest last, with their age.
+
+    Args:
+        events: of any objects.
+        now: with a time zone.
+    """
     ours = [e for e in events if (e.get("involvedObject") or {}).get("kind") == "TrainingJob"]
     dated = sorted(((_when(e), e) for e in ours), key=lambda pair: pair[0])[-EVENTS_SHOWN:]
     return [
@@ -124,7 +134,12 @@ def event_lines(events: Sequence[Object], now: datetime) -> list[str]:
 
 
 def plain(found: Sequence[Row], events: Sequence[str]) -> list[str]:
-    """Lines with aligned columns."""
+    """Return the table as lines with aligned columns.
+
+    Args:
+        found: its rows.
+        events: lines of `event_lines`.
+    """
     if not found:
         return ["no training jobs"]
     table = [HEADINGS, *(cells(row) for row in found)]

@@ -45,11 +45,18 @@ class _ListAgain(Exception):
 
 
 async def follow(kube: KubePort, path: str, query: Mapping[str, str]) -> AsyncIterator[News]:
-    """ADDED for all that is there, then every change. Never ends by itself.
+    """Yield ADDED for all that is there, then every change. Never ends by itself.
 
     An object that vanished while nobody watched comes as DELETED; one that was added again under its old name
-    is another object (uid). Raise ApiRefusal only where asking again cannot help (no right, no such
-    resource).
+    is another object (uid).
+
+    Args:
+        kube: the cluster.
+        path: of the collection's URL.
+        query: parameters of the URL, as selectors.
+
+    Raises:
+        ApiRefusal: asking again cannot help (no right, no such resource).
     """
     known: dict[str, Object] = {}
     silent, wait = False, FIRST_PAUSE

@@ -74,7 +74,12 @@ class Evaluation:
     _weights: dict[str, float] = field(default_factory=dict)
 
     def finish(self, member: str, finished: Finished) -> None:
-        """Count a range that was given out and has not been counted."""
+        """Count a range that was given out and has not been counted.
+
+        Args:
+            member: id of the worker.
+            finished: the range, with sums and weights by the value's name.
+        """
         lease = self._leases.get(member)
         if lease == finished.samples:
             del self._leases[member]
@@ -91,9 +96,14 @@ class Evaluation:
             self._weights[name] = self._weights.get(name, 0.0) + finished.weights.get(name, 0.0)
 
     def ask(self, member: str, members: int) -> SampleRange | Total | None:
-        """The member's next range; None: wait, others still compute the last ones.
+        """Return the member's next range, or the total.
 
-        members: how many may take part.
+        Args:
+            member: id of the worker.
+            members: how many may take part.
+
+        Returns:
+            None: wait, others still compute the last ones.
         """
         if member in self._leases:
             return self._leases[member]
@@ -142,8 +152,20 @@ class Evaluations:
         finished: Finished | None,
         members: int,
     ) -> dict[str, tuple[int, Answer]]:
-        """Take in what the member has finished, and give ranges or the total: by member, with the number of
-        the question that is answered."""
+        """Take in what a member has finished, and give ranges or the total.
+
+        Args:
+            member: id of the worker.
+            number: of the question.
+            key: which evaluation of the job it is.
+            samples: of the evaluation, all of them.
+            unit: samples that a worker takes at once.
+            finished: range that the member has computed since its last question; None: none.
+            members: how many may take part.
+
+        Returns:
+            By member: the number of the question that is answered, and the answer.
+        """
         evaluation = self._known.get(key)
         if evaluation is None:
             evaluation = self._known[key] = Evaluation(samples, unit)
@@ -161,7 +183,15 @@ class Evaluations:
         return self._answers(key, evaluation, members)
 
     def gone(self, member: str, members: int) -> dict[str, tuple[int, Answer]]:
-        """The member's stream has ended: its ranges go to those who wait."""
+        """Note that a member's stream has ended: its ranges go to those that wait.
+
+        Args:
+            member: id of the worker.
+            members: how many may take part.
+
+        Returns:
+            By member: the number of the question that is answered, and the answer.
+        """
         self._waiting.pop(member, None)
         answers: dict[str, tuple[int, Answer]] = {}
         for key, evaluation in self._known.items():

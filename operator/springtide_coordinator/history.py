@@ -113,9 +113,14 @@ class History:
         return self.commits[-1].unix_time if self.commits else 0.0
 
     def generation_made(self, start: Start, cause: str, now: float) -> None:
-        """A generation begins from `start.state`: commits beyond that did not survive.
+        """Note that a generation begins: commits beyond its state did not survive.
 
         Where the one before it has committed nothing, its failure is what is recovered from.
+
+        Args:
+            start: with the state that it begins from.
+            cause: in one word, as `failure` or `join`.
+            now: in unix seconds.
         """
         reason, before = start.reason, self._pending
         if before is not None and before.cause == "failure":
@@ -143,8 +148,13 @@ class History:
     ) -> None:
         """Merge reported commits; of two for one step the greater name stays.
 
-        `began_unix` (0: unknown) and `productive_seconds` come with the committed state, so that goodput goes
-        on where the last coordinator left it.
+        Args:
+            commits: in order of their steps.
+            productive_seconds: of the job's life, as it comes with the committed state, so that goodput goes
+                on where the last coordinator left it; 0: unknown.
+            now: in unix seconds.
+            began_unix: when the job's first step began, in unix seconds; it comes with the state, too. 0:
+                unknown.
         """
         fresh = [commit for commit in commits if self._add(commit)]
         self._received_at = now
@@ -236,11 +246,21 @@ class History:
         return min(1.0, max(0.0, productive / (until - self._first_unix)))
 
     def since(self, step: int, most: int) -> list[Commit]:
-        """Return the kept commits after `step`, the oldest ones, at most so many."""
+        """Return the kept commits after `step`, the oldest ones, at most so many.
+
+        Args:
+            step: the last one that the caller has.
+            most: commits.
+        """
         at = bisect_left(self.commits, step + 1, key=lambda commit: commit.state.step)
         return self.commits[at : at + most]
 
     def generations_since(self, number: int, most: int) -> list[GenerationSeen]:
-        """Return the kept generations after the one with that number, the oldest ones, at most so many."""
+        """Return the kept generations after the one with that number, the oldest ones, at most so many.
+
+        Args:
+            number: of the last one that the caller has.
+            most: generations.
+        """
         at = bisect_left(self.generations, number + 1, key=lambda seen: seen.number)
         return self.generations[at : at + most]

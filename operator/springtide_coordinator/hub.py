@@ -109,7 +109,12 @@ class Hub:
         return stream
 
     def hello(self, stream: WorkerStream, hello: pb.Hello) -> None:
-        """Let a process in (or refuse it, which ends the stream)."""
+        """Let a process in, or refuse it, which ends the stream.
+
+        Args:
+            stream: of the process.
+            hello: first message of the process.
+        """
         try:
             event = Connected(stream.session, wire.to_hello(hello))
         except codec.MalformedError as error:
@@ -127,7 +132,12 @@ class Hub:
             stream.put(self._entry(key, value))
 
     def receive(self, stream: WorkerStream, message: pb.WorkerMessage) -> None:
-        """Take in a message; one that cannot be right ends the stream with the reason."""
+        """Take in a message; one that cannot be right ends the stream with the reason.
+
+        Args:
+            stream: of the process.
+            message: of the process.
+        """
         if stream.ended:
             return
         try:
@@ -174,7 +184,12 @@ class Hub:
                 self._send_ranges(self.evaluations.gone(stream.member, self._size()))
 
     def server_hello(self, stream: ServerStream, hello: pb.ServerHello) -> None:
-        """Let a parameter server in (or refuse it, which ends the stream)."""
+        """Let a parameter server in, or refuse it, which ends the stream.
+
+        Args:
+            stream: of the process.
+            hello: first message of the process.
+        """
         try:
             event = ServerConnected(stream.session, wire.to_server_hello(hello))
         except codec.MalformedError as error:
@@ -184,7 +199,12 @@ class Hub:
         self._take(event)
 
     def server_receive(self, stream: ServerStream, message: pb.ServerMessage) -> None:
-        """Take in a message; one that cannot be right ends the stream with the reason."""
+        """Take in a message; one that cannot be right ends the stream with the reason.
+
+        Args:
+            stream: of the process.
+            message: of the process.
+        """
         if stream.ended:
             return
         if message.WhichOneof("message") != "leaving":
@@ -193,11 +213,23 @@ class Hub:
         self._take(Received(stream.session, ServerLeaving(message.leaving.reason)))
 
     def refuse_server(self, stream: ServerStream, reason: str) -> None:
+        """Refuse a parameter server for good, and end its stream.
+
+        Args:
+            stream: of the process.
+            reason: in words.
+        """
         log.warning("refused %s: %s", stream.member or "a parameter server", reason)
         stream.put(wire.from_order(Refused(reason, retry=False)))
         stream.end()
 
     def refuse(self, stream: WorkerStream, reason: str) -> None:
+        """Refuse a process for good, and end its stream.
+
+        Args:
+            stream: of the process.
+            reason: in words.
+        """
         log.warning("refused %s: %s", stream.member or "a process", reason)
         stream.put(wire.from_outgoing(Refused(reason, retry=False), None))
         stream.end()

@@ -43,7 +43,12 @@ class Poison:
         self.verdict: Verdict | None = None
 
     def failed(self, step: int, death: Death) -> None:
-        """step: that the worker was in; 0: in none, or its exception came from outside (files, memory)."""
+        """Note that an exception of its script has ended a worker.
+
+        Args:
+            step: that the worker was in; 0: in none, or its exception came from outside (files, memory).
+            death: which worker it was, and of what.
+        """
         if step == 0:
             return
         if step != self._step:  # a later one, or the job has gone back

@@ -39,7 +39,12 @@ class Rates:
     _last: tuple[int, float] | None = None  # step and unix time of the newest commit
 
     def begun(self, generation: GenerationName, size: int) -> None:
-        """A generation of `size` workers was made, or is heard of for the first time."""
+        """Note that a generation was made, or is heard of for the first time.
+
+        Args:
+            generation: its name.
+            size: its workers.
+        """
         if generation == self._generation:
             return
         if size != self._size:
@@ -50,7 +55,15 @@ class Rates:
     def committed(
         self, generation: GenerationName, size: int, step: int, unix_time: float, samples: int
     ) -> None:
-        """A step was committed by a generation of `size` workers at `unix_time` (of its reporter)."""
+        """Note that a step was committed.
+
+        Args:
+            generation: its name.
+            size: its workers.
+            step: its number.
+            unix_time: of its reporter, in unix seconds.
+            samples: of the step.
+        """
         self.begun(generation, size)
         last = self._last
         if last is not None and step <= last[0]:

@@ -26,7 +26,14 @@ class Rendezvous:
             self.generation, self.entries, self.size = generation, {}, 0
 
     def put(self, key: str, value: bytes) -> bool:
-        """Keep an entry; False when it is there already with the same value.
+        """Keep an entry.
+
+        Args:
+            key: its name.
+            value: its bytes.
+
+        Returns:
+            False when it is there already with the same value.
 
         Raises:
             TooMuchError: the key, the value or the sum of all is too large.

@@ -18,6 +18,10 @@ from springtide_protocol import coordinator_pb2 as pb
 def answer_sync(hub: Hub, request: pb.SyncRequest) -> pb.SyncReply:
     """Take in what the operator wants and sees, and return the job's state.
 
+    Args:
+        hub: all state of the process.
+        request: the operator's word.
+
     Raises:
         MalformedError: a count beyond every job, or a consistency that there is not.
     """
@@ -26,7 +30,12 @@ def answer_sync(hub: Hub, request: pb.SyncRequest) -> pb.SyncReply:
 
 
 def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
-    """The job's state as the operator writes it to status; times are unix seconds."""
+    """Return the job's state as the operator writes it to status; times are unix seconds.
+
+    Args:
+        hub: all state of the process.
+        now: in unix seconds.
+    """
     m, history = hub.membership, hub.history
     phase, status = describe(m, now)
     current = m.current
@@ -143,6 +152,10 @@ def _message(hub: Hub, phase: Phase, text: str) -> str:
 def goodput(hub: Hub, now: float) -> float:
     """Return the job's goodput, 0..1: up to now while it trains, up to the last commit once the loop has
     ended.
+
+    Args:
+        hub: all state of the process.
+        now: in unix seconds.
     """
     phase, _ = describe(hub.membership, now)
     return hub.history.goodput(hub.history.last_commit_unix if phase is Phase.AFTER_LOOP else now)

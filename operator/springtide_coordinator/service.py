@@ -57,7 +57,12 @@ class TokenCheck(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        """Return the handler of the call, or one that refuses it; None for a method that there is not."""
+        """Return the handler of a call, or one that refuses it; None for a method that there is not.
+
+        Args:
+            continuation: returns the handler.
+            details: of the call: method and metadata.
+        """
         method = details.method.rpartition("/")[2]
         if method not in METHODS:
             return None
@@ -96,12 +101,24 @@ class Servicer(pb_grpc.CoordinatorServicer):
     async def Session(
         self, request_iterator: AsyncIterator[pb.WorkerMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
+        """Carry one worker's stream until it ends.
+
+        Args:
+            request_iterator: messages of the process.
+            context: of the call.
+        """
         stream = self._hub.new_stream()
         await self._carry(stream, self._read(stream, request_iterator), context)
 
     async def Serve(
         self, request_iterator: AsyncIterator[pb.ServerMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
+        """Carry one parameter server's stream until it ends.
+
+        Args:
+            request_iterator: messages of the process.
+            context: of the call.
+        """
         stream = self._hub.new_server_stream()
         await self._carry(stream, self._read_server(stream, request_iterator), context)
 
@@ -171,6 +188,12 @@ class Servicer(pb_grpc.CoordinatorServicer):
     async def Sync(
         self, request: pb.SyncRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SyncReply:
+        """Answer the operator; a request that cannot be right is refused with INVALID_ARGUMENT.
+
+        Args:
+            request: the operator's word.
+            context: of the call.
+        """
         try:
             return answer_sync(self._hub, request)
         except MalformedError as error:
@@ -178,7 +201,12 @@ class Servicer(pb_grpc.CoordinatorServicer):
 
 
 def host_port(host: str, port: int) -> str:
-    """An address that gRPC understands; all addresses when `host` is empty."""
+    """Return an address that gRPC understands.
+
+    Args:
+        host: address or name; all addresses when empty.
+        port: 0 for a free one.
+    """
     host = host or "[::]"
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
@@ -190,7 +218,14 @@ class PortTakenError(RuntimeError):
 
 
 async def start_grpc(hub: Hub, options: Options) -> tuple[grpc.aio.Server, int]:
-    """Listen; returns the server and the port.
+    """Listen for workers, parameter servers and the operator.
+
+    Args:
+        hub: all state of the process.
+        options: of the process.
+
+    Returns:
+        The server and its port.
 
     Raises:
         PortTakenError: with the address.
@@ -226,6 +261,12 @@ async def start_grpc(hub: Hub, options: Options) -> tuple[grpc.aio.Server, int]:
 
 
 async def tick_for_ever(hub: Hub, seconds: float) -> None:
+    """Let the hub look again and again, since time decides too.
+
+    Args:
+        hub: all state of the process.
+        seconds: between two looks.
+    """
     while True:
         await asyncio.sleep(seconds)
         hub.tick(seconds)

@@ -114,6 +114,16 @@ def digest(env: Mapping[str, str]) -> str:
 
 
 def required(env: Mapping[str, str], name: str, meaning: str) -> str:
+    """Return a variable that has to be set.
+
+    Args:
+        env: the process's environment.
+        name: of the variable.
+        meaning: of it, for the error.
+
+    Raises:
+        BadEnvironmentError: it is not set.
+    """
     if not env.get(name):
         raise BadEnvironmentError(
             f"{name} is not set. It must be {meaning}. The operator sets it on the pod."
@@ -122,6 +132,17 @@ def required(env: Mapping[str, str], name: str, meaning: str) -> str:
 
 
 def whole(env: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+    """Return a variable that is a whole number.
+
+    Args:
+        env: the process's environment.
+        name: of the variable.
+        default: where it is not set.
+        least: the least one that is allowed.
+
+    Raises:
+        BadEnvironmentError: it is no whole number, or less.
+    """
     text = env.get(name) or str(default)
     if not text.isdigit() or int(text) < least:
         raise BadEnvironmentError(f"{name} is {text!r}; it must be a whole number of at least {least}.")
@@ -129,6 +150,16 @@ def whole(env: Mapping[str, str], name: str, default: int, least: int = 0) -> in
 
 
 def number(env: Mapping[str, str], name: str, default: float) -> float:
+    """Return a variable that is a positive number of seconds.
+
+    Args:
+        env: the process's environment.
+        name: of the variable.
+        default: where it is not set.
+
+    Raises:
+        BadEnvironmentError: it is no positive number.
+    """
     text = env.get(name) or str(default)
     try:
         value = float(text)

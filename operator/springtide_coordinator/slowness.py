@@ -52,7 +52,17 @@ class Slowness:
     def note_report(
         self, member: str, steps: int, step: float, data: float, compute: float, wait: float, now: float
     ) -> None:
-        """Means over `steps` steps of one member."""
+        """Take in one member's means over some steps.
+
+        Args:
+            member: its id.
+            steps: how many they were.
+            step: seconds of a step.
+            data: seconds of it for data.
+            compute: seconds of it that the member computed.
+            wait: seconds of it that the member waited for others.
+            now: in unix seconds.
+        """
         before = self.times.get(member)
         if before is None or steps <= 0:
             if steps > 0:
@@ -73,9 +83,15 @@ class Slowness:
             del self.times[member]
 
     def slowest(self, members: Collection[str], now: float) -> Slow | None:
-        """The member that has held the others up for HOLD_SECONDS; None while nobody does.
+        """Return the member that has held the others up for HOLD_SECONDS.
 
-        None, too, unless all members told of their steps lately: after a change of members some have not.
+        Args:
+            members: ids of all members of the generation.
+            now: in unix seconds.
+
+        Returns:
+            None while nobody does; and unless all members told of their steps lately: after a change of
+            members some have not.
         """
         found = {member: self.times[member] for member in members if member in self.times}
         stale = any(now - times.reported_at > FRESH_SECONDS for times in found.values())

@@ -75,6 +75,13 @@ class Motion:
             self.moved_at = now
 
     def note_report(self, member: str, activity: pb.Activity, now: float) -> None:
+        """Take in what a member has been doing for a while.
+
+        Args:
+            member: its id.
+            activity: step, doing and seconds.
+            now: in unix seconds.
+        """
         seconds = activity.seconds if 0 <= activity.seconds < 1e9 else 0.0
         self.activities[member] = Activity(
             activity.step, activity.doing, now - seconds, activity.where[:WHERE_LIMIT], now

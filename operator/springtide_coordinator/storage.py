@@ -30,7 +30,12 @@ class Storage:
     failures: int = 0
 
     def note_report(self, member: str, reported: pb.Checkpoint) -> None:
-        """A member completed a checkpoint, or failed; one that is told again counts once."""
+        """Take in that a member completed a checkpoint, or failed; one that is told again counts once.
+
+        Args:
+            member: its id.
+            reported: with the state's name, and the error if there was one.
+        """
         state = codec.state_from_proto(reported.state)
         if state is None:
             return
@@ -50,7 +55,12 @@ class Storage:
         self.completed += 1
 
     def formed(self, reported: pb.Formed, now: float) -> None:
-        """A member began a generation, perhaps with what it restored."""
+        """Take in that a member began a generation, perhaps with what it restored.
+
+        Args:
+            reported: the member's word.
+            now: in unix seconds.
+        """
         self.began = self.began or now
         if not reported.HasField("restored"):
             return

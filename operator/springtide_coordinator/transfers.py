@@ -20,7 +20,16 @@ class Transfers:
         self._reports: dict[str, pb.Transferring] = {}  # by member id
 
     def note_report(self, member: str, message: pb.Transferring, m: Membership) -> None:
-        """Raise MalformedError when it names no generation."""
+        """Take in how much of the state a member has received.
+
+        Args:
+            member: its id.
+            message: the member's word; one about another generation than the newest is left out.
+            m: facts of the membership.
+
+        Raises:
+            MalformedError: it names no generation.
+        """
         generation = codec.generation_from_proto(message.generation)
         if generation is None:
             raise codec.MalformedError("Transferring.generation is not set")

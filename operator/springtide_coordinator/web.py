@@ -47,6 +47,13 @@ def start_web(hub: Hub, options: Options) -> BoundedServer:
     """Serve on the metrics port, or on a free one when that is taken; the caller closes it.
 
     Called in the event loop that the hub lives in.
+
+    Args:
+        hub: all state of the process.
+        options: of the process.
+
+    Returns:
+        The server, with the port that it got.
     """
     pages = Pages(hub, options.token, asyncio.get_running_loop())
     server = serve(pages.answer, options.host, options.metrics_port)
@@ -127,7 +134,12 @@ class Pages:
 
 
 def timeline_page(history: History, place: TimelinePosition) -> dict[str, object]:
-    """Return what comes after a place, at most a page; with `more`, asking again from `next` brings more."""
+    """Return what comes after a place, at most a page; with `more`, asking again from `next` brings more.
+
+    Args:
+        history: of the committed steps.
+        place: the last step and generation that the reader has.
+    """
     commits = history.since(place.step, PAGE_COMMITS + 1)
     generations = history.generations_since(place.generation, PAGE_GENERATIONS + 1)
     shown, made = commits[:PAGE_COMMITS], generations[:PAGE_GENERATIONS]

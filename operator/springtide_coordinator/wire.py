@@ -248,6 +248,12 @@ def from_order(message: say.Outgoing) -> pb.ServerOrder:
 
 
 def from_evaluation(number: int, answer: evaluation.Answer) -> pb.CoordinatorMessage:
+    """Return the message that answers a question of an evaluation.
+
+    Args:
+        number: of the question.
+        answer: a range, the total, or why there is none.
+    """
     message = pb.Evaluation(ask=number)
     match answer:
         case evaluation.SampleRange():
@@ -276,7 +282,15 @@ def from_standing(standing: say.Standing) -> pb.Standing:
 
 
 def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.CoordinatorMessage:
-    """`known`: the newest commit on record, told with Welcome and Start."""
+    """Return the message of a decision of the state machine.
+
+    Args:
+        message: the decision.
+        known: the newest commit on record, told with Welcome and Start.
+
+    Raises:
+        TypeError: the decision is one for parameter servers.
+    """
     match message:
         case say.Welcome():
             return pb.CoordinatorMessage(

@@ -78,7 +78,10 @@ class Pods:
     def observe(self, uid: str, pod: Object, now: float) -> None:
         """Take the pod as it is now. One that cannot be read is told of, and is the job's to bear.
 
-        now: by the clock from which it is counted for how long the pod has been going.
+        Args:
+            uid: of the pod.
+            pod: as the API server gives it, cut to what is read.
+            now: by the clock from which it is counted for how long the pod has been going.
         """
         role = observe.role_of(pod)
         self.unreadable.pop(uid, None)
@@ -185,7 +188,12 @@ class Cache:
         return view.workers, view.coordinators
 
     def servers(self, key: Key, job_uid: str) -> tuple[ServerPod, ...]:
-        """The parameter servers that this very job controls."""
+        """Return the parameter servers that this very job controls.
+
+        Args:
+            key: namespace and name of the job.
+            job_uid: of this very job; pods of an earlier one of its name do not count.
+        """
         found = self._pods.get(key)
         return found.view(job_uid).servers if found is not None else ()
 
@@ -194,8 +202,12 @@ class Cache:
         return list(self._stuck)
 
     def foreign_names(self, key: Key, job_uid: str) -> frozenset[str]:
-        """Names of pods that carry the job's name and belong to another, such as an earlier job of that
-        name.
+        """Return the names of pods that carry the job's name and belong to another, such as an earlier job of
+        that name.
+
+        Args:
+            key: namespace and name of the job.
+            job_uid: of this very job; pods of an earlier one of its name do not count.
         """
         found = self._pods.get(key)
         return found.view(job_uid).foreign if found is not None else frozenset()
@@ -222,7 +234,12 @@ class Cache:
         return True
 
     def unreadable(self, key: Key, job_uid: str) -> tuple[str, ...]:
-        """Why pods that this very job controls cannot be observed."""
+        """Return why pods that this very job controls cannot be observed.
+
+        Args:
+            key: namespace and name of the job.
+            job_uid: of this very job; pods of an earlier one of its name do not count.
+        """
         found = self._pods.get(key)
         return found.view(job_uid).unreadable if found is not None else ()
 
@@ -230,10 +247,21 @@ class Cache:
         self._forget(_job_of(pod), pod["metadata"]["uid"])
 
     def drop_pod_uid(self, key: Key, uid: str) -> None:
+        """Forget a pod that is gone.
+
+        Args:
+            key: namespace and name of the job.
+            uid: of the pod.
+        """
         self._forget(key, uid)
 
     def replace_jobs(self, items: Iterable[Object], resource_version: str) -> None:
-        """Take a whole list: what it lacks is gone, unless it is newer than the list."""
+        """Take a whole list of jobs: what it lacks is gone, unless it is newer than the list.
+
+        Args:
+            items: all that the list holds.
+            resource_version: of the list, a whole number as text.
+        """
         items = list(items)
         listed = {item["metadata"]["uid"] for item in items}
         for job in list(self._jobs.values()):
@@ -243,6 +271,12 @@ class Cache:
             self.put_job(item)
 
     def replace_pods(self, items: Iterable[Object], resource_version: str) -> None:
+        """Take a whole list of pods: what it lacks is gone, unless it is newer than the list.
+
+        Args:
+            items: all that the list holds.
+            resource_version: of the list, a whole number as text.
+        """
         items = list(items)
         listed = {item["metadata"]["uid"] for item in items}
         for key, pods in list(self._pods.items()):
@@ -264,7 +298,12 @@ class Cache:
         self._set_node(_version(obj), Node(obj["metadata"]["name"], ready=None, gone=True))
 
     def replace_nodes(self, items: Iterable[Object], resource_version: str) -> None:
-        """Take a whole list. Nodes that are gone are remembered while pods are said to be on them."""
+        """Take a whole list of nodes. Those that are gone are remembered while pods are said to be on them.
+
+        Args:
+            items: all that the list holds.
+            resource_version: of the list, a whole number as text.
+        """
         items = list(items)
         self.nodes_listed = True
         listed = {item["metadata"]["name"] for item in items}

@@ -24,7 +24,15 @@ _END = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # no end of its own (RFC 
 
 @lru_cache(maxsize=4096)
 def job_certificate(root_key: bytes, uid: str) -> tuple[str, str]:
-    """(certificate, private key) in PEM: P-256, self-signed, deterministically (RFC 6979)."""
+    """Return a job's certificate and private key: P-256, self-signed, deterministically (RFC 6979).
+
+    Args:
+        root_key: the operator's.
+        uid: of the job.
+
+    Returns:
+        Both in PEM.
+    """
     seed = hmac.new(root_key, f"springtide tls {uid}".encode(), hashlib.sha512).digest()
     key = ec.derive_private_key(1 + int.from_bytes(seed) % (_ORDER - 1), ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, TLS_SERVER_NAME)])

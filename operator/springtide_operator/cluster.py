@@ -40,9 +40,29 @@ class Cluster(Protocol):
         """Pods of anybody's that no node has taken."""
         ...
 
-    async def get_job(self, namespace: str, name: str) -> Object: ...
+    async def get_job(self, namespace: str, name: str) -> Object:
+        """Read a TrainingJob.
 
-    async def get_pod(self, namespace: str, name: str) -> Object: ...
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
+        ...
+
+    async def get_pod(self, namespace: str, name: str) -> Object:
+        """Read a pod.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
+        ...
 
     async def create_pod(self, pod: Object) -> Object:
         """A field that the API server does not know is refused (400): elsewhere it would be dropped."""
@@ -51,20 +71,49 @@ class Cluster(Protocol):
     async def delete_pod(
         self, namespace: str, name: str, uid: str, because: str, grace: int | None = None
     ) -> Object:
-        """Write the reason on the pod, then delete exactly what was annotated. `grace`: seconds; None: as
-        the pod says; 0: by force, without waiting for its node's word.
+        """Write the reason on the pod, then delete exactly what was annotated.
 
-        409 Conflict: the pod changed in between, or is another pod.
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+            because: one word, which is written on the pod.
+            grace: seconds; None: as the pod says; 0: by force, without waiting for its node's word.
+
+        Returns:
+            The server's answer: the pod, or a Status.
+
+        Raises:
+            ApiError: 409: the pod changed in between, or is another one.
         """
         ...
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
-        """Delete exactly this job, and in the background what it made."""
+        """Delete exactly this job, and in the background what it made.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
         ...
 
     async def create_secret(self, secret: Object) -> None: ...
 
-    async def get_service(self, namespace: str, name: str) -> Object: ...
+    async def get_service(self, namespace: str, name: str) -> Object:
+        """Read a Service.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
+        ...
 
     async def apply_service(self, service: Object) -> Object:
         """Change what has the uid in its metadata; without one, make it, and 409 where there is one. The
@@ -72,27 +121,93 @@ class Cluster(Protocol):
         """
         ...
 
-    async def delete_service(self, namespace: str, name: str, uid: str) -> None: ...
+    async def delete_service(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this Service.
 
-    async def get_network_policy(self, namespace: str, name: str) -> Object: ...
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
+        ...
+
+    async def get_network_policy(self, namespace: str, name: str) -> Object:
+        """Read a NetworkPolicy.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
+        ...
 
     async def apply_network_policy(self, policy: Object) -> Object: ...
 
-    async def delete_network_policy(self, namespace: str, name: str, uid: str) -> None: ...
+    async def delete_network_policy(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this NetworkPolicy.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
+        ...
 
     async def serves(self, api: str) -> bool:
         """Whether the cluster has one of `names.OPTIONAL_APIS`."""
         ...
 
-    async def get_pod_group(self, api_version: str, namespace: str, name: str) -> Object: ...
+    async def get_pod_group(self, api_version: str, namespace: str, name: str) -> Object:
+        """Read a PodGroup.
+
+        Args:
+            api_version: of the scheduler's API.
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
+        ...
 
     async def apply_pod_group(self, group: Object) -> Object: ...
 
     async def patch_pod_group(self, group: Object, patch: Object) -> Object:
-        """Merge a patch into this very PodGroup: what is null in it goes."""
+        """Merge a patch into this very PodGroup: what is null in it goes.
+
+        Args:
+            group: as it was read.
+            patch: without metadata.
+
+        Returns:
+            The object as it is now.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
         ...
 
-    async def delete_pod_group(self, api_version: str, namespace: str, name: str, uid: str) -> None: ...
+    async def delete_pod_group(self, api_version: str, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this PodGroup.
+
+        Args:
+            api_version: of the scheduler's API.
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
+        ...
 
     async def list_workloads(self) -> Listing:
         """Kueue's, those that the operator made."""
@@ -101,34 +216,111 @@ class Cluster(Protocol):
     async def create_workload(self, workload: Object) -> Object: ...
 
     async def patch_workload(self, namespace: str, name: str, patch: Object, status: bool = False) -> Object:
-        """Merge; `patch` carries uid and resourceVersion. 409 Conflict when it was changed since."""
+        """Merge a patch into a Workload.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            patch: carries uid and resourceVersion.
+            status: into its status subresource.
+
+        Returns:
+            The object as it is now.
+
+        Raises:
+            ApiError: 409: it was changed since.
+        """
         ...
 
-    async def delete_workload(self, namespace: str, name: str, uid: str) -> None: ...
+    async def delete_workload(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this Workload.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
+        ...
 
     async def get_flavor(self, name: str) -> Object:
         """A ResourceFlavor of Kueue."""
         ...
 
     async def get_priority(self, source: str, name: str) -> int:
-        """The value of a priority class of pods, or of Kueue's own kind. 404 where there is none."""
+        """Return the value of a priority class of pods, or of Kueue's own kind.
+
+        Args:
+            source: whose class it is, as Kueue names it.
+            name: of the class.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         ...
 
-    async def get_disruption_budget(self, namespace: str, name: str) -> Object: ...
+    async def get_disruption_budget(self, namespace: str, name: str) -> Object:
+        """Read a PodDisruptionBudget.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
+        ...
 
     async def apply_disruption_budget(self, budget: Object) -> Object: ...
 
-    async def delete_disruption_budget(self, namespace: str, name: str, uid: str) -> None: ...
+    async def delete_disruption_budget(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this PodDisruptionBudget.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
+        ...
 
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
     ) -> Object:
-        """Merge into status; 409 Conflict when the job was changed since `resource_version`."""
+        """Merge into the status of a job.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+            resource_version: of the job as it was read.
+            status: merged into the object's.
+
+        Returns:
+            The object as it is now.
+
+        Raises:
+            ApiError: 409: the job was changed since `resource_version`.
+        """
         ...
 
     async def create_event(self, event: Object) -> None: ...
 
-    async def get_lease(self, namespace: str, name: str) -> Object: ...
+    async def get_lease(self, namespace: str, name: str) -> Object:
+        """Read a Lease.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
+        ...
 
     async def create_lease(self, lease: Object) -> Object: ...
 
@@ -137,7 +329,15 @@ class Cluster(Protocol):
         ...
 
     async def get_secret(self, namespace: str, name: str) -> Object:
-        """Read a Secret; used for the operator's own root key alone."""
+        """Read a Secret; used for the operator's own root key alone.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         ...
 
 
@@ -188,9 +388,27 @@ class KubeCluster:
             query = {**query, "continue": meta["continue"]}
 
     async def get_job(self, namespace: str, name: str) -> Object:
+        """Read a TrainingJob.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         return await self._kube.request("GET", _job(namespace, name))
 
     async def get_pod(self, namespace: str, name: str) -> Object:
+        """Read a pod.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         return await self._kube.request("GET", _core(namespace, "pods", name))
 
     async def create_pod(self, pod: Object) -> Object:
@@ -200,6 +418,21 @@ class KubeCluster:
     async def delete_pod(
         self, namespace: str, name: str, uid: str, because: str, grace: int | None = None
     ) -> Object:
+        """Write the reason on the pod, then delete exactly what was annotated.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+            because: one word, which is written on the pod.
+            grace: seconds; None: as the pod says; 0: by force, without waiting for its node's word.
+
+        Returns:
+            The server's answer: the pod, or a Status.
+
+        Raises:
+            ApiError: 409: the pod changed in between, or is another one.
+        """
         path = _core(namespace, "pods", name)
         note = {"metadata": {"uid": uid, "annotations": {names.ANNOTATION_DELETED_BECAUSE: because}}}
         noted = await self._kube.request("PATCH", path, note, MERGE_PATCH)
@@ -210,6 +443,16 @@ class KubeCluster:
         return await self._kube.request("DELETE", path, body)
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this job, and in the background what it made.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -222,21 +465,59 @@ class KubeCluster:
         await self._kube.request("POST", _core(secret["metadata"]["namespace"], "secrets"), secret)
 
     async def get_service(self, namespace: str, name: str) -> Object:
+        """Read a Service.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         return await self._kube.request("GET", _core(namespace, "services", name))
 
     async def apply_service(self, service: Object) -> Object:
         return await self._apply(_core(service["metadata"]["namespace"], "services"), service)
 
     async def delete_service(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this Service.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
         await self._delete(_core(namespace, "services", name), uid)
 
     async def get_network_policy(self, namespace: str, name: str) -> Object:
+        """Read a NetworkPolicy.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         return await self._kube.request("GET", _policies(namespace, name))
 
     async def apply_network_policy(self, policy: Object) -> Object:
         return await self._apply(_policies(policy["metadata"]["namespace"]), policy)
 
     async def delete_network_policy(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this NetworkPolicy.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
         await self._delete(_policies(namespace, name), uid)
 
     async def serves(self, api: str) -> bool:
@@ -249,6 +530,16 @@ class KubeCluster:
         return names.OPTIONAL_APIS[api] in {entry["name"] for entry in found.get("resources") or []}
 
     async def get_pod_group(self, api_version: str, namespace: str, name: str) -> Object:
+        """Read a PodGroup.
+
+        Args:
+            api_version: of the scheduler's API.
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         return await self._kube.request("GET", _custom(api_version, namespace, "podgroups", name))
 
     async def apply_pod_group(self, group: Object) -> Object:
@@ -256,6 +547,18 @@ class KubeCluster:
         return await self._apply(path, group)
 
     async def patch_pod_group(self, group: Object, patch: Object) -> Object:
+        """Merge a patch into this very PodGroup: what is null in it goes.
+
+        Args:
+            group: as it was read.
+            patch: without metadata.
+
+        Returns:
+            The object as it is now.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
         meta = group["metadata"]
         path = _custom(group["apiVersion"], meta["namespace"], "podgroups", meta["name"])
         return await self._kube.request(
@@ -263,6 +566,17 @@ class KubeCluster:
         )
 
     async def delete_pod_group(self, api_version: str, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this PodGroup.
+
+        Args:
+            api_version: of the scheduler's API.
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
         await self._delete(_custom(api_version, namespace, "podgroups", name), uid)
 
     async def list_workloads(self) -> Listing:
@@ -273,16 +587,49 @@ class KubeCluster:
         return await self._kube.request("POST", path, workload)
 
     async def patch_workload(self, namespace: str, name: str, patch: Object, status: bool = False) -> Object:
+        """Merge a patch into a Workload.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            patch: carries uid and resourceVersion.
+            status: into its status subresource.
+
+        Returns:
+            The object as it is now.
+
+        Raises:
+            ApiError: 409: it was changed since.
+        """
         path = _custom(names.KUEUE_API, namespace, "workloads", name) + ("/status" if status else "")
         return await self._kube.request("PATCH", path, patch, MERGE_PATCH)
 
     async def delete_workload(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this Workload.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
         await self._delete(_custom(names.KUEUE_API, namespace, "workloads", name), uid)
 
     async def get_flavor(self, name: str) -> Object:
         return await self._kube.request("GET", f"/apis/{names.KUEUE_API}/resourceflavors/{_part(name)}")
 
     async def get_priority(self, source: str, name: str) -> int:
+        """Return the value of a priority class of pods, or of Kueue's own kind.
+
+        Args:
+            source: whose class it is, as Kueue names it.
+            name: of the class.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         kind = f"/apis/{names.KUEUE_API}/workloadpriorityclasses"
         if source == POD_PRIORITY_SOURCE:
             kind = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -290,12 +637,31 @@ class KubeCluster:
         return int(found.get("value") or 0)
 
     async def get_disruption_budget(self, namespace: str, name: str) -> Object:
+        """Read a PodDisruptionBudget.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         return await self._kube.request("GET", _budgets(namespace, name))
 
     async def apply_disruption_budget(self, budget: Object) -> Object:
         return await self._apply(_budgets(budget["metadata"]["namespace"]), budget)
 
     async def delete_disruption_budget(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this PodDisruptionBudget.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+
+        Raises:
+            ApiError: 409: the object is another one now.
+        """
         await self._delete(_budgets(namespace, name), uid)
 
     async def _apply(self, path: str, obj: Object) -> Object:
@@ -315,6 +681,21 @@ class KubeCluster:
     async def patch_status(
         self, namespace: str, name: str, uid: str, resource_version: str, status: Object
     ) -> Object:
+        """Merge into the status of a job.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+            uid: of this very object.
+            resource_version: of the job as it was read.
+            status: merged into the object's.
+
+        Returns:
+            The object as it is now.
+
+        Raises:
+            ApiError: 409: the job was changed since `resource_version`.
+        """
         body = {"metadata": {"uid": uid, "resourceVersion": resource_version}, "status": status}
         return await self._kube.request("PATCH", _job(namespace, name) + "/status", body, MERGE_PATCH)
 
@@ -322,6 +703,15 @@ class KubeCluster:
         await self._kube.request("POST", _core(event["metadata"]["namespace"], "events"), event)
 
     async def get_lease(self, namespace: str, name: str) -> Object:
+        """Read a Lease.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         return await self._kube.request("GET", _lease(namespace, name), urgent=True)
 
     async def create_lease(self, lease: Object) -> Object:
@@ -332,6 +722,15 @@ class KubeCluster:
         return await self._kube.request("PUT", _lease(meta["namespace"], meta["name"]), lease, urgent=True)
 
     async def get_secret(self, namespace: str, name: str) -> Object:
+        """Read a Secret; used for the operator's own root key alone.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
         return await self._kube.request("GET", _core(namespace, "secrets", name))
 
 
@@ -379,7 +778,12 @@ def is_gone(error: ApiError) -> bool:
 
 
 def merge_patch(old: Object, new: Object) -> Object:
-    """The RFC 7386 patch that turns `old` into `new`; empty when they are equal."""
+    """Return the RFC 7386 patch that turns one object into another; empty when they are equal.
+
+    Args:
+        old: the object as it is.
+        new: as it is to be.
+    """
     patch: Object = {key: None for key in old if key not in new}
     for key, value in new.items():
         if key not in old:

@@ -62,7 +62,20 @@ _IN_GENERATION = (pb.ACTIVE, pb.ENDED, pb.AFTER)
 class Caller(Protocol):
     """Interface of `SyncClient`."""
 
-    async def sync(self, request: pb.SyncRequest, timeout: float = 2.0) -> pb.SyncReply: ...
+    async def sync(self, request: pb.SyncRequest, timeout: float = 2.0) -> pb.SyncReply:
+        """Call the coordinator.
+
+        Args:
+            request: the operator's word.
+            timeout: in seconds.
+
+        Returns:
+            The coordinator's answer.
+
+        Raises:
+            SyncError: it does not answer, or refuses.
+        """
+        ...
 
     async def close(self) -> None: ...
 
@@ -158,7 +171,13 @@ class CoordinatorConnection:
         return self._connect(address, self._token, authority=self._authority())
 
     async def retire(self, pod: CoordinatorPod, word: CoordinatorUpdate, tls: bool = False) -> None:
-        """Tell a coordinator that was replaced and still runs that it is out of date. It need not answer."""
+        """Tell a coordinator that was replaced and still runs that it is out of date. It need not answer.
+
+        Args:
+            pod: of the coordinator.
+            word: with the incarnation that replaced it.
+            tls: it speaks TLS.
+        """
         if pod.ip is None:
             return
         caller = self._open(_address(pod.ip), tls)
@@ -372,7 +391,13 @@ def _checkpoint(reply: pb.SyncReply) -> CheckpointReport | None:
 
 
 def news(before: Report | None, after: Report | None) -> bool:
-    """Whether conditions may follow from the difference; numbers that always move are no news."""
+    """Return whether conditions may follow from the difference of two reports; numbers that always move are
+    no news.
+
+    Args:
+        before: the last report; None: there was none.
+        after: the one of now; None: there is none.
+    """
     if before is None or after is None:
         return before is not after
 

@@ -98,6 +98,20 @@ class ClusterExecutor:
         return True
 
     async def apply_service(self, job: Job, incarnation: int, cluster_ip: str | None) -> bool:
+        """Apply the coordinator's Service.
+
+        Args:
+            job: as the plan saw it.
+            incarnation: whose pod it selects.
+            cluster_ip: the address that workers were given; None: any. Where it is somebody else's now,
+                another one is taken.
+
+        Returns:
+            Whether it was carried out.
+
+        Raises:
+            ApiError: the API server refuses, or the Service has no address yet.
+        """
         cluster = self._cluster
         wanted = service(job, incarnation, cluster_ip)
         name = wanted["metadata"]["name"]
@@ -124,6 +138,20 @@ class ClusterExecutor:
         return True
 
     async def apply_pod_group(self, job: Job, min_member: int, version: str) -> bool:
+        """Apply the job's PodGroup.
+
+        Args:
+            job: as the plan saw it.
+            min_member: pods that are to be started together.
+            version: of the group as it is wanted, remembered until it changes.
+
+        Returns:
+            Whether it was carried out.
+
+        Raises:
+            ApiError: the API server refuses.
+            TemplateError: no pod can be made of a template.
+        """
         scheduler = gang_scheduler(job)
         if scheduler is not None:
             make = self._make
@@ -143,6 +171,19 @@ class ClusterExecutor:
         return True
 
     async def delete_pod_group(self, job: Job, api_version: str, name: str) -> bool:
+        """Delete the job's PodGroup, if it is this job's.
+
+        Args:
+            job: as the plan saw it.
+            api_version: of the scheduler's API.
+            name: of the group.
+
+        Returns:
+            Whether it was carried out.
+
+        Raises:
+            ApiError: the API server refuses.
+        """
         get = functools.partial(self._cluster.get_pod_group, api_version)
         delete = functools.partial(self._cluster.delete_pod_group, api_version)
         await self._delete_own(job, name, get, delete)
@@ -150,6 +191,20 @@ class ClusterExecutor:
         return True
 
     async def write_workload(self, job: Job, new: bool) -> bool:
+        """Write the job's Workload.
+
+        Args:
+            job: as the plan saw it.
+            new: it is not there; False: its spec is written anew.
+
+        Returns:
+            Whether it was carried out.
+
+        Raises:
+            ApiError: the API server refuses.
+            TemplateError: no pod can be made of a template.
+        """
+
         def pods(bare: Job) -> tuple[Object, Object, Object | None]:
             server = self._make.server(bare, 0, 0, "") if bare.spec.servers else None
             return self._make.worker(bare, 0, 0, ""), self._make.coordinator(bare, 1), server
@@ -159,26 +214,104 @@ class ClusterExecutor:
         return True
 
     async def report_workload(self, job: Job, report: ReportWorkload) -> bool:
+        """Write the Workload's status.
+
+        Args:
+            job: as the plan saw it.
+            report: what it is to say.
+
+        Returns:
+            Whether it was carried out.
+
+        Raises:
+            ApiError: the API server refuses.
+        """
         if self._queues is not None:
             await workloads.report(self._cluster, self._queues, job, report, self._clock())
         return True
 
     async def delete_workload(self, job: Job, name: str, uid: str) -> bool:
+        """Delete the job's Workload.
+
+        Args:
+            job: as the plan saw it.
+            name: of the Workload.
+            uid: of this very one.
+
+        Returns:
+            Whether it was carried out.
+
+        Raises:
+            ApiError: the API server refuses.
+        """
         if self._queues is not None:
             await workloads.delete(self._cluster, self._queues, job, name, uid)
         return True
 
     async def create_coordinator(self, job: Job, incarnation: int, avoid: str | None) -> bool:
+        """Make the coordinator's pod.
+
+        Args:
+            job: as the plan saw it.
+            incarnation: number of the coordinator.
+            avoid: a node that the pod must not be on; None: any.
+
+        Returns:
+            Whether it was made.
+
+        Raises:
+            ApiError: the API server refuses.
+        """
         return await self._create(job, self._make.coordinator(job, incarnation, avoid))
 
     async def create_worker(self, job: Job, action: CreateWorker) -> bool:
+        """Make a worker's pod.
+
+        Args:
+            job: as the plan saw it.
+            action: with its names and numbers.
+
+        Returns:
+            Whether it was made.
+
+        Raises:
+            ApiError: the API server refuses.
+            TemplateError: no pod can be made of the template.
+        """
         pod = self._make.worker(job, action.slot, action.attempt, action.address, action.avoid)
         return await self._create(job, pod)
 
     async def create_server(self, job: Job, slot: int, attempt: int, address: str) -> bool:
+        """Make a parameter server's pod.
+
+        Args:
+            job: as the plan saw it.
+            slot: which of the wanted servers it is, from 0.
+            attempt: number of the pod among those of the slot, from 0.
+            address: of the coordinator's Service.
+
+        Returns:
+            Whether it was made.
+
+        Raises:
+            ApiError: the API server refuses.
+            TemplateError: no pod can be made of the template.
+        """
         return await self._create(job, self._make.server(job, slot, attempt, address))
 
     async def apply_server_budget(self, job: Job, servers: int) -> bool:
+        """Apply the disruption budget of the job's servers.
+
+        Args:
+            job: as the plan saw it.
+            servers: how many there are to be.
+
+        Returns:
+            Whether it was carried out.
+
+        Raises:
+            ApiError: the API server refuses.
+        """
         cluster, memory = self._cluster, self.memory
         wanted = server_disruption_budget(job, servers)
         get, apply = cluster.get_disruption_budget, cluster.apply_disruption_budget
@@ -190,6 +323,18 @@ class ClusterExecutor:
         return True
 
     async def delete_pod(self, job: Job, action: DeletePod) -> bool:
+        """Delete a pod, with the reason written on it.
+
+        Args:
+            job: as the plan saw it.
+            action: with its names and numbers.
+
+        Returns:
+            Whether it was deleted; False when it is gone, or has changed since it was seen.
+
+        Raises:
+            ApiError: the API server refuses.
+        """
         grace = 0 if action.force else action.grace_seconds
         try:
             answer = await self._cluster.delete_pod(
@@ -220,7 +365,15 @@ class ClusterExecutor:
     async def look_after(self, job: Job, seconds: float) -> bool:
         """See whether what protects the job is still as it was applied, if nobody has looked for so long.
 
-        Returns whether something is to be applied again. Raises ApiError.
+        Args:
+            job: as the plan saw it.
+            seconds: between two looks.
+
+        Returns:
+            Whether something is to be applied again.
+
+        Raises:
+            ApiError: the API server refuses.
         """
         memory, now = self.memory, self._clock()
         if now - memory.protection_seen_at < seconds:

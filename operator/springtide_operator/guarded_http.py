@@ -36,9 +36,14 @@ class Page(NamedTuple):
 
 
 async def read_page(content: aiohttp.StreamReader, reader: records.Reader | None) -> Page:
-    """Read a list from a response's body, each object by `reader`.
+    """Read a list from a response's body, object by object.
 
-    Raises ValueError where it is no JSON.
+    Args:
+        content: the body.
+        reader: makes of an object what is read of it; None: all of it.
+
+    Raises:
+        ValueError: it is no JSON.
     """
     whole: list[bytes] = []
     size = 0
@@ -79,7 +84,12 @@ async def read_page(content: aiohttp.StreamReader, reader: records.Reader | None
 def read_event(line: bytes, reader: records.Reader | None) -> bytes:
     """Return a line of a watch, cut to what is read of its object; small ones as they are.
 
-    Raises ValueError where it is no JSON.
+    Args:
+        line: JSON of one event.
+        reader: makes of an object what is read of it; None: all of it.
+
+    Raises:
+        ValueError: it is no JSON.
     """
     if len(line) <= SMALL_LINE_BYTES and line.count(b"{") + line.count(b"[") <= _SMALL_DEPTH:
         return line
@@ -108,7 +118,16 @@ class GuardedResponse(aiohttp.ClientResponse):
         loads: Callable[[str], Any] = json.loads,
         content_type: str | None = "application/json",
     ) -> Any:
-        """Return the body; of a list with what is read of its objects only."""
+        """Return the body; of a list with what is read of its objects only.
+
+        Args:
+            encoding: for errors alone, as aiohttp has it.
+            loads: likewise.
+            content_type: likewise.
+
+        Raises:
+            ValueError: it is no JSON.
+        """
         reader = records.reader_for(self.url.path)
         if self.status >= 400:
             return await super().json(encoding=encoding, loads=loads, content_type=content_type)

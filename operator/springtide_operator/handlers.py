@@ -35,6 +35,12 @@ _BACKOFFS = (0.2, 0.5, 1, 2, 3, *([5] * 10_000))
 
 @kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
+    """Start the operator; kopf calls it before it watches anything.
+
+    Args:
+        settings: kopf's, which are changed.
+        memo: holds the operator.
+    """
     ours = read_settings(os.environ)
     configure(settings, ours.watched)
     memo.operator = Operator(ours, on_death=die)
@@ -57,9 +63,14 @@ def die(why: str) -> None:
 
 
 def configure(settings: kopf.OperatorSettings, watched: tuple[str, ...] = ()) -> None:
-    """Watches that notice when they went silent; no posting, no peering, no marks of kopf's own.
+    """Let watches notice when they went silent, and kopf post nothing, look for no peers and leave no marks
+    of its own.
 
     With `watched` namespaces there is no right to look at CRDs and namespaces, so kopf does not try.
+
+    Args:
+        settings: kopf's, which are changed.
+        watched: namespaces; empty: all.
     """
     settings.scanning.disabled = bool(watched)
     settings.posting.enabled = False
@@ -103,9 +114,21 @@ if not os.environ.get("SPRINGTIDE_WATCH_NAMESPACES", "").strip():
 # Coroutines, so that kopf runs them in the event loop and not in a thread.
 @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL)
 async def job_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    """Feed the operator an event of a job.
+
+    Args:
+        event: type and object.
+        memo: holds the operator.
+    """
     memo.operator.job_event(event["type"], dict(event["object"]))
 
 
 @kopf.on.event("", "v1", "pods")
 async def pod_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    """Feed the operator an event of a pod.
+
+    Args:
+        event: type and object.
+        memo: holds the operator.
+    """
     memo.operator.pod_event(event["type"], dict(event["object"]))

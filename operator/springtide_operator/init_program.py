@@ -65,7 +65,12 @@ def run(argv: list[str]) -> int:
 
 
 def nothing(number: int, frame: object) -> None:
-    """Be there, so that the signal is caught: its number comes through the pipe."""
+    """Be there, so that the signal is caught: its number comes through the pipe.
+
+    Args:
+        number: of the signal.
+        frame: at which the signal came; not looked at.
+    """
 
 
 def reap(child: int) -> int | None:
@@ -83,10 +88,17 @@ def reap(child: int) -> int | None:
 
 
 def below(child: int, number: int) -> tuple[list[int], list[int]]:
-    """Return (processes below this one that catch a signal, those above and beside them that do not).
+    """Return the processes below this one by how they take a signal.
 
     A process that catches the signal is left to end those below it. Blocking counts: `sigwait` and its like
     take a signal that is blocked.
+
+    Args:
+        child: the command's process, for a system that does not tell of processes.
+        number: of the signal.
+
+    Returns:
+        Those that catch it; and those above and beside them that do not.
     """
     children: dict[int, list[int]] = {}
     try:
@@ -122,7 +134,13 @@ def stat(name: str) -> tuple[str, int]:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process catches or blocks a signal. Some sandboxes do not tell: then all but shells do."""
+    """Return whether a process catches or blocks a signal. Some sandboxes do not tell: then all but shells
+    do.
+
+    Args:
+        pid: of the process.
+        number: of the signal.
+    """
     try:
         with open("/proc/" + str(pid) + "/status", errors="replace") as file:
             words = dict(line.split(":", 1) for line in file)
@@ -135,7 +153,12 @@ def catches(pid: int, number: int) -> bool:
 
 
 def send(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone, or somebody else's."""
+    """Send a signal to a process that may be gone, or somebody else's.
+
+    Args:
+        pid: of the process.
+        number: of the signal.
+    """
     try:
         os.kill(pid, number)
     except OSError:

@@ -13,15 +13,30 @@ RESYNC_LIMIT_SECONDS = 300.0
 
 
 def calm_seconds(jobs: int, tick: float) -> float:
-    """Seconds between two looks at a job that trains and does not change: `tick` while jobs are few."""
+    """Return the seconds between two looks at a job that trains and does not change.
+
+    Args:
+        jobs: that the operator has.
+        tick: seconds between two looks while there are few jobs.
+    """
     return min(max(CALM_LIMIT_SECONDS, tick), max(tick, jobs / CALM_JOBS_PER_SECOND))
 
 
 def busy_seconds(jobs: int, tick: float) -> float:
-    """Seconds between two looks at a job that is not calm, when so many are not: events wake each anyhow."""
+    """Return the seconds between two looks at a job that is not calm: events wake each anyhow.
+
+    Args:
+        jobs: that are not calm.
+        tick: seconds between two looks while there are few jobs.
+    """
     return max(tick, min(CALM_LIMIT_SECONDS, jobs / BUSY_JOBS_PER_SECOND))
 
 
 def resync_seconds(took: float, resync: float) -> float:
-    """Seconds until everything is listed again, after a list that took `took` seconds."""
+    """Return the seconds until everything is listed again.
+
+    Args:
+        took: seconds that the last list took.
+        resync: seconds while lists are quick.
+    """
     return min(max(RESYNC_LIMIT_SECONDS, resync), max(resync, took / RESYNC_SHARE))

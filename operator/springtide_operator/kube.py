@@ -85,15 +85,34 @@ class Kube:
         query: dict[str, str] | None = None,
         urgent: bool = False,
     ) -> Object:
-        """The answer's JSON; `urgent`: it waits for no other request. Raises ApiError."""
+        """Send a request, and return the answer's JSON.
+
+        Args:
+            method: of HTTP.
+            path: of the URL, from `/api` or `/apis` on.
+            body: plain JSON; None: no body.
+            content_type: of the body.
+            query: parameters of the URL.
+            urgent: it waits for no other request.
+
+        Raises:
+            ApiError: the server refuses, or does not answer in time (code 0).
+        """
         if urgent:
             return await self._ask(method, path, body, content_type, query)
         async with self._slots.turn(of=_namespace(path)):  # the wait is no part of its time
             return await self._ask(method, path, body, content_type, query)
 
     async def page(self, path: str, query: dict[str, str], reader: Reader | None) -> Page:
-        """One page of a list, each object as `reader` makes it; it waits for no other request. Raises
-        ApiError.
+        """Return one page of a list; it waits for no other request.
+
+        Args:
+            path: of the URL, from `/api` or `/apis` on.
+            query: parameters of the URL.
+            reader: makes of each object what is read of it; None: all of it.
+
+        Raises:
+            ApiError: the server refuses, or does not answer in time (code 0).
         """
         found: list[Page] = []
 

@@ -67,8 +67,16 @@ async def ask(address: tuple[str, int]) -> bytes | None:
 
 
 def read(page: bytes, namespace: str, job: str) -> tuple[float | None, float | None]:
-    """(seconds without the coordinator, seconds since the newest commit) of a page of metrics, of the process
-    that has least of each; None where the page does not say, or speaks of another job.
+    """Return what a page of metrics says, of the process that has least of each.
+
+    Args:
+        page: in Prometheus' text format.
+        namespace: of the job.
+        job: its name.
+
+    Returns:
+        Seconds without the coordinator, and seconds since the newest commit; None where the page does not
+        say, or speaks of another job.
     """
     ours = (f'training_job="{job}"'.encode(), f'job_namespace="{namespace}"'.encode())
 
@@ -224,7 +232,12 @@ class Lookout:
 
 
 def chosen(observation: Observation, suspect: str | None) -> list[Pod]:
-    """The pods to ask: half of them on the suspected node, the others spread over other nodes."""
+    """Return the pods to ask: half of them on the suspected node, the others spread over other nodes.
+
+    Args:
+        observation: of the job.
+        suspect: name of the suspected node; None: none is.
+    """
     pods: list[Pod] = [pod for pod in observation.workers if pod.running and pod.end is None]
     pods += [pod for pod in observation.servers if pod.running]
     pods = [pod for pod in pods if pod.address is not None]

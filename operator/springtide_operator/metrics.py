@@ -66,6 +66,12 @@ class Metrics:
         self.registry.register(_JobCollector(jobs, acting))
 
     def reconciled(self, result: str, seconds: float) -> None:
+        """Count a round of a job's loop.
+
+        Args:
+            result: how it ended, in one word.
+            seconds: that it took.
+        """
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
 

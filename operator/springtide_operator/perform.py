@@ -45,7 +45,14 @@ class Performer:
         """Carry out actions: first those that pods need and the coordinator, then deletions, then workers in
         growing batches.
 
-        Returns how many were carried out. Refusals are remembered for the next plan, they are no errors here.
+        Refusals are remembered for the next plan, they are no errors here.
+
+        Args:
+            job: as the plan saw it.
+            actions: of the plan.
+
+        Returns:
+            How many were carried out.
         """
         by_turn = {turn: [action for action in actions if action.turn is turn] for turn in Turn}
         deletions = sorted(by_turn[Turn.DELETION], key=lambda action: action.role != DeletePod.role)
@@ -72,7 +79,18 @@ class Performer:
         return done
 
     async def look_after(self, job: Job, seconds: float) -> bool:
-        """See to what protects the job; see `ClusterExecutor.look_after`."""
+        """See to what protects the job, as `ClusterExecutor.look_after` does, if this process may act.
+
+        Args:
+            job: as the plan saw it.
+            seconds: between two looks.
+
+        Returns:
+            Whether something is to be applied again.
+
+        Raises:
+            ApiError: the API server refuses.
+        """
         return self._may_act() and await self._executor.look_after(job, seconds)
 
     async def _all(self, job: Job, actions: Sequence[Action]) -> int:

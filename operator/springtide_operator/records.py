@@ -120,9 +120,15 @@ def reader_for(path: str) -> Reader | None:
 
 
 def read(obj: Object, reader: Reader) -> Object:
-    """Return what `reader` makes of an object. Where it cannot be read, that is what is known of it.
+    """Return what is read of an object; where it cannot be read, what is known of it.
 
-    Raises KeyError or TypeError for an object without a name.
+    Args:
+        obj: as the API server gives it.
+        reader: makes of it what is read.
+
+    Raises:
+        KeyError: the object has no name.
+        TypeError: likewise.
     """
     try:
         return reader(obj)

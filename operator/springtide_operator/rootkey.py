@@ -16,7 +16,15 @@ KEY = "key"
 
 
 async def obtain(cluster: Cluster, namespace: str) -> bytes:
-    """The key. Two first starts at once agree: the Secret is created once, then read. Raises ApiError."""
+    """Return the root key. Two first starts at once agree: the Secret is created once, then read.
+
+    Args:
+        cluster: where the Secret is.
+        namespace: the operator's own.
+
+    Raises:
+        ApiError: the API server refuses.
+    """
     try:
         return _read(await cluster.get_secret(namespace, NAME), namespace)
     except ApiError as error:

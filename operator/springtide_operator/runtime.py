@@ -203,9 +203,21 @@ class Operator:
         self._take_in(kind, job, self.cache.put_job, self.cache.drop_job)
 
     def pod_event(self, kind: str | None, pod: Object) -> None:
+        """Take in an event of a pod.
+
+        Args:
+            kind: of the event; None: the object was listed.
+            pod: as it is, or was last.
+        """
         self._take_in(kind, pod, self.cache.put_pod, self.cache.drop_pod)
 
     def node_event(self, kind: str | None, node: Object) -> None:
+        """Take in an event of a node.
+
+        Args:
+            kind: of the event; None: the object was listed.
+            node: as it is, or was last.
+        """
         self._take_in(kind, node, self.cache.put_node, self.cache.drop_node)
 
     def _take_in(

@@ -17,29 +17,66 @@ class NoDifferences(kopf.DiffBaseStorage):
     """No object is ever seen to differ from what was handled."""
 
     def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        """Return the same nothing for every object.
+
+        Args:
+            body: of the object.
+            extra_fields: that handlers ask for; there are none.
+        """
         return kopf.BodyEssence()
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
         return None
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Keep nothing."""
+        """Keep nothing.
+
+        Args:
+            body: of the object.
+            patch: that would be written.
+            essence: made by `build`.
+        """
 
 
 class NoProgress(kopf.ProgressStorage):
     """Event handlers run once: there is no progress to remember."""
 
     def fetch(self, *, key: Any, body: kopf.Body) -> Any:
+        """Return None: there is no progress.
+
+        Args:
+            key: of a handler.
+            body: of the object.
+        """
         return None
 
     def store(self, *, key: Any, record: Any, body: kopf.Body, patch: kopf.Patch) -> None:
-        """Keep nothing."""
+        """Keep nothing.
+
+        Args:
+            key: of a handler.
+            record: progress of a handler.
+            body: of the object.
+            patch: that would be written.
+        """
 
     def purge(self, *, key: Any, body: kopf.Body, patch: kopf.Patch) -> None:
-        """Remove nothing, since nothing is kept."""
+        """Remove nothing, since nothing is kept.
+
+        Args:
+            key: of a handler.
+            body: of the object.
+            patch: that would be written.
+        """
 
     def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
-        """Objects are never marked."""
+        """Leave no mark on an object.
+
+        Args:
+            body: of the object.
+            patch: that would be written.
+            value: of the mark.
+        """
 
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
         return essence

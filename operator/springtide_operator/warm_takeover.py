@@ -21,17 +21,29 @@ JOBS_PER_SECOND = 20.0
 
 
 def patience(uid: str, jobs: int) -> float:
-    """Seconds for which a job may be trusted; another share of the whole for each job."""
+    """Return the seconds for which a job may be trusted; another share of the whole for each job.
+
+    Args:
+        uid: of the job.
+        jobs: that the operator has taken over; up to FEW_JOBS nothing is trusted.
+    """
     if jobs <= FEW_JOBS:
         return 0.0
     return jobs / JOBS_PER_SECOND * (zlib.crc32(uid.encode()) % 1000) / 1000
 
 
 def trusted_service(status: dict[str, Any], observation: Observation, now: float) -> ServiceSeen | None:
-    """The Service that a job must have which trains with a coordinator that has run for a while; None where
-    that is not certain.
+    """Return the Service that a job must have which trains with a coordinator that has run for a while.
 
     It counts as applied so long ago that anybody who cannot reach the coordinator has it applied again.
+
+    Args:
+        status: of the job.
+        observation: of the job.
+        now: in unix seconds.
+
+    Returns:
+        None where it is not certain.
     """
     ledger = Ledger.from_status(status)
     pod = current(observation, ledger)

@@ -33,7 +33,19 @@ _LOOP_SECONDS = REQUEST_SECONDS - 1.0
 def start_web(
     registry: CollectorRegistry, dead: Trouble, unhealthy: Trouble, unready: Trouble, host: str, port: int
 ) -> BoundedServer:
-    """Serve on `port`, or on a free one when that is taken; the caller closes it. In the event loop."""
+    """Serve pages in threads of their own; to be called in the event loop.
+
+    Args:
+        registry: of the metrics.
+        dead: says why the process is to be restarted; None for nothing.
+        unhealthy: says why it does not do its work.
+        unready: says why it does not act.
+        host: address to listen on.
+        port: to listen on; a taken one is replaced by a free one.
+
+    Returns:
+        The server, which the caller closes.
+    """
     answer = pages(registry, dead, unhealthy, unready, asyncio.get_running_loop())
     server = serve(answer, host, port)
     log.info("serves metrics", extra={"fields": {"metrics_port": server.port}})
@@ -50,7 +62,14 @@ def pages(
     """Answer requests from any thread: what is asked for is looked up in the event loop.
 
     Args:
-        dead: says what is wrong, or None; as `unhealthy` and `unready`.
+        registry: of the metrics.
+        dead: says why the process is to be restarted; None for nothing.
+        unhealthy: says why it does not do its work.
+        unready: says why it does not act.
+        loop: in which the other arguments are called.
+
+    Returns:
+        The function from a request to its reply.
     """
     checks: dict[str, Trouble] = {"/livez": dead, "/healthz": unhealthy, "/readyz": unready}
     metrics = ThrottledValue(lambda: in_loop(loop, lambda: generate_latest(registry), _LOOP_SECONDS))

@@ -25,7 +25,18 @@ MakePods = Callable[[Job], tuple[Object, Object, Object | None]]  # worker, coor
 
 
 async def delete(cluster: Cluster, queues: Queues, job: Job, name: str, uid: str) -> None:
-    """Delete it; that it is gone is as good. Raises ApiError."""
+    """Delete a Workload; that it is gone is as good.
+
+    Args:
+        cluster: where the Workload is.
+        queues: the Workloads as last heard of.
+        job: whose Workload it is.
+        name: of the Workload.
+        uid: of this very one.
+
+    Raises:
+        ApiError: the API server refuses.
+    """
     try:
         await cluster.delete_workload(job.namespace, name, uid)
     except ApiError as error:
@@ -35,9 +46,12 @@ async def delete(cluster: Cluster, queues: Queues, job: Job, name: str, uid: str
 
 
 async def write(cluster: Cluster, queues: Queues, job: Job, new: bool, pods: MakePods) -> None:
-    """Make it, or write its spec anew.
+    """Make the job's Workload, or write its spec anew.
 
     Args:
+        cluster: where the Workload is.
+        queues: the Workloads as last heard of.
+        job: whose Workload it is.
         new: whether there is none yet, as far as the plan knew.
         pods: makes one pod of each role.
 
@@ -80,7 +94,18 @@ async def write(cluster: Cluster, queues: Queues, job: Job, new: bool, pods: Mak
 
 
 async def report(cluster: Cluster, queues: Queues, job: Job, what: ReportWorkload, unix: float) -> None:
-    """Write its status, unless it is gone. unix: now, in seconds. Raises ApiError."""
+    """Write the status of the job's Workload, unless it is gone.
+
+    Args:
+        cluster: where the Workload is.
+        queues: the Workloads as last heard of.
+        job: whose Workload it is.
+        what: the status is to say.
+        unix: now, in unix seconds.
+
+    Raises:
+        ApiError: the API server refuses.
+    """
     now = timestamp(unix)
     raw = queues.raw(job.uid)
     if raw is None:

@@ -9,7 +9,7 @@ what tests keep to.
 * modules that import each other in a circle, also for types only (`if TYPE_CHECKING:`);
 * a docstring that begins with the middle of a sentence ("Of ...", "As ..."), or has a sentence
   that begins with Who, Whoever or What: it has to be understood without the name above it;
-* in the packages of `DOCUMENTED`, a public function of two or more parameters whose docstring has no `Args:`;
+* a public function of two or more parameters whose docstring has no line for one of them below `Args:`;
 * a file that makes threads, locks or events, or tasks in an event loop, and does not begin with a word on
   who holds which lock and which thread or task calls what;
 * in tests, a name of a test that is longer than 60 characters;
@@ -38,8 +38,9 @@ There These They This Those To Until Up What Whatever When Where Wherever While 
 Within Without
 """
 FRAGMENTS = frozenset(_FIRST_WORDS.split())
-# Where each parameter of a public function has a line of its own.
-DOCUMENTED = ("protocol/", "ps/", "worker/springtide/coordination/", "worker/springtide/ps/")
+# Decorators: an overload is explained where the function is made, and a command by the help of its options
+# (--help prints its docstring).
+_EXPLAINED_ELSEWHERE = frozenset(("callback", "command", "overload"))
 _QUESTIONS = re.compile(r"(?:[.:;!?]\s+|\n\n\s*)(?:Who|Whoever|What)\b")
 
 _CONCURRENT = {
@@ -145,13 +146,13 @@ def fragments(modules: Iterable[Module]) -> list[str]:
 
 
 def without_arguments(modules: Iterable[Module]) -> list[str]:
-    """Return one line for each public function of two or more parameters that does not explain them."""
+    """Return one line for each public function of two or more parameters that does not explain each one."""
     return [
-        f"{module.path}:{function.lineno}: the docstring of {function.name} has no Args"
+        f"{module.path}:{function.lineno}: the Args of {function.name} lack {', '.join(missing)}"
         for module in modules
-        if str(module.path).startswith(DOCUMENTED)
         for function in _public_functions(module.tree.body)
-        if _parameters(function) > 1 and "Args:\n" not in (ast.get_docstring(function) or "")
+        if len(parameters := _parameters(function)) > 1
+        and (missing := [name for name in parameters if name not in _explained(function)])
     ]
 
 
@@ -187,7 +188,9 @@ def _fragments(module: Module) -> Iterator[str]:
 def _public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if node.name.startswith("_"):
+            if node.name.startswith("_") or _EXPLAINED_ELSEWHERE.intersection(
+                map(_last_name, node.decorator_list)
+            ):
                 continue
             if isinstance(node, ast.ClassDef):
                 yield from _public_functions(node.body)
@@ -195,12 +198,16 @@ def _public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.As
                 yield node
 
 
-def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     given = function.args
-    return sum(
-        parameter.arg not in ("self", "cls")
-        for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs)
-    )
+    names = [parameter.arg for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def _explained(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Return the parameters that have a line of their own below `Args:`."""
+    _, _, text = (ast.get_docstring(function) or "").partition("Args:\n")
+    return set(re.findall(r"^    (\w+): \S", re.split(r"^\S", text, maxsplit=1, flags=re.M)[0], re.M))
 
 
 def _concurrency(module: Module) -> Iterator[tuple[int, str]]:

@@ -75,15 +75,24 @@ def distribute(
 ) -> tuple[Models, Optimizers]:
     """Make the model and its optimizer part of the job; the same objects are returned, instrumented.
 
-    Several models and optimizers are given as lists. With a list of optimizers (of one, too) a body may make
-    several optimizer steps and step(closure), which costs a copy of what they change. clip_norm: clip the
-    gradients to this global norm, taken over the average of all workers (with several optimizers: each one's
-    by themselves). buffers: what becomes of a buffer of the model that workers have changed, by its name or
-    the end of it: "mean" by samples, "first" (the first worker's), "sum" of the changes, "min", "max" (by
-    element), or "local" (each worker keeps its own); otherwise running statistics of norm layers are
-    averaged, and of all else the first worker's count. tracked: objects with state_dict and load_state_dict
-    (learning-rate schedulers, averages of weights, a GradScaler) that are committed, put back and transferred
-    along. Raise UsageError for what cannot be distributed; the message says what to do.
+    Args:
+        model: a module, or a list of them.
+        optimizer: one over the model's parameters, or a list. With a list (of one, too) a body may make
+            several optimizer steps and step(closure), which costs a copy of what they change.
+        clip_norm: clip the gradients to this global norm, taken over the average of all workers (with several
+            optimizers: each one's by themselves); None: no clipping.
+        buffers: what becomes of a buffer of the model that workers have changed, by its name or the end of
+            it: "mean" by samples, "first" (the first worker's), "sum" of the changes, "min", "max" (by
+            element), or "local" (each worker keeps its own); otherwise running statistics of norm layers are
+            averaged, and of all else the first worker's count.
+        tracked: objects with state_dict and load_state_dict (learning-rate schedulers, averages of weights, a
+            GradScaler) that are committed, put back and transferred along.
+
+    Returns:
+        The model and the optimizer, as they were given.
+
+    Raises:
+        UsageError: something cannot be distributed; the message says what to do.
     """
     runtime = _get("distribute()")
     if runtime.trainer is not None:
@@ -178,23 +187,37 @@ def batches(
 ) -> Iterator[Batch] | Evaluation:
     """Iterate over this worker's parts of the global batches.
 
-    dataset: map-style dataset, TensorDataset, tensors, or an IterableDataset with `__len__()` and
-    `read_range(start, stop)` (with shuffle=False). batch_size: samples of the global batch over all
-    workers. epochs: passes over the data. seed: of the order and of random numbers in a step. micro_batch:
-    most samples that one worker computes at once; then use `for micro in batch.split():`. min_part: fewest
-    samples that a worker computes at once. shuffle=False: in the dataset's order. drop_last: leave an epoch's
-    short last batch out. weights: chances of the samples, which are then drawn with replacement.
-    collate_fn: makes a batch's data of a list of samples, as torch's DataLoader has it. loader_workers:
-    processes that read ahead, as torch's DataLoader has them. rehearsals: how often a worker that joins a
-    running job tries the body out before it is admitted (to compile, say); what the script does between
-    the bodies happens then, too. verify_samples: how many samples, at most 32, each worker reads twice before
-    the loop to compare them with the others', which finds lists of files in another order; 0: none. Every
-    batch needs one `with springtide.step():`. A worker that joins later skips loops that the job has ended.
+    Every batch needs one `with springtide.step():`. A worker that joins later skips loops that the job has
+    ended.
 
-    train=False: evaluate, between two steps or after a training loop. The workers share the samples out, each
-    once; batch_size is what one computes at once. Values of `report()` in the loop are averaged over all
-    samples, whoever dies meanwhile; after the loop it is in `values` of the returned iterator, on all
-    workers. Raise ValueError or TypeError for bad arguments, UsageError for a wrong place.
+    With train=False: evaluate, between two steps or after a training loop. The workers share the samples out,
+    each once. Values of `report()` in the loop are averaged over all samples, whoever dies meanwhile; after
+    the loop the mean is in `values` of the returned iterator, on all workers.
+
+    Args:
+        dataset: a map-style dataset, TensorDataset, tensors, or an IterableDataset with `__len__()` and
+            `read_range(start, stop)` (with shuffle=False).
+        batch_size: samples of the global batch over all workers; with train=False, samples that one worker
+            computes at once.
+        epochs: passes over the data.
+        seed: of the order and of random numbers in a step.
+        micro_batch: most samples that one worker computes at once; then use `for micro in batch.split():`.
+        min_part: fewest samples that a worker computes at once.
+        shuffle: whether each epoch has an order of its own; False: the dataset's order.
+        drop_last: leave an epoch's short last batch out.
+        weights: chances of the samples, which are then drawn with replacement.
+        collate_fn: makes a batch's data of a list of samples, as torch's DataLoader has it.
+        loader_workers: processes that read ahead, as torch's DataLoader has them.
+        rehearsals: how often a worker that joins a running job tries the body out before it is admitted (to
+            compile, say); what the script does between the bodies happens then, too.
+        verify_samples: how many samples, at most 32, each worker reads twice before the loop to compare them
+            with the others', which finds lists of files in another order; 0: none.
+        train: False: evaluate.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        TypeError: an argument is of the wrong kind.
+        UsageError: it is called before `distribute()`, inside of a step, or before the last loop has ended.
     """
     runtime = _get("batches()")
     runtime.trainers.require("batches()")

@@ -103,7 +103,15 @@ def arm(text: str) -> None:
 
 
 def reach(point: str, step: int) -> None:
-    """The worker has come to `point` of the step that would be committed as number `step`."""
+    """Note that the worker has come to a point, and do what SPRINGTIDE_FAULT asks for there.
+
+    Args:
+        point: one of the names that the library gives its points.
+        step: number that the running step would be committed under, from 1.
+
+    Raises:
+        RuntimeError: the fault's action is `raise`.
+    """
     for fault in _faults:
         if not fault.done and fault.point == point and fault.step in (None, step):
             fault.done = not fault.action.startswith(_EACH_TIME)

@@ -41,7 +41,23 @@ class NotPossibleError(Exception):
 
 
 def carry_out(kind: str, kube: Kube, namespace: str, job: str, seen: Seen) -> Act:
-    """Carry out one event of the story. Raises NotPossibleError, KubeError."""
+    """Carry out one event of the story.
+
+    Args:
+        kind: of the event, one of `scenario.ORDER`.
+        kube: the cluster.
+        namespace: of the job.
+        job: its name.
+        seen: the processes that were seen last, from which the target is chosen.
+
+    Returns:
+        The time, the target and the process that was killed.
+
+    Raises:
+        NotPossibleError: there is no process that the event could hit.
+        KubeError: the API server refuses.
+        ValueError: the story has no such event.
+    """
     if kind == scenario.KILL_WORKER:
         # The first one: it leads the ring and reports for all, so its loss costs the most.
         targets = sorted((p for p in seen.workers if p.name in seen.active and p.pid), key=lambda p: p.name)

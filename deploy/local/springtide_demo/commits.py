@@ -25,7 +25,12 @@ class Commit:
 def parse_line(line: str, pod: str) -> Commit:
     """Read one line of a step log (`SPRINGTIDE_STEP_LOG`).
 
-    Raises ValueError, naming the pod and what is wrong, for a line that is no such record.
+    Args:
+        line: one JSON object.
+        pod: that wrote it.
+
+    Raises:
+        ValueError: the line is no such record; the pod is named, and what is wrong.
     """
     try:
         record = json.loads(line)

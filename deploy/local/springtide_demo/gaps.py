@@ -24,15 +24,19 @@ class Gap:
 
 
 def gap_after(curve: Sequence[Commit], at: float, horizon: float) -> Gap:
-    """Return the longest time between two consecutive commits that the event at `at` (unix s) explains.
+    """Return the longest time between two consecutive commits that an event explains.
 
     It is counted from the last commit before the event until the first commit of the generation that the
     event caused, or over the ten seconds after the event when it caused none. The caused generation is the
-    first that is newer than that of the last commit before the event and commits before `horizon` (unix s:
-    the next event or the end).
+    first that is newer than that of the last commit before the event and commits before the horizon.
 
-    `curve` holds the surviving commits in order of their steps, thus of their times.
-    Raises ValueError when there is no commit before the event, or none after it.
+    Args:
+        curve: the surviving commits in order of their steps, thus of their times.
+        at: time of the event, in unix seconds.
+        horizon: of the next event or of the end, in unix seconds.
+
+    Raises:
+        ValueError: there is no commit before the event, or none after it.
     """
     times = [commit.unix_time for commit in curve]
     after = bisect_left(times, at)

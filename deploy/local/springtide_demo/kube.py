@@ -38,7 +38,18 @@ class Kube:
     def request(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", **query: str
     ) -> Object:
-        """Return the answer's JSON. Raises KubeError; urllib3's errors when nobody answers."""
+        """Send a request, and return the answer's JSON.
+
+        Args:
+            method: of HTTP.
+            path: of the URL, from `/api` or `/apis` on.
+            body: plain JSON; None: no body.
+            content_type: of the body.
+            query: parameters of the URL.
+
+        Raises:
+            KubeError: the server refuses. urllib3's errors come through when nobody answers within 10 s.
+        """
         text = self.text(path, method, body, content_type, **query)
         answer: Object = json.loads(text)
         return answer
@@ -51,7 +62,18 @@ class Kube:
         content_type: str = "application/json",
         **query: str,
     ) -> str:
-        """Return the answer as it is (logs are no JSON). Raises as `request`."""
+        """Send a request, and return the answer as it is (logs are no JSON).
+
+        Args:
+            path: of the URL, from `/api` or `/apis` on.
+            method: of HTTP.
+            body: plain JSON; None: no body.
+            content_type: of the body.
+            query: parameters of the URL.
+
+        Raises:
+            KubeError: the server refuses. urllib3's errors come through when nobody answers within 10 s.
+        """
         parameters = self._api.param_serialize(
             method,
             path,
@@ -71,7 +93,18 @@ class Kube:
         return text
 
     def apply(self, obj: Object, namespace: str = "default") -> Object:
-        """Apply server-side."""
+        """Apply an object server-side, by force.
+
+        Args:
+            obj: the object.
+            namespace: it goes into this one where it does not say another.
+
+        Returns:
+            The object as the server has it now.
+
+        Raises:
+            KubeError: the server refuses.
+        """
         where = self._path(obj, namespace)
         return self.request(
             "PATCH", where, obj, "application/apply-patch+yaml", fieldManager="springtide-demo", force="true"
@@ -86,7 +119,15 @@ class Kube:
         return applied
 
     def pods(self, namespace: str, selector: str) -> list[Object]:
-        """List pods by labels."""
+        """List pods by labels.
+
+        Args:
+            namespace: of the pods.
+            selector: by labels, as kubectl's `-l` has it.
+
+        Raises:
+            KubeError: the server refuses.
+        """
         answer = self.request("GET", f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
         return list(answer["items"])
 
@@ -96,11 +137,31 @@ class Kube:
         return [pod for pod in answer["items"] if pod["status"].get("phase") not in ("Succeeded", "Failed")]
 
     def job(self, namespace: str, name: str) -> Object:
-        """Read a TrainingJob."""
+        """Read a TrainingJob.
+
+        Args:
+            namespace: of the object.
+            name: of the job.
+
+        Raises:
+            KubeError: the server refuses, or there is none.
+        """
         return self.request("GET", f"{JOBS.format(namespace=namespace)}/{name}")
 
     def scale(self, namespace: str, name: str, replicas: int) -> Object:
-        """Write the scale subresource, as `kubectl scale` does."""
+        """Write the scale subresource, as `kubectl scale` does.
+
+        Args:
+            namespace: of the object.
+            name: of the job.
+            replicas: workers that it is to have.
+
+        Returns:
+            The Scale as the server has it now.
+
+        Raises:
+            KubeError: the server refuses.
+        """
         path = f"{JOBS.format(namespace=namespace)}/{name}/scale"
         return self.request("PATCH", path, {"spec": {"replicas": replicas}}, _MERGE)
 
@@ -109,7 +170,18 @@ class Kube:
         return self.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}}, _MERGE)
 
     def evict(self, namespace: str, pod: str) -> Object:
-        """Evict a pod, as `kubectl drain` does: disruption budgets are honoured (KubeError 429)."""
+        """Evict a pod, as `kubectl drain` does.
+
+        Args:
+            namespace: of the object.
+            pod: its name.
+
+        Returns:
+            The server's answer.
+
+        Raises:
+            KubeError: 429: a disruption budget does not allow it now.
+        """
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",

@@ -47,7 +47,12 @@ class Load:
 
 
 def load(before: Reading, after: Reading) -> Load:
-    """Return the load between two readings; that of a quiet machine where nothing was counted."""
+    """Return the load between two readings; that of a quiet machine where nothing was counted.
+
+    Args:
+        before: the first reading.
+        after: a later one.
+    """
     total = after.total - before.total
     if total <= 0:
         return Load()
@@ -74,7 +79,12 @@ class Machine:
         return load(*self._readings[-2:]) if len(self._readings) > 1 else Load()
 
     def between(self, begin: float, end: float) -> Load:
-        """Return the load from the last reading before `begin` to the first after `end` (unix s)."""
+        """Return the load of a time.
+
+        Args:
+            begin: in unix seconds; it is counted from the last reading before this.
+            end: in unix seconds; it is counted up to the first reading after this.
+        """
         times = [one.at for one in self._readings]
         first = max(0, bisect_right(times, begin) - 1)
         last = min(len(times) - 1, bisect_left(times, end))

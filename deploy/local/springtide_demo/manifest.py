@@ -37,7 +37,12 @@ def read_sample(documents: list[Object]) -> Sample:
 
 
 def with_step_logs(job: Object, folder: Path) -> Object:
-    """Return a copy whose workers write one line per commit to `folder/POD.jsonl`."""
+    """Return a copy of a job whose workers write one line per commit to `folder/POD.jsonl`.
+
+    Args:
+        job: the TrainingJob; it stays as it is.
+        folder: on the host; it is made when it is missing.
+    """
     job = copy.deepcopy(job)
     spec = job["spec"]["workers"]["template"]["spec"]
     container = _container(job)

@@ -79,7 +79,12 @@ class WorkerWatch:
         self.outcome: Object = {}
 
     def update(self, pods: Iterable[PodView], now: float) -> None:
-        """Take a whole listing of the job's worker pods."""
+        """Take a whole listing of the job's worker pods.
+
+        Args:
+            pods: all worker pods of the job; a process that is not among them has ended.
+            now: in unix seconds.
+        """
         running: set[tuple[str, int]] = set()
         for pod in pods:
             for pid in (*pod.past_pids, *((pod.pid,) if pod.pid is not None else ())):
@@ -106,6 +111,13 @@ def node_to_drain(workers: Iterable[PodView], others: Iterable[PodView]) -> str:
     """Return the node to drain: with workers, best without coordinator and operator, then with the fewest.
 
     Raises ValueError when no worker runs anywhere.
+
+    Args:
+        workers: the job's worker pods.
+        others: pods of coordinator and operator.
+
+    Raises:
+        ValueError: no worker runs anywhere.
     """
     counts: dict[str, int] = {}
     for pod in workers:

@@ -108,7 +108,16 @@ class Prometheus:
             time.sleep(0.1)
 
     def range(self, query: str, start: float, end: float) -> dict[str, Any]:
-        """The answer to a range query; times in unix seconds. Raises PrometheusError."""
+        """Return the answer to a range query.
+
+        Args:
+            query: in PromQL.
+            start: in unix seconds.
+            end: in unix seconds.
+
+        Raises:
+            PrometheusError: it refuses the query, or does not answer.
+        """
         step = max(float(SCRAPE_SECONDS), (end - start) / POINTS)
         text = urllib.parse.urlencode({"query": query, "start": start, "end": end, "step": f"{step:.3f}"})
         try:
@@ -132,9 +141,18 @@ class Prometheus:
 
 @contextlib.contextmanager
 def beside(kubeconfig: Path, board: Path, out: Path, say: Say) -> Iterator[None]:
-    """Watch what happens inside the `with`, then write OUT/metrics.json: {panel: number of points}.
+    """Watch what happens inside the `with`, then write metrics.json: {panel: number of points}.
 
-    Where Prometheus is not installed a line says so, and nothing else happens. Raises PrometheusError.
+    Where Prometheus is not installed a line says so, and nothing else happens.
+
+    Args:
+        kubeconfig: of the cluster whose pods are scraped.
+        board: file of the Grafana dashboard, whose queries are asked.
+        out: folder of metrics.json, and of Prometheus' own data.
+        say: prints a line.
+
+    Raises:
+        PrometheusError: it does not start, or does not answer.
     """
     program = shutil.which("prometheus")
     if program is None:

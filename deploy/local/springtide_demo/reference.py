@@ -74,8 +74,14 @@ class ReferenceRun:
 def start(command: Sequence[str], env: Mapping[str, str], root: Path, folder: Path) -> ReferenceRun:
     """Start the manifest's command in this Python, without a job around it.
 
-    `command` and `env` are what the manifest gives its workers; `python` becomes this one. `root` is the
-    image's working directory.
+    Args:
+        command: of the manifest's workers; `python` becomes this one.
+        env: of the manifest's workers.
+        root: the image's working directory.
+        folder: for output, step log and home; it is made when it is missing.
+
+    Returns:
+        The running process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     words = [sys.executable if word == "python" else word for word in command]

@@ -48,8 +48,13 @@ def float32(value: float) -> float:
 def loss_curve_max_difference(curve: Sequence[Commit], reference: Sequence[Commit]) -> float:
     """Return the largest difference of the global loss (float32) at equal steps.
 
-    Raises ValueError naming the first steps that only one of the two has, or that have no loss: a part is no
-    comparison.
+    Args:
+        curve: the job's surviving commits.
+        reference: those of the undisturbed run.
+
+    Raises:
+        ValueError: only one of the two has a step, or it has no loss: a part is no comparison. The first such
+            steps are named.
     """
     ours = {commit.step: commit.loss for commit in curve}
     theirs = {commit.step: commit.loss for commit in reference}
@@ -79,8 +84,13 @@ def events(
 ) -> list[dict[str, Any]]:
     """Return the report's events in order; `at_seconds` counts from the first commit.
 
-    `machine` says what others took of it at the time of each.
-    Raises ValueError as `gap_after`, with the event's kind.
+    Args:
+        curve: the surviving commits in order of their steps; not empty.
+        done: the events, in order.
+        machine: knows what others took of it at the time of each; None: not told.
+
+    Raises:
+        ValueError: a gap cannot be measured (`gap_after`); the event's kind is named.
     """
     start = curve[0].unix_time
     found = []
@@ -116,9 +126,18 @@ def build(
 ) -> dict[str, Any]:
     """Return the report as plain data.
 
-    `outcome` is what a worker that finished left in its termination message: its `data` is the check that
-    travels with the parameters. `reference` is the undisturbed run: its samples were to be seen.
-    Raises ValueError when something that the report must say is not known.
+    Args:
+        curve: the surviving commits in order of their steps.
+        reference: those of the undisturbed run: its samples were to be seen.
+        done: the events, in order.
+        outcome: from the termination message of a worker that finished: its `data` is the check that travels
+            with the parameters.
+        restarts: worker processes that ended although no event aimed at them.
+        final_workers: members of the last generation.
+        machine: knows what others took of it; None: not told.
+
+    Raises:
+        ValueError: something that the report must say is not known.
     """
     data, values = outcome.get("data") or {}, outcome.get("values") or {}
     for name, place, key in (

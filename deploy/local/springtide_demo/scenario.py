@@ -74,6 +74,11 @@ def decide(seen: Observation, done: tuple[Done, ...], pace: Pace | None = None) 
 
     An event comes when its predecessor's effect is complete and training is calm again. It comes anyway when
     that takes longer than `patience`, or when training would end before the rest of the story is told.
+
+    Args:
+        seen: the job as it is now.
+        done: the events so far, in order.
+        pace: times of the story, in seconds; None: the usual ones.
     """
     pace = pace or Pace()
     if seen.finished:

@@ -30,9 +30,14 @@ class Target:
 def unexpected_ends(
     processes: Iterable[WorkerProcess], targets: Iterable[Target], over_at: float = float("inf")
 ) -> list[WorkerProcess]:
-    """Return the processes that ended before the job was over (unix s) although no event aimed at them.
+    """Return the processes that ended although no event aimed at them.
 
     Each is a broken promise: a survivor that restarted.
+
+    Args:
+        processes: all worker processes that were seen.
+        targets: pods that events aimed at, and when.
+        over_at: when the job was over, in unix seconds; ends after that are as they should be.
     """
     aims = list(targets)
     return [

@@ -30,7 +30,13 @@ class Mark:
 
 
 def render(title: str, lanes: Sequence[Lane], marks: Sequence[Mark]) -> str:
-    """Return the picture as an SVG document. Time begins at 0. Values that are not finite are left out."""
+    """Return the picture as an SVG document.
+
+    Args:
+        title: its heading.
+        lanes: from top to bottom; values that are not finite are left out.
+        marks: of events, over all lanes; times in seconds from 0.
+    """
     end = max([1.0, *(point[0] for lane in lanes for point in lane.points), *(mark.at for mark in marks)])
     height = TOP + len(lanes) * (LANE_HEIGHT + LANE_GAP) + 28
     bottom = TOP + len(lanes) * (LANE_HEIGHT + LANE_GAP) - LANE_GAP
@@ -68,7 +74,16 @@ def render(title: str, lanes: Sequence[Lane], marks: Sequence[Mark]) -> str:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Return round numbers in [low, high], at most about `about` + 1 of them."""
+    """Return round numbers for an axis.
+
+    Args:
+        low: its lower end.
+        high: its upper end.
+        about: how many steps there should be; at most about one more than this many numbers come back.
+
+    Returns:
+        Ascending, in [low, high]; `low` alone for an empty axis.
+    """
     if high <= low:
         return [low]
     raw = (high - low) / about

@@ -10,7 +10,16 @@ from springtide_demo.svg import Lane, Mark, render
 
 
 def binned_rate(curve: Sequence[Commit], start: float, width: float) -> list[tuple[float, float]]:
-    """Return (middle of the bin, samples/s) over bins of `width` seconds, the last part bin left out."""
+    """Return samples per second over time; the last bin is left out, since it is not full.
+
+    Args:
+        curve: the surviving commits in order of their times.
+        start: of the first bin, in unix seconds.
+        width: of a bin, in seconds.
+
+    Returns:
+        (middle of the bin in seconds from `start`, samples/s) of each.
+    """
     if not curve:
         return []
     counts = [0] * (int((curve[-1].unix_time - start) / width) + 1)
@@ -20,7 +29,12 @@ def binned_rate(curve: Sequence[Commit], start: float, width: float) -> list[tup
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """Return at most about `most` points, each the mean of its neighbours, so that the file stays small."""
+    """Thin points out, so that the file stays small: each is the mean of its neighbours.
+
+    Args:
+        points: in order.
+        most: about how many are to be left.
+    """
     size = max(1, -(-len(points) // most))
     groups = [points[index : index + size] for index in range(0, len(points), size)]
     return [
@@ -29,13 +43,27 @@ def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[floa
 
 
 def workers(history: History, start: float) -> list[tuple[float, float]]:
-    """Return (first commit of the generation, members) of each generation that survives in the history."""
+    """Return the members of each generation that survives in the history.
+
+    Args:
+        history: of all commits.
+        start: of time, in unix seconds.
+
+    Returns:
+        (first commit of the generation in seconds from `start`, members) of each.
+    """
     surviving = sorted({commit.generation for commit in history.curve()})
     return [(history.first_commit[g] - start, float(len(history.members[g]))) for g in surviving]
 
 
 def picture(history: History, done: Sequence[Done], name: str) -> str:
-    """Return the timeline of a run as SVG. Seconds count from the first commit."""
+    """Return the timeline of a run as SVG. Seconds count from the first commit.
+
+    Args:
+        history: of all commits.
+        done: the events, which are marked.
+        name: of the job, for the title.
+    """
     curve = history.curve()
     start = curve[0].unix_time if curve else 0.0
     losses = [(commit.unix_time - start, commit.loss) for commit in curve if commit.loss is not None]

@@ -61,7 +61,12 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def panel(snapshot: Snapshot, seconds: float) -> RenderableType:
-    """Return the live panel."""
+    """Return the live panel.
+
+    Args:
+        snapshot: the job as it is now.
+        seconds: since the demo began.
+    """
     table = Table(box=None, pad_edge=False, expand=True)
     for title in ("worker", "node", "process", ""):
         table.add_column(title, style="dim" if title == "process" else "")
@@ -110,7 +115,12 @@ class View:
         return panel(self._snapshot, self.seconds)
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line with the time."""
+        """Print a line with the time.
+
+        Args:
+            text: the line.
+            style: of rich; "" for none.
+        """
         self._console.print(Text.assemble((f"{self.seconds:6.1f} s  ", "dim"), (text, style)), soft_wrap=True)
 
     def update(self, snapshot: Snapshot) -> None:
@@ -121,7 +131,12 @@ class View:
             self.say(snapshot.line(), "dim")
 
     def verdict(self, promises: Sequence[Promise], files: Sequence[str]) -> None:
-        """Print the report: a line per promise."""
+        """Print the report: a line per promise.
+
+        Args:
+            promises: what was promised, and what was measured.
+            files: that the demo has written.
+        """
         table = Table(title="What was promised, and what was measured", title_justify="left", box=None)
         for title in ("", "promise", "measured"):
             table.add_column(title)

@@ -17,10 +17,20 @@ _LISTENS = "0A"  # include/net/tcp_states.h
 
 
 def claim_network(seed: str, connections: Path = _CONNECTIONS) -> tuple[int, socket.socket]:
-    """(X, the socket that claims 127.X/16 for as long as it is open). The same seed tries the same X first.
+    """Claim a network 127.X/16 of the loopback device.
 
     Networks in which somebody listens already are left out: a process that outlived its cluster would answer
-    there for a new pod. Raise RuntimeError when all are taken.
+    there for a new pod.
+
+    Args:
+        seed: any text; the same one tries the same X first.
+        connections: the kernel's list of TCP sockets.
+
+    Returns:
+        X, and the socket that claims the network for as long as it is open.
+
+    Raises:
+        RuntimeError: all are taken, or the system lets nobody listen there.
     """
     count = _HIGHEST - _LOWEST + 1
     first = zlib.crc32(seed.encode()) % count
@@ -78,7 +88,12 @@ def api_address(network: int) -> str:
 
 
 def node_address(network: int, index: int) -> str:
-    """`index` counts from 0 to 253."""
+    """Return the address of a node.
+
+    Args:
+        network: X of the cluster's 127.X/16.
+        index: of the node, from 0 to 253.
+    """
     return f"127.{network}.1.{index + 1}"
 
 

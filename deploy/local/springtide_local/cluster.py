@@ -59,8 +59,17 @@ class Cluster:
     ) -> Cluster:
         """Start it in the background and wait until it is ready.
 
-        Raise ClusterError when it already runs, cannot run here or does not get ready in time, ValueError
-        for settings out of range.
+        Args:
+            data: its folder; None: the usual one.
+            settings: nodes, their sizes and times; None: the usual ones.
+            timeout: seconds until it has to be ready.
+
+        Returns:
+            The handle of the running cluster.
+
+        Raises:
+            ClusterError: it already runs, cannot run here, or does not get ready in time.
+            ValueError: a setting is out of range.
         """
         settings = settings or Settings()
         settings.check()
@@ -200,7 +209,16 @@ class Cluster:
         shutil.rmtree(self.files.data, ignore_errors=True)
 
     def add_image(self, name: str, python: Path, root: Path) -> None:
-        """Let the kubelet know an image. Raise ValueError with what is wrong."""
+        """Let the kubelet know an image.
+
+        Args:
+            name: as manifests spell it; without a tag it stands for every tag.
+            python: the interpreter of its environment.
+            root: its working directory.
+
+        Raises:
+            ValueError: one of them cannot be; the text says why.
+        """
         self.files.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         add_image(self.files.images, name, python, root)
 
@@ -223,7 +241,15 @@ class Cluster:
         self._set_node(name, STOPPED)
 
     def restore_node(self, name: str, timeout: float = _NODE_TIMEOUT) -> None:
-        """The node works again, also when its Node object was deleted meanwhile; returns when it is Ready."""
+        """Let a node work again, also when its Node object was deleted meanwhile; return when it is Ready.
+
+        Args:
+            name: of the node.
+            timeout: seconds until it has to be.
+
+        Raises:
+            ClusterError: it does not become Ready in time, or there is no such node.
+        """
         known = [node["metadata"]["name"] for node in self.request("GET", "/api/v1/nodes")["items"]]
         if name not in known and name in node_names(int(self.state["nodes"])):
             node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
@@ -241,8 +267,18 @@ class Cluster:
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """One call of the Kubernetes API as its administrator; PATCH is a merge patch. Raise ClusterError
-        with the API server's message.
+        """Call the Kubernetes API as its administrator.
+
+        Args:
+            method: of HTTP; PATCH is a merge patch.
+            path: of the URL.
+            body: plain JSON; None: no body.
+
+        Returns:
+            The answer's JSON.
+
+        Raises:
+            ClusterError: nobody answers, or the API server refuses, with its message.
         """
         address = urlsplit(self.url)
         context = ssl.create_default_context(cafile=self.files.pki / "ca.crt")

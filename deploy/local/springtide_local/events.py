@@ -33,9 +33,25 @@ class EventRecorder:
         self._seen: OrderedDict[tuple[str, str, str, str], tuple[str, str]] = OrderedDict()
 
     def normal(self, obj: Object, reason: str, message: str, field_path: str = "") -> None:
+        """Record an event that is as it should be.
+
+        Args:
+            obj: the object that the event is about.
+            reason: one word in CamelCase.
+            message: in words.
+            field_path: part of the object, as `spec.containers{main}`; "" for all of it.
+        """
         self._record(obj, "Normal", reason, message, field_path)
 
     def warning(self, obj: Object, reason: str, message: str, field_path: str = "") -> None:
+        """Record an event that somebody should look at.
+
+        Args:
+            obj: the object that the event is about.
+            reason: one word in CamelCase.
+            message: in words.
+            field_path: part of the object, as `spec.containers{main}`; "" for all of it.
+        """
         self._record(obj, "Warning", reason, message, field_path)
 
     def _record(

@@ -83,7 +83,15 @@ class Images:
         self._added: dict[str, Image] = {}
 
     def find(self, reference: str, pull_policy: str = "IfNotPresent") -> Image:
-        """Raise ImageError when no image of that name is known."""
+        """Return an image.
+
+        Args:
+            reference: as a pod has it.
+            pull_policy: of the container; nothing is ever pulled, so that it only changes the refusal.
+
+        Raises:
+            ImageError: no image of that name is known.
+        """
         repository, tag = split_reference(reference)
         self._read()
         added = self._added.get(f"{repository}:{tag}") or self._added.get(repository)
@@ -133,8 +141,16 @@ class Images:
 
 
 def add_image(file: Path, name: str, python: Path, root: Path) -> None:
-    """Register an image for the cluster whose images file this is. Raise ValueError with what is wrong and
-    what to give instead.
+    """Register an image for a cluster.
+
+    Args:
+        file: the cluster's images; it is made when it is missing.
+        name: as manifests spell it; without a tag it stands for every tag.
+        python: the interpreter of its environment.
+        root: its working directory.
+
+    Raises:
+        ValueError: one of them cannot be; the text says what to give instead.
     """
     try:
         split_reference(name)

@@ -42,6 +42,12 @@ class Informer:
         self._handlers: list[Callable[[Change], None]] = []
 
     def get(self, namespace: str | None, name: str) -> Object | None:
+        """Return an object, which nobody may change; None when it is not there.
+
+        Args:
+            namespace: of the object; None: it has none.
+            name: of the object.
+        """
         return self._objects.get((namespace or "", name))
 
     def all(self, namespace: str | None = None) -> Iterator[Object]:

@@ -54,11 +54,23 @@ class Authority:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def server(self, addresses: Sequence[str], names: Sequence[str] = ("localhost",)) -> KeyPair:
+        """Issue a certificate for the API server.
+
+        Args:
+            addresses: on which it is reached.
+            names: of hosts, likewise.
+        """
         alternatives: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address(a)) for a in addresses]
         alternatives += [x509.DNSName(name) for name in names]
         return self._issue("kube-apiserver", (), ExtendedKeyUsageOID.SERVER_AUTH, alternatives)
 
     def client(self, user: str, groups: Sequence[str] = ()) -> KeyPair:
+        """Issue a certificate for a client.
+
+        Args:
+            user: its common name.
+            groups: its organisations.
+        """
         return self._issue(user, groups, ExtendedKeyUsageOID.CLIENT_AUTH, [])
 
     def _issue(
@@ -104,7 +116,12 @@ def _builder(
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read; a reader never sees half of it."""
+    """Write a file that only its owner can read; a reader never sees half of it.
+
+    Args:
+        path: of the file.
+        content: its bytes.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
@@ -113,8 +130,12 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def server_context(authority: Authority, addresses: Sequence[str], folder: Path) -> ssl.SSLContext:
-    """TLS of the server; clients may present a certificate of the same authority. Key files are left in
-    `folder`.
+    """Return TLS of the server; clients may present a certificate of the same authority.
+
+    Args:
+        authority: issues the server's certificate.
+        addresses: on which the server is reached.
+        folder: gets the files of key and authority; it is made when it is missing.
     """
     pair = authority.server(addresses)
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +158,16 @@ def kubeconfig(
     name: str = "springtide-local",
     namespace: str = "default",
 ) -> str:
-    """A kubeconfig as YAML for the URL `server`, with a client certificate or a bearer token."""
+    """Return a kubeconfig as YAML, with a client certificate or a bearer token.
+
+    Args:
+        server: URL.
+        authority: that the client trusts.
+        client: its certificate.
+        token: its bearer token.
+        name: of cluster, user and context.
+        namespace: for commands that name none.
+    """
     user: dict[str, str] = {}
     if client is not None:
         user["client-certificate-data"] = base64.b64encode(client.certificate).decode()

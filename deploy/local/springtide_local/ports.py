@@ -43,18 +43,48 @@ class StorePort(Protocol):
     def create(self, resource: str, obj: Object, namespace: str | None = None) -> Object:
         """Add an object.
 
-        Raise ApiError 409 AlreadyExists, 422 Invalid, 403 Forbidden (quota, terminating namespace),
-        404 (namespace).
+        Args:
+            resource: plural, with `.group` unless it is the core group.
+            obj: the object; it is copied.
+            namespace: of the object; None: the one that it says.
+
+        Returns:
+            The object as it is stored.
+
+        Raises:
+            ApiError: 403 Forbidden (quota, terminating namespace), 404 (namespace), 409 AlreadyExists, 422
+                Invalid.
         """
         ...
 
     def get(self, resource: str, name: str, namespace: str | None = None) -> Object:
-        """Raise ApiError 404."""
+        """Return an object.
+
+        Args:
+            resource: plural, with `.group` unless it is the core group.
+            name: of the object.
+            namespace: of the object; None: it has none.
+
+        Raises:
+            ApiError: 404: it is not there.
+        """
         ...
 
     def list(
         self, resource: str, namespace: str | None = None, label_selector: str = "", field_selector: str = ""
-    ) -> list[Object]: ...
+    ) -> list[Object]:
+        """Return the objects that are selected.
+
+        Args:
+            resource: plural, with `.group` unless it is the core group.
+            namespace: of the objects; None: all.
+            label_selector: as `kubectl -l` has it; "" for all.
+            field_selector: as `kubectl --field-selector` has it; "" for all.
+
+        Raises:
+            ApiError: 400: a selector cannot be read.
+        """
+        ...
 
     def mutate(
         self,
@@ -66,7 +96,18 @@ class StorePort(Protocol):
     ) -> Object:
         """Read, change in place, write (only if something changed).
 
-        `subresource="status"` keeps all but status as it was.
+        Args:
+            resource: plural, with `.group` unless it is the core group.
+            name: of the object.
+            namespace: of the object; None: it has none.
+            change: changes a copy in place.
+            subresource: `status` keeps all but the status as it was; None: the object itself.
+
+        Returns:
+            The object as it is stored.
+
+        Raises:
+            ApiError: 404: it is not there. Another code: the write is refused.
         """
         ...
 
@@ -81,12 +122,30 @@ class StorePort(Protocol):
         """Delete an object, by DELETE's rules: a bound pod only gets a deletionTimestamp.
 
         It goes with a second delete with grace 0 (by its kubelet).
+
+        Args:
+            resource: plural, with `.group` unless it is the core group.
+            name: of the object.
+            namespace: of the object; None: it has none.
+            grace_period_seconds: for a bound pod; None: as its spec says.
+            uid: that it must have; None: any.
+
+        Returns:
+            The object's last state.
+
+        Raises:
+            ApiError: 404: it is not there; 409: it is another one.
         """
         ...
 
     def watch(self, resource: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
-        """ADDED for all that exists (at the moment of the first `anext`), then every change, without gaps.
+        """Yield ADDED for all that exists (at the moment of the first `anext`), then every change, without
+        gaps.
 
         Never ends by itself.
+
+        Args:
+            resource: plural, with `.group` unless it is the core group.
+            namespace: of the objects; None: all.
         """
         ...

@@ -58,7 +58,16 @@ _READY_TIMEOUT = 15.0
 
 
 def run_cluster(data: Path, identity: str, reaper: int) -> int:
-    """Run the cluster of this folder until SIGTERM or SIGINT. The answer is the exit status."""
+    """Run the cluster of a folder until SIGTERM or SIGINT.
+
+    Args:
+        data: the folder, with its settings.
+        identity: by which its processes are known.
+        reaper: id of the process that kills what the cluster leaves behind.
+
+    Returns:
+        The exit status.
+    """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout
     )

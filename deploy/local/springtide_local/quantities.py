@@ -52,13 +52,27 @@ def parse_quantity(value: str | int | float) -> Fraction:
 
 
 def units(resource: str, value: str | int | float) -> int:
-    """A quantity in the integer unit of its resource (see the module)."""
+    """Return a quantity in the integer unit of its resource, rounded up: thousandths of a core for `cpu`,
+    else whole units.
+
+    Args:
+        resource: its name.
+        value: as manifests spell it.
+
+    Raises:
+        ValueError: it is no quantity.
+    """
     number = parse_quantity(value)
     return math.ceil(number * 1000) if resource == "cpu" else math.ceil(number)
 
 
 def format_units(resource: str, amount: int) -> str:
-    """The inverse of `units`, in the form that Kubernetes prints."""
+    """Return an amount in the form that Kubernetes prints, the inverse of `units`.
+
+    Args:
+        resource: its name.
+        amount: in the integer unit of the resource.
+    """
     if resource == "cpu":
         return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
     if resource in ("memory", "ephemeral-storage") and amount:

@@ -68,8 +68,14 @@ class Decision:
 def decide(pod: Object, nodes: Iterable[NodeState], claims: Mapping[str, str | None]) -> Decision:
     """Choose the node with the most room left among those that fit.
 
-    `claims` gives the phase of each PersistentVolumeClaim of the pod's namespace (absent: there is none of
-    that name).
+    Args:
+        pod: the Pod.
+        nodes: with what is free of each.
+        claims: phase of each PersistentVolumeClaim of the pod's namespace (absent: there is none of that
+            name).
+
+    Returns:
+        The node, or None, with the reason in the scheduler's words.
     """
     nodes = list(nodes)
     total = len(nodes)

@@ -9,8 +9,14 @@ Object = dict[str, Any]
 
 
 def matches_selector(selector: Object | None, labels: Mapping[str, str]) -> bool:
-    """A `metav1.LabelSelector`. None matches nothing; an empty one matches everything. Raise ValueError on
-    an unknown operator.
+    """Return whether labels match a `metav1.LabelSelector`.
+
+    Args:
+        selector: None matches nothing; an empty one matches everything.
+        labels: of an object.
+
+    Raises:
+        ValueError: an operator is unknown.
     """
     if selector is None:
         return False
@@ -20,7 +26,16 @@ def matches_selector(selector: Object | None, labels: Mapping[str, str]) -> bool
 
 
 def matches_node_terms(terms: Sequence[Object], node: Object) -> bool:
-    """`nodeSelectorTerms`: one matching term is enough; a term without requirements matches nothing."""
+    """Return whether a node matches `nodeSelectorTerms`: one matching term is enough; a term without
+    requirements matches nothing.
+
+    Args:
+        terms: of a pod's node affinity.
+        node: the Node.
+
+    Raises:
+        ValueError: an operator is unknown.
+    """
     labels = node["metadata"].get("labels") or {}
     fields = {"metadata.name": node["metadata"]["name"]}
     for term in terms:
@@ -55,7 +70,12 @@ def _matches(expression: Object, labels: Mapping[str, str]) -> bool:
 
 
 def toleration_of(tolerations: Sequence[Object], taint: Object) -> Object | None:
-    """The first toleration that covers the taint."""
+    """Return the first toleration that covers a taint; None where there is none.
+
+    Args:
+        tolerations: of a pod.
+        taint: of a node.
+    """
     for toleration in tolerations:
         if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
             continue
@@ -71,4 +91,10 @@ def toleration_of(tolerations: Sequence[Object], taint: Object) -> Object | None
 
 
 def tolerates(tolerations: Sequence[Object], taint: Object) -> bool:
+    """Return whether a toleration covers a taint.
+
+    Args:
+        tolerations: of a pod.
+        taint: of a node.
+    """
     return toleration_of(tolerations, taint) is not None

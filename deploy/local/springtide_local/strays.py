@@ -11,8 +11,11 @@ INIT_MARK = b"# The init process of Springtide"  # with which the operator's pro
 
 
 def processes_with(variable: str, value: str) -> list[int]:
-    """Ids of our user's living processes (not zombies, not this one) whose initial environment has
-    `variable=value`.
+    """Return ids of our user's living processes (not zombies, not this one) by a mark in their environment.
+
+    Args:
+        variable: of the environment that the process began with.
+        value: that it has there.
     """
     mark = f"\0{variable}={value}\0".encode()
     found = []

@@ -20,7 +20,16 @@ from springtide_coordinator.membership.state import Membership
 
 
 def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[Effect]:
-    """Ask all members to stop after the same step when somebody wants in or out."""
+    """Ask all members to stop after the same step when somebody wants in or out.
+
+    Args:
+        m: facts of the membership, which are changed.
+        generation: the current one.
+        now: in unix seconds.
+
+    Returns:
+        Boundary messages; empty when nobody wants in or out, or all were asked already.
+    """
     if generation.closing or generation.ended_stage is not None or not m.settled:
         return []
     asked = generation.boundary or stopped_by_itself(m, generation)
@@ -44,7 +53,16 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
 
 
 def ask_for_epoch_end(m: Membership, generation: Generation, trains: list[Record]) -> list[Effect]:
-    """Ask all members to stop at the epoch's end, and let them train until then."""
+    """Ask all members to stop at the epoch's end, and let them train until then.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
+        trains: its members that train.
+
+    Returns:
+        Boundary messages to members that were not asked yet.
+    """
     effects: list[Effect] = []
     if reason := why_epoch_end(m):
         for record in trains:
@@ -57,6 +75,10 @@ def stopped_by_itself(m: Membership, generation: Generation) -> str:
     """Return which member waits at a boundary that nobody was asked for; "" if none does.
 
     With common steps the others are there, too. Without them nothing else makes the others stop.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
     """
     for member in generation.ids:
         record = m.members.get(member)
@@ -71,12 +93,27 @@ def stopped_by_itself(m: Membership, generation: Generation) -> str:
 
 
 def standbys(m: Membership, generation: Generation | None) -> list[Record]:
-    """Parked processes outside of the generation that want in."""
+    """Return the parked processes outside of a generation that want in.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one; None: there is none.
+    """
     inside = () if generation is None else generation.ids
     return [r for r in m.connected() if r.parked and not r.leaving and r.info.id not in inside]
 
 
 def why_leave(m: Membership, trains: list[Record], now: float) -> tuple[str, str] | None:
+    """Return why a boundary is to be asked for so that members can leave.
+
+    Args:
+        m: facts of the membership.
+        trains: its members that train.
+        now: in unix seconds.
+
+    Returns:
+        (cause, reason); None while there is no need.
+    """
     leavers = [record for record in trains if record.leaving]
     if not leavers:
         return None
@@ -95,6 +132,17 @@ def why_leave(m: Membership, trains: list[Record], now: float) -> tuple[str, str
 def why_join(
     m: Membership, generation: Generation, trains: list[Record], now: float
 ) -> tuple[str, str] | None:
+    """Return why a boundary is to be asked for so that processes can join.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
+        trains: its members that train.
+        now: in unix seconds.
+
+    Returns:
+        (cause, reason); None while nobody can, or more are about to come.
+    """
     staying = sum(not record.leaving for record in trains)
     room = m.maximum - staying if m.maximum else len(m.members)
     joiners = sorted(standbys(m, generation), key=lambda record: record.parked_at)
@@ -107,7 +155,15 @@ def why_join(
 
 
 def dismiss(m: Membership, now: float) -> list[Effect]:
-    """Leave: to parked processes that nobody needs, and to those whose time is over."""
+    """Dismiss parked processes that nobody needs, and those whose time is over.
+
+    Args:
+        m: facts of the membership, which are changed.
+        now: in unix seconds.
+
+    Returns:
+        Leave messages.
+    """
     effects: list[Effect] = []
     current = m.current
     relieved = any(not record.leaving for record in m.connected())
@@ -132,18 +188,40 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
 
 
 def somebody_trains(m: Membership, generation: Generation) -> bool:
-    """Whether a member of the generation is connected: what a process outside of it holds is not needed."""
+    """Return whether a member of the generation is connected: what a process outside of it holds is not
+    needed.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
+    """
     return any(member in m.members and m.members[member].connected for member in generation.ids)
 
 
 def send_away(record: Record, reason: str, surplus: bool = False) -> list[Effect]:
-    """Leave: the process exits with outcome Left. surplus: the job has finished, and needs nobody."""
+    """Dismiss a process: it exits with outcome Left.
+
+    Args:
+        record: of the process; it is changed.
+        reason: in words.
+        surplus: the job has finished, and needs nobody.
+
+    Returns:
+        The Leave message, unless it was sent.
+    """
     record.dismissed, record.surplus = reason, surplus
     return once(record, "leave", Leave(reason, surplus))
 
 
 def is_due(m: Membership, record: Record, now: float, relieved: bool = False) -> bool:
-    """Whether the leaver must be let go now, whatever it holds; relieved: others wait to take that over."""
+    """Return whether a leaver must be let go now, whatever it holds.
+
+    Args:
+        m: facts of the membership.
+        record: of the process.
+        now: in unix seconds.
+        relieved: others wait to take that over.
+    """
     if not record.leaving:
         return False
     if now >= leave_deadline(m, record):
@@ -160,8 +238,11 @@ def may_leave(
     """Return the leavers that can go now.
 
     Args:
+        m: facts of the membership.
+        leavers: members that want to go.
         staying: processes that stay and are ready to train.
         holders: how many of them hold the newest state.
+        now: in unix seconds.
     """
     if holders > 0 and staying >= max(1, m.minimum):
         return list(leavers)
@@ -169,7 +250,15 @@ def may_leave(
 
 
 def end_loop(m: Membership, generation: Generation) -> list[Effect]:
-    """Say EndOk when all members wait at the end of the same loop; say it again to who missed it."""
+    """Say EndOk when all members wait at the end of the same loop; say it again to those that missed it.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one; it is changed.
+
+    Returns:
+        EndOk messages.
+    """
     effects: list[Effect] = []
     records = [m.members.get(member) for member in generation.ids]
     there = [record for record in records if record is not None]
@@ -200,7 +289,12 @@ def end_loop(m: Membership, generation: Generation) -> list[Effect]:
 
 
 def ended_together(generation: Generation, waiting: list[Record]) -> bool:
-    """Whether all members stand at one end with one state. waiting: those that wait at an end."""
+    """Return whether all members stand at one end with one state.
+
+    Args:
+        generation: the current one.
+        waiting: the members that wait at an end.
+    """
     ends = {(record.at_stage, record.state) for record in waiting}
     return len(waiting) == len(generation.ids) and all(r.connected for r in waiting) and len(ends) == 1
 
@@ -210,6 +304,10 @@ def reconsider_finish(m: Membership, now: float) -> None:
 
     It was in vain when the operator still wants workers a while later and nobody who holds state is alive.
     The job can then only start again, and says that its state is lost.
+
+    Args:
+        m: facts of the membership, which are changed.
+        now: in unix seconds.
     """
     heard = m.operator_synced_at
     if not m.finished or heard is None or now - m.finished_at < m.settings.finish:

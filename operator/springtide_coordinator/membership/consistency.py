@@ -45,12 +45,18 @@ def next_consistency(m: Membership, members: Iterable[Record], at_epoch_end: boo
 
 
 def is_epoch_end(m: Membership, members: Iterable[Record], chosen: StateName | None) -> bool:
-    """Whether the state is one that common steps can begin from: exactly the ranges before it are in every
-    chunk, and all who hold it are at the same place.
+    """Return whether common steps can begin from a state: exactly the batches before it are in every chunk,
+    and all that hold it are at the same place.
 
-    In Synchronous servers count steps, and ranges otherwise: each state of the former is one of the latter,
+    In Synchronous servers count steps, and batches otherwise: each state of the former is one of the latter,
     but the other way round only where workers meet, at an epoch's end. A member that has stopped there
-    reports it; that holds until ranges are given out again. A fresh start begins from a state of either kind.
+    reports it; that holds until batches are given out again. A fresh start begins from a state of either
+    kind.
+
+    Args:
+        m: facts of the membership.
+        members: records of those that take part.
+        chosen: the state; None: a fresh start.
     """
     if chosen is None:
         return True
@@ -70,6 +76,11 @@ def owners(
 
     Without common steps some things are each worker's own (a GradScaler's scale): where such steps begin, one
     member's become all members'.
+
+    Args:
+        participants: records of the next generation's members.
+        chosen: the state that it begins from; None: a fresh start.
+        following: its consistency; None: it has no servers.
     """
     holders = sorted((r for r in participants if r.state == chosen), key=lambda r: r.info.rank_key)
     if following is not None and following.mode == SYNCHRONOUS:
@@ -94,7 +105,15 @@ def why_epoch_end(m: Membership) -> str:
 
 
 def why_other_consistency(m: Membership, generation: Generation) -> tuple[str, str] | None:
-    """(cause, reason) of a boundary that is asked for because the consistency is to change."""
+    """Return why a boundary is to be asked for because the consistency is to change.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
+
+    Returns:
+        (cause, reason); None while it is right.
+    """
     following = next_consistency(m, _members(m, generation), at_epoch_end=False)
     if generation.consistency is None or following == generation.consistency:
         return None
@@ -102,7 +121,12 @@ def why_other_consistency(m: Membership, generation: Generation) -> tuple[str, s
 
 
 def describe_change(old: Consistency | None, new: Consistency | None) -> str:
-    """One sentence for people."""
+    """Describe a change of consistency in one sentence for people.
+
+    Args:
+        old: until then.
+        new: from then on.
+    """
     return f"consistency {old} becomes {new}"
 
 

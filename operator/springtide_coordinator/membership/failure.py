@@ -14,7 +14,12 @@ VANISHED_SECONDS = 60.0  # without a stream; whoever restarts in place is back b
 
 
 def proof_of_death(m: Membership, info: MemberInfo) -> str:
-    """How it is known that the process can never act again; "" when it is not known."""
+    """Return how it is known that a process can never act again; "" when it is not known.
+
+    Args:
+        m: facts of the membership.
+        info: of the process.
+    """
     record = m.members.get(info.id)
     if record is not None:
         if record.goodbye:
@@ -34,12 +39,22 @@ def proof_of_death(m: Membership, info: MemberInfo) -> str:
 
 
 def same_place(one: MemberInfo, other: MemberInfo) -> bool:
-    """Whether two processes can only have lived one after the other."""
+    """Return whether two processes can only have lived one after the other.
+
+    Args:
+        one: of a process.
+        other: of another one.
+    """
     return bool(one.pod_uid) and (one.pod_uid, one.local_rank) == (other.pod_uid, other.local_rank)
 
 
 def complaint_in(m: Membership, generation: Generation) -> bool:
-    """Whether a member of the generation said that a reduction or the formation failed."""
+    """Return whether a member of a generation said that a reduction or the formation failed.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
+    """
     return any(
         record.generation == generation.name
         and record.standing is Standing.PARKED
@@ -49,10 +64,16 @@ def complaint_in(m: Membership, generation: Generation) -> bool:
 
 
 def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float) -> str:
-    """How it is known that a member will not take part in what follows; "" while it may.
+    """Return how it is known that a member will not take part in what follows; "" while it may.
 
     A stream that broke has a short grace. A failed reduction or the operator's word ends it at once. Without
     either, a coordinator that cannot hear the operator pauses: it may be the one that was cut off.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one; a member that has parked is fenced no more.
+        info: of the process.
+        now: in unix seconds.
     """
     if info.pod_uid in m.hung:
         return "it hangs, and its pod is replaced"
@@ -79,18 +100,30 @@ def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float
 
 
 def gone_with_machine(m: Membership, info: MemberInfo, now: float) -> bool:
-    """Whether a process that an earlier coordinator knew, and this one never heard, counts as lost.
+    """Return whether a process that an earlier coordinator knew, and this one never heard, counts as lost.
 
     It is no proof of death, and starts nothing anew: the process may be on the far side of a broken network.
     Its steps there have older names than all that come here, and it is fenced when it returns.
+
+    Args:
+        m: facts of the membership.
+        info: of the process.
+        now: in unix seconds.
     """
     return info.id not in m.known_members and silent_machine(m, m.living.get(info.pod_uid), now)
 
 
 def silent_machine(m: Membership, pod: PodSeen | None, now: float) -> bool:
-    """Whether the operator hears nothing of a pod, and this coordinator has listened for long enough, too:
-    as long as it takes all that live to find a coordinator. Others must have come, with their generation;
-    where one of them says that a reduction failed, half of that is long enough.
+    """Return whether the operator hears nothing of a pod, and this coordinator has listened for long enough,
+    too.
+
+    That is as long as it takes all that live to find a coordinator. Others must have come, with their
+    generation; where one of them says that a reduction failed, half of that is long enough.
+
+    Args:
+        m: facts of the membership.
+        pod: as the operator sees it; None: the operator does not know it.
+        now: in unix seconds.
     """
     if pod is None or not pod.unheard or m.current is None or m.deaf(now):
         return False
@@ -101,10 +134,15 @@ def silent_machine(m: Membership, pod: PodSeen | None, now: float) -> bool:
 
 
 def may_return(m: Membership, broken_at: float, now: float) -> bool:
-    """Whether a stream that broke at that time still has time to come back.
+    """Return whether a broken stream still has time to come back.
 
     Where this process itself stood still (its node did, or its share of the processor was used up), all
-    streams break at once, and whose grace had not ended before is given one anew that is long enough.
+    streams break at once, and one whose grace had not ended before is given one anew that is long enough.
+
+    Args:
+        m: facts of the membership.
+        broken_at: when it broke, in unix seconds.
+        now: in unix seconds.
     """
     until = broken_at + m.settings.grace
     if m.awake_since is not None and until > m.asleep_since:
@@ -113,7 +151,13 @@ def may_return(m: Membership, broken_at: float, now: float) -> bool:
 
 
 def paused_without_operator(m: Membership, generation: Generation, now: float) -> bool:
-    """Whether a silent loss must wait for the operator."""
+    """Return whether a silent loss must wait for the operator.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
+        now: in unix seconds.
+    """
     return m.deaf(now) and not complaint_in(m, generation)
 
 
@@ -130,7 +174,12 @@ def silent_pods(m: Membership) -> list[tuple[str, str]]:
 
 
 def vanished_pods(m: Membership, now: float) -> list[str]:
-    """Uids of pods that run, and of which a process was a member and is not heard of any more."""
+    """Return the uids of pods that run, and of which a process was a member and is not heard of any more.
+
+    Args:
+        m: facts of the membership.
+        now: in unix seconds.
+    """
     gone = {
         record.info.pod_uid
         for record in m.members.values()
@@ -145,7 +194,16 @@ _TRAINS = (Standing.ACTIVE, Standing.ENDED)
 
 
 def note_losses(m: Membership, generation: Generation, now: float) -> list[Effect]:
-    """Write down which members of the generation are lost by now."""
+    """Write down which members of the generation are lost by now.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one; it is changed.
+        now: in unix seconds.
+
+    Returns:
+        One effect for each member that is lost since the last call.
+    """
     effects: list[Effect] = []
     for info in generation.members:
         if info.id in generation.lost:
@@ -157,7 +215,13 @@ def note_losses(m: Membership, generation: Generation, now: float) -> list[Effec
 
 
 def close_if_over(m: Membership, generation: Generation, now: float) -> None:
-    """Decide whether the generation is over; the reason stays with it."""
+    """Decide whether the generation is over; the reason stays with it.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one; it is changed.
+        now: in unix seconds.
+    """
     if generation.closing:
         return
     labels = {info.id: info.label for info in generation.members}
@@ -191,13 +255,26 @@ def why_parked(record: Record) -> str:
 
 
 def finished(m: Membership, member: str) -> bool:
-    """Whether the process ended well after the last loop: the others may do the same."""
+    """Return whether a process ended well after the last loop: the others may do the same.
+
+    Args:
+        m: facts of the membership.
+        member: its id.
+    """
     record = m.members.get(member)
     return record is not None and record.goodbye == "Finished"
 
 
 def ask_to_park(m: Membership, now: float) -> list[Effect]:
-    """Prepare: to the members of a generation that is over, and to whoever trains in an older one."""
+    """Send Prepare to the members of a generation that is over, and to processes that train in an older one.
+
+    Args:
+        m: facts of the membership.
+        now: in unix seconds.
+
+    Returns:
+        Prepare messages, and the end of streams that do not answer them.
+    """
     effects: list[Effect] = []
     current = m.current
     for record in list(m.connected()):
@@ -216,7 +293,17 @@ def ask_to_park(m: Membership, now: float) -> list[Effect]:
 
 
 def disconnect_if_stuck(m: Membership, generation: Generation, record: Record, now: float) -> list[Effect]:
-    """A member that was told to park and does not answer must not hold the others for ever."""
+    """Disconnect a member that was told to park and does not answer: it must not hold the others for ever.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
+        record: of the process.
+        now: in unix seconds.
+
+    Returns:
+        The refusal and the end of the stream, once its time is over.
+    """
     since = max(generation.closing_at, record.connected_at)
     if record.standing not in _TRAINS or now - since < m.settings.parking or record.session is None:
         return []
@@ -226,7 +313,15 @@ def disconnect_if_stuck(m: Membership, generation: Generation, record: Record, n
 
 
 def disconnect_hung(m: Membership, now: float) -> list[Effect]:
-    """The operator replaces the pods of members that hang: the others go on without them at once."""
+    """Disconnect members that hang, whose pods the operator replaces: the others go on without them at once.
+
+    Args:
+        m: facts of the membership.
+        now: in unix seconds.
+
+    Returns:
+        Refusals and the end of streams.
+    """
     effects: list[Effect] = []
     current = m.current
     for record in list(m.connected()):
@@ -238,7 +333,18 @@ def disconnect_hung(m: Membership, now: float) -> list[Effect]:
 def disconnect(
     m: Membership, generation: Generation, record: Record, reason: str, now: float
 ) -> list[Effect]:
-    """End the stream of a member that does not answer; it stays lost to the generation until it parks."""
+    """End the stream of a member that does not answer; it stays lost to the generation until it parks.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
+        record: of the process.
+        reason: in words.
+        now: in unix seconds.
+
+    Returns:
+        The refusal and the end of the stream; empty without one.
+    """
     session = record.session
     if session is None:
         return []
@@ -252,12 +358,25 @@ def disconnect(
 
 
 def is_outranked(m: Membership, newest: Incarnation | None) -> bool:
-    """Whether somebody has heard of a newer incarnation of the coordinator, and this one still works."""
+    """Return whether somebody has heard of a newer incarnation of the coordinator, and this one still works.
+
+    Args:
+        m: facts of the membership.
+        newest: that was heard of; None: of none.
+    """
     return newest is not None and newest > m.incarnation and not m.superseded
 
 
 def step_down(m: Membership, why: str) -> list[Effect]:
-    """Become passive for good: a newer coordinator lives. All are sent to look for it."""
+    """Become passive for good: a newer coordinator lives. All are sent to look for it.
+
+    Args:
+        m: facts of the membership, which are changed.
+        why: in words.
+
+    Returns:
+        Refusals and the end of all streams.
+    """
     m.superseded = why
     effects: list[Effect] = []
     for record in list(m.connected()):

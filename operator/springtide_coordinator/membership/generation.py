@@ -76,7 +76,12 @@ class Generation:
         return (*self.servers, *(info for info in self.leaving_servers if info.id in self.needed_servers))
 
     def close(self, reason: str, now: float) -> None:
-        """Say that it is over; the first reason stays."""
+        """Say that the generation is over; the first reason stays.
+
+        Args:
+            reason: in words.
+            now: in unix seconds.
+        """
         if not self.closing:
             self.closing, self.closing_at = reason, now
 
@@ -95,9 +100,13 @@ def compose(
     """Make the Start of generation `name`: ranks, the state, and who sends it to whom.
 
     Args:
+        name: of the generation.
         participants: parked members, in any order; not empty.
-        chosen: the state all begin from, held by at least one participant; None starts anew from the
-            initial state of the first member.
+        chosen: the state all begin from, held by at least one participant; None starts anew from the initial
+            state of the first member.
+        reason: of the generation, in words.
+        servers: its parameter servers, in order.
+        leaving_servers: servers that it does not have and that may hold the state.
         had_state: with None: the job had state.
         consistency: in which the members train; None without parameters on servers.
         owners: holders of the state, from whom the other members get it; None: all holders.
@@ -161,7 +170,8 @@ class ComplaintRow:
 
         Args:
             members: its members, with the reasons they parked for.
-            lived: seconds from its start to its end; above `healthy` seconds a new row begins.
+            lived: seconds from its start to its end.
+            healthy: seconds above which a new row begins.
             servers: ids of its parameter servers.
         """
         if lived > healthy:
@@ -185,7 +195,12 @@ class ComplaintRow:
                 )
 
     def unreached(self, members: Sequence[Record], servers: Sequence[ServerInfo]) -> list[ServerInfo]:
-        """The servers that most members complain of, those with most complaints first."""
+        """Return the servers that most members complain of, those with most complaints first.
+
+        Args:
+            members: records of the generation's members.
+            servers: of the generation.
+        """
         ids = {member.info.id for member in members}
         most = [info for info in servers if 2 * len(ids & self.by.get(info.id, Counter()).keys()) > len(ids)]
         return sorted(most, key=lambda info: -self.by[info.id].total())

@@ -44,7 +44,17 @@ SUSPENDED = "the job is suspended"
 
 
 def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]:
-    """Let a process in on a new stream, or refuse it with the reason."""
+    """Let a process in on a new stream, or refuse it with the reason.
+
+    Args:
+        m: facts of the membership, which are changed.
+        session: number of the stream.
+        hello: first message of the process.
+        now: in unix seconds.
+
+    Returns:
+        Welcome and the messages that the process has missed; or the refusal and the end of the stream.
+    """
     effects: list[Effect] = []
     heard_of = [hello.newest_incarnation, hello.generation.incarnation if hello.generation else None]
     newest = max((incarnation for incarnation in heard_of if incarnation), default=m.incarnation)
@@ -76,7 +86,12 @@ def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]
 
 
 def why_refused(m: Membership, hello: Hello) -> Refused | None:
-    """The reason not to let a process in; None when it is welcome."""
+    """Return why a process is not let in; None when it is welcome.
+
+    Args:
+        m: facts of the membership.
+        hello: first message of the process.
+    """
     if not hello.member.id:
         return Refused("Hello.member.id is empty: every process needs a random id of its own", retry=False)
     if hello.protocol_version != PROTOCOL_VERSION:
@@ -101,7 +116,13 @@ def why_refused(m: Membership, hello: Hello) -> Refused | None:
 
 
 def layout_mismatch(m: Membership, member: str, layout_hash: str) -> Refused | None:
-    """Refuse a process whose model is not that of the others."""
+    """Return why a process is refused whose model is not that of the others; None when it is the same.
+
+    Args:
+        m: facts of the membership.
+        member: id of the process.
+        layout_hash: of its model; "" for not known.
+    """
     reference = reference_layout(m, member)
     if not layout_hash or reference is None or reference[0] == layout_hash:
         return None
@@ -114,7 +135,16 @@ def layout_mismatch(m: Membership, member: str, layout_hash: str) -> Refused | N
 
 
 def reference_layout(m: Membership, besides: str) -> tuple[str, str] | None:
-    """(layout hash, whose): of the current generation, else of a holder of state, else of the eldest."""
+    """Return the layout that others must have: of the current generation, else of a holder of state, else of
+    the eldest.
+
+    Args:
+        m: facts of the membership.
+        besides: id of a process that does not count.
+
+    Returns:
+        (layout hash, label of the process); None where nobody has said any.
+    """
     known = [r for r in m.connected() if r.layout_hash and r.info.id != besides]
     if not known:
         return None
@@ -123,7 +153,15 @@ def reference_layout(m: Membership, besides: str) -> tuple[str, str] | None:
 
 
 def replace_predecessors(m: Membership, hello: Hello) -> list[Effect]:
-    """A new process in the same place of the same pod proves that the earlier one is dead."""
+    """End the stream of a process whose place a new one has taken, which proves that it is dead.
+
+    Args:
+        m: facts of the membership, which are changed.
+        hello: first message of the process.
+
+    Returns:
+        The refusal and the end of the stream.
+    """
     effects: list[Effect] = []
     for other in m.members.values():
         if other.info.id == hello.member.id or other.replaced or not same_place(other.info, hello.member):
@@ -139,7 +177,14 @@ def replace_predecessors(m: Membership, hello: Hello) -> list[Effect]:
 
 
 def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None:
-    """Write down what the process says it is."""
+    """Write down what a process says it is.
+
+    Args:
+        m: facts of the membership, which are changed.
+        record: of the process; it is changed.
+        hello: first message of the process.
+        now: in unix seconds.
+    """
     if hello.standing is not record.standing or hello.generation != record.generation:
         record.park_reason, record.detail, record.suspects = ParkReason.UNKNOWN, "", ()
     record.info = hello.member
@@ -167,7 +212,15 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
 
 
 def resume(m: Membership, record: Record) -> list[Effect]:
-    """Go on with a member of the current generation whose stream broke."""
+    """Go on with a member of the current generation whose stream broke.
+
+    Args:
+        m: facts of the membership, which are changed.
+        record: of the process; it is changed.
+
+    Returns:
+        The Start that it has missed, if it did.
+    """
     current = m.current
     if current is None or not m.in_current(record.info.id):
         return []
@@ -187,7 +240,13 @@ def resume(m: Membership, record: Record) -> list[Effect]:
 
 
 def adopt(m: Membership, hello: Hello, now: float) -> None:
-    """Take a report into account: the process's generation, its members and its state."""
+    """Take a report into account: the process's generation, its members and its state.
+
+    Args:
+        m: facts of the membership, which are changed.
+        hello: first message of the process.
+        now: in unix seconds.
+    """
     name = hello.generation
     m.known_members[hello.member.id] = hello.member
     if name is None:
@@ -204,14 +263,28 @@ def adopt(m: Membership, hello: Hello, now: float) -> None:
 
 
 def higher(base: StateName | None, state: StateName, below: Generation) -> StateName | None:
-    """The greater of two states that a generation may have begun from."""
+    """Return the greater of two states that a generation may have begun from.
+
+    Args:
+        base: the one that was greatest so far; None: none was.
+        state: another one; a state of the generation itself is none that it began from.
+        below: the generation.
+    """
     if state.generation == below.name:
         return base
     return state if base is None else max(base, state)
 
 
 def settle(m: Membership, now: float) -> list[str]:
-    """Find out whether enough is known to make generations; return for whom it still waits."""
+    """Find out whether enough is known to make generations.
+
+    Args:
+        m: facts of the membership, which are changed.
+        now: in unix seconds.
+
+    Returns:
+        For whom it still waits.
+    """
     if m.settled or m.incarnation.is_first:
         m.settled = True
         return []

@@ -26,7 +26,17 @@ from springtide_protocol.names import StateName
 
 
 def receive(m: Membership, record: Record, message: Incoming, now: float) -> list[Effect]:
-    """Write down what a member says; only a wrong layout is answered at once."""
+    """Write down what a member says; only a wrong layout is answered at once.
+
+    Args:
+        m: facts of the membership, which are changed.
+        record: of the process; it is changed.
+        message: of the process.
+        now: in unix seconds.
+
+    Returns:
+        The refusal of a wrong layout, if it is one.
+    """
     match message:
         case Parked():
             return on_parked(m, record, message, now)
@@ -51,7 +61,17 @@ def receive(m: Membership, record: Record, message: Incoming, now: float) -> lis
 
 
 def on_parked(m: Membership, record: Record, message: Parked, now: float) -> list[Effect]:
-    """The promise counts unless a Start for a newer generation is already on its way."""
+    """Note a member's promise; it counts unless a Start for a newer generation is already on its way.
+
+    Args:
+        m: facts of the membership, which are changed.
+        record: of the process; it is changed.
+        message: of the process.
+        now: in unix seconds.
+
+    Returns:
+        The refusal of a wrong layout, if it is one.
+    """
     current = m.current
     started = record.generation is not None and record.standing is not Standing.STARTING
     if (
@@ -88,6 +108,13 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
 
 
 def on_formed(m: Membership, record: Record, message: Formed) -> None:
+    """Note that a member has formed the current generation.
+
+    Args:
+        m: facts of the membership, which are changed.
+        record: of the process; it is changed.
+        message: of the process.
+    """
     current = m.current
     if current is None or message.generation != current.name or record.info.id not in current.ids:
         return
@@ -108,7 +135,13 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
 
 
 def on_restored(m: Membership, state: StateName, name: str) -> None:
-    """A fresh start began from the checkpoint `name`, under which its state is on storage; or from none."""
+    """Note that a fresh start began from a checkpoint, or from none.
+
+    Args:
+        m: facts of the membership, which are changed.
+        state: of the start.
+        name: of the checkpoint, under which the state is on storage; "" for none.
+    """
     if name:
         m.saved = state
     if m.resumes and m.resumes != name:
@@ -117,7 +150,13 @@ def on_restored(m: Membership, state: StateName, name: str) -> None:
 
 
 def on_progress(m: Membership, record: Record, message: Progressed) -> None:
-    """A commit proves that all members of its generation take part in its steps."""
+    """Note a commit, which proves that all members of its generation take part in its steps.
+
+    Args:
+        m: facts of the membership, which are changed.
+        record: of the process; it is changed.
+        message: of the process.
+    """
     if m.known is None or message.state > m.known:
         m.known = message.state
     m.state_existed = True
@@ -135,12 +174,24 @@ def on_progress(m: Membership, record: Record, message: Progressed) -> None:
 
 
 def newer_than_the_end(m: Membership, message: Progressed) -> bool:
-    """Whether a commit was made after the loop's end that all waited at: the next loop runs."""
+    """Return whether a commit was made after the loop's end that all waited at: the next loop runs.
+
+    Args:
+        m: facts of the membership.
+        message: of the process.
+    """
     current = m.current
     return current is not None and current.ended_state is not None and message.state > current.ended_state
 
 
 def on_ended(m: Membership, record: Record, message: Ended) -> None:
+    """Note that a member waits at the end of a loop.
+
+    Args:
+        m: facts of the membership, which are changed.
+        record: of the process; it is changed.
+        message: of the process.
+    """
     current = m.current
     if current is None or message.generation != current.name or record.info.id not in current.ids:
         return

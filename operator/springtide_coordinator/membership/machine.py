@@ -51,8 +51,12 @@ def handle(m: Membership, event: Event, now: float) -> list[Effect]:
     """Take an event in and say what to do.
 
     Args:
-        m: the memory; changed in place.
-        now: unix time in seconds; must not go backwards.
+        m: facts of the membership, which are changed.
+        event: that happened.
+        now: in unix seconds; must not go backwards.
+
+    Returns:
+        Effects, in the order in which they are to be carried out.
     """
     effects: list[Effect] = []
     match event:
@@ -89,7 +93,13 @@ def handle(m: Membership, event: Event, now: float) -> list[Effect]:
 
 
 def drop_session(m: Membership, effect: Effect, now: float) -> None:
-    """A stream that is cut is not listened to any more."""
+    """Listen no more to a stream that is cut.
+
+    Args:
+        m: facts of the membership, which are changed.
+        effect: that is being carried out.
+        now: in unix seconds.
+    """
     if isinstance(effect, EndStream) and m.sessions.get(effect.session) == effect.member:
         del m.sessions[effect.session]
         record = m.members[effect.member]
@@ -97,7 +107,16 @@ def drop_session(m: Membership, effect: Effect, now: float) -> None:
 
 
 def take_in_sync(m: Membership, event: Synced, now: float) -> list[Effect]:
-    """Take in sizes, the living pods, and which of them are going away."""
+    """Take in sizes, the living pods, and which of them are going away.
+
+    Args:
+        m: facts of the membership, which are changed.
+        event: the operator's word.
+        now: in unix seconds.
+
+    Returns:
+        Effects for members that hang; all else follows from the facts.
+    """
     if is_outranked(m, Incarnation(event.number)):
         return step_down(m, f"the operator has made incarnation {event.number}")
     m.target, m.minimum, m.maximum = event.target, event.minimum, event.maximum
@@ -133,7 +152,15 @@ def take_in_sync(m: Membership, event: Synced, now: float) -> list[Effect]:
 
 
 def decide(m: Membership, now: float) -> list[Effect]:
-    """Take all decisions that the facts allow."""
+    """Take all decisions that the facts allow.
+
+    Args:
+        m: facts of the membership, which are changed.
+        now: in unix seconds.
+
+    Returns:
+        Effects, in the order in which they are to be carried out.
+    """
     effects: list[Effect] = []
     if m.superseded:
         return effects

@@ -67,7 +67,13 @@ class Record:
         return self.leaving_since is not None
 
     def asked_to_leave(self, now: float, reason: str, leave_by: float = 0.0) -> None:
-        """Remember that the process is to go, at the latest at unix time `leave_by` (0: unknown)."""
+        """Remember that the process is to go.
+
+        Args:
+            now: in unix seconds.
+            reason: in words.
+            leave_by: in unix seconds: at the latest; 0: unknown.
+        """
         if self.leaving_since is None:
             self.leaving_since = now
             self.leave_reason = reason
@@ -75,7 +81,12 @@ class Record:
             self.leave_by = leave_by
 
     def leave_deadline(self, margin: float, assumed_grace: float) -> float:
-        """Unix time at which it must be let go, whatever it holds (infinite when it stays)."""
+        """Return the unix time at which it must be let go, whatever it holds; infinite when it stays.
+
+        Args:
+            margin: seconds before the pod's own end.
+            assumed_grace: seconds from the wish to leave to the pod's end, where that is not known.
+        """
         if self.leaving_since is None:
             return float("inf")
         return (self.leave_by or self.leaving_since + assumed_grace) - margin
@@ -110,7 +121,16 @@ class ServerRecord:
 
 
 def once(record: Record | ServerRecord, key: Hashable, message: Outgoing) -> list[Effect]:
-    """Send `message` unless `key` was said on the member's stream already; nothing without a stream."""
+    """Send a message once on a member's stream; nothing without a stream.
+
+    Args:
+        record: of the member; it remembers the key.
+        key: by which messages are the same.
+        message: to send.
+
+    Returns:
+        The message, if it is to be sent.
+    """
     if record.session is None or key in record.sent:
         return []
     record.sent.add(key)

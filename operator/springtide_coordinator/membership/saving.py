@@ -20,12 +20,22 @@ TRIES = 3
 
 
 def leave_deadline(m: Membership, record: Record) -> float:
-    """Unix time at which a leaver must be let go, whatever it holds."""
+    """Return the unix time at which a leaver must be let go, whatever it holds.
+
+    Args:
+        m: facts of the membership.
+        record: of the process.
+    """
     return record.leave_deadline(m.settings.leave_margin, m.settings.assumed_grace_period)
 
 
 def saves(m: Membership, record: Record) -> bool:
-    """Whether what the process holds can be saved, and is not known to be."""
+    """Return whether what a process holds can be saved, and is not known to be.
+
+    Args:
+        m: facts of the membership.
+        record: of the process.
+    """
     return (
         record.checkpoints
         and record.state is not None
@@ -35,8 +45,13 @@ def saves(m: Membership, record: Record) -> bool:
 
 
 def time_to_go(m: Membership, record: Record, now: float) -> bool:
-    """Whether a leaver that nobody relieves begins to go: nobody wants it any more, or it needs the rest of
-    its time for saving.
+    """Return whether a leaver that nobody relieves begins to go: nobody wants it any more, or it needs the
+    rest of its time for saving.
+
+    Args:
+        m: facts of the membership.
+        record: of the process.
+        now: in unix seconds.
     """
     wanted = m.target > 0 or m.operator_synced_at is None
     if not wanted or m.suspended:
@@ -94,7 +109,12 @@ def ask_to_save(m: Membership) -> list[Effect]:
 
 
 def record_checkpoint(m: Membership, said: Checkpointed) -> None:
-    """Write down what became of a checkpoint."""
+    """Write down what became of a checkpoint.
+
+    Args:
+        m: facts of the membership, which are changed.
+        said: a member's word.
+    """
     if said.error:
         if m.saving is not None and m.saving.state == said.state and said.reason == "leaving":
             m.saving.failed = said.error

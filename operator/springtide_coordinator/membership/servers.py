@@ -40,7 +40,17 @@ from springtide_protocol.names import StateName
 
 
 def greet_server(m: Membership, session: int, hello: ServerHello, now: float) -> list[Effect]:
-    """Let a parameter server in on a new stream, or refuse it with the reason."""
+    """Let a parameter server in on a new stream, or refuse it with the reason.
+
+    Args:
+        m: facts of the membership, which are changed.
+        session: number of the stream.
+        hello: first message of the server.
+        now: in unix seconds.
+
+    Returns:
+        Welcome; or the refusal and the end of the stream.
+    """
     info, newest = hello.server, hello.newest_incarnation
     effects: list[Effect] = []
     if is_outranked(m, newest):
@@ -74,7 +84,12 @@ def greet_server(m: Membership, session: int, hello: ServerHello, now: float) ->
 
 
 def why_refused(m: Membership, hello: ServerHello) -> Refused | None:
-    """The reason not to let a server in; None when it is welcome."""
+    """Return why a server is not let in; None when it is welcome.
+
+    Args:
+        m: facts of the membership.
+        hello: first message of the server.
+    """
     if not hello.server.id or not hello.server.address:
         return Refused("ServerHello.server needs a random id of its own and an address", retry=False)
     if hello.protocol_version != PROTOCOL_VERSION:
@@ -89,7 +104,17 @@ def why_refused(m: Membership, hello: ServerHello) -> Refused | None:
 
 
 def disconnect(m: Membership, record: ServerRecord, message: Refused, now: float) -> list[Effect]:
-    """End a server's stream with the reason."""
+    """End a server's stream with the reason.
+
+    Args:
+        m: facts of the membership.
+        record: of the server; it is changed.
+        message: that says it.
+        now: in unix seconds.
+
+    Returns:
+        The message and the end of the stream; empty without one.
+    """
     session, member = record.session, record.info.id
     if session is None:
         return []
@@ -99,7 +124,12 @@ def disconnect(m: Membership, record: ServerRecord, message: Refused, now: float
 
 
 def same_pod(one: ServerInfo, other: ServerInfo) -> bool:
-    """Whether two processes can only have lived one after the other."""
+    """Return whether two processes can only have lived one after the other.
+
+    Args:
+        one: of a server.
+        other: of another one.
+    """
     return bool(one.pod_uid) and one.pod_uid == other.pod_uid
 
 
@@ -114,7 +144,12 @@ def mark_leaving(m: Membership) -> None:
 
 
 def proof_of_death(m: Membership, info: ServerInfo) -> str:
-    """How it is known that the process can never act again; "" when it is not known."""
+    """Return how it is known that a server can never act again; "" when it is not known.
+
+    Args:
+        m: facts of the membership.
+        info: of the server.
+    """
     record = m.servers.get(info.id)
     if record is not None:
         if record.replaced:
@@ -131,9 +166,15 @@ def proof_of_death(m: Membership, info: ServerInfo) -> str:
 
 
 def why_lost(m: Membership, generation: Generation, info: ServerInfo, now: float) -> str:
-    """How it is known that a server will not serve the generation any more; "" while it may.
+    """Return how it is known that a server will not serve the generation any more; "" while it may.
 
-    The same patience as for workers: see `liveness.why_lost`.
+    The same patience as for workers: see `failure.why_lost`.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
+        info: of the server.
+        now: in unix seconds.
     """
     if proof := proof_of_death(m, info):
         return proof
@@ -152,7 +193,16 @@ def why_lost(m: Membership, generation: Generation, info: ServerInfo, now: float
 
 
 def note_lost_servers(m: Membership, generation: Generation, now: float) -> list[Effect]:
-    """Write down which servers of the generation are lost by now; the first of them ends it."""
+    """Write down which servers of the generation are lost by now; the first of them ends it.
+
+    Args:
+        m: facts of the membership, which are changed.
+        generation: the current one; it is changed.
+        now: in unix seconds.
+
+    Returns:
+        One effect for each server that is lost since the last call.
+    """
     effects: list[Effect] = []
     if generation.complete and not generation.closing:
         m.lost_servers.clear()
@@ -168,16 +218,25 @@ def note_lost_servers(m: Membership, generation: Generation, now: float) -> list
 
 
 def end_with_servers(generation: Generation, now: float) -> None:
-    """Close a generation one of whose servers is lost."""
+    """Close a generation one of whose servers is lost.
+
+    Args:
+        generation: the current one; it is changed.
+        now: in unix seconds.
+    """
     for info in generation.serving:
         if lost := generation.lost_servers.get(info.id):
             generation.close(f"parameter server {info.label} is lost: {lost}", now)
 
 
 def choose_servers(m: Membership, now: float) -> tuple[ServerInfo, ...] | Status:
-    """One server for each slot wanted, in their order; or whom it waits for.
+    """Return one server for each slot wanted, in their order; or whom the choice waits for.
 
-    Whom others have copies of is not waited for: it joins when it comes.
+    A server that others have copies of is not waited for: it joins when it comes.
+
+    Args:
+        m: facts of the membership.
+        now: in unix seconds.
     """
     chosen: list[ServerInfo] = []
     if copied(m):
@@ -206,9 +265,12 @@ def choose_servers(m: Membership, now: float) -> tuple[ServerInfo, ...] | Status
 
 
 def copied(m: Membership, without: str = "") -> bool:
-    """Whether the last generation's state is whole without those of its servers that are not there now.
+    """Return whether the last generation's state is whole without those of its servers that are not there
+    now.
 
-    without: id of another one.
+    Args:
+        m: facts of the membership.
+        without: id of another one; "" for none.
     """
     current = m.current
     if current is None or (not current.complete and current.copies_before < 2):
@@ -219,10 +281,14 @@ def copied(m: Membership, without: str = "") -> bool:
 
 
 def copies_kept(before: Generation | None, start: Start) -> int:
-    """How many servers hold each chunk, at least, while the generation of `start` forms after `before`.
+    """Return how many servers hold each chunk, at least, while a generation forms.
 
     With the same servers as before nothing moves. So a server whose death a worker noticed first, and with
     which a generation began that cannot form, is not waited for either.
+
+    Args:
+        before: the generation before; None: there was none.
+        start: of the one that forms.
     """
     same = before is not None and {info.id for info in before.serving} == {info.id for info in start.servers}
     if before is None or not same or start.fresh or start.leaving_servers:
@@ -239,8 +305,16 @@ def holders(m: Membership) -> tuple[ServerInfo, ...]:
 
 
 def disconnect_unreached(m: Membership, unreached: Sequence[ServerInfo], now: float) -> list[Effect]:
-    """End the first of these servers without which the state is whole; none when each holds what no other
-    one has.
+    """Disconnect the first of some servers without which the state is whole; none when each holds what no
+    other one has.
+
+    Args:
+        m: facts of the membership, which are changed.
+        unreached: servers that most members complain of, in the order in which they are tried.
+        now: in unix seconds.
+
+    Returns:
+        The refusal and the end of its stream.
     """
     current = m.current
     for info in unreached:
@@ -264,7 +338,13 @@ def disconnect_unreached(m: Membership, unreached: Sequence[ServerInfo], now: fl
 
 
 def may_come_back(m: Membership, info: ServerInfo, now: float) -> bool:
-    """Whether a server of the last generation is out of sight and may still live, with what it holds."""
+    """Return whether a server of the last generation is out of sight and may still live, with what it holds.
+
+    Args:
+        m: facts of the membership.
+        info: of the server.
+        now: in unix seconds.
+    """
     record = m.servers.get(info.id)
     if m.server_connected(info.id) or proof_of_death(m, info):
         return False
@@ -275,16 +355,30 @@ def may_come_back(m: Membership, info: ServerInfo, now: float) -> bool:
 
 
 def still_holding(m: Membership, servers: tuple[ServerInfo, ...]) -> tuple[ServerInfo, ...]:
-    """Connected servers of the last generation that are not in `servers`, and may hold its state."""
+    """Return connected servers of the last generation that the next one does not have, and that may hold its
+    state.
+
+    Args:
+        m: facts of the membership.
+        servers: the next generation's.
+    """
     ids = {info.id for info in servers}
     there = {record.info.id for record in m.servers.values() if record.usable}
     return tuple(info for info in holders(m) if info.id not in ids and info.id in there)
 
 
 def why_other_servers(m: Membership, generation: Generation, now: float) -> tuple[str, str] | None:
-    """(cause, reason) of a boundary at which the set of servers changes; None while it is right.
+    """Return why a boundary is to be asked for at which the set of servers changes.
 
     Nobody waits there for a server: the ones that take over are connected before it is asked for.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one.
+        now: in unix seconds.
+
+    Returns:
+        (cause, reason); None while the set is right.
     """
     if not m.servers_wanted or not m.operator_synced:
         return None
@@ -305,7 +399,12 @@ def why_other_servers(m: Membership, generation: Generation, now: float) -> tupl
 
 
 def is_needed(m: Membership, server: str) -> bool:
-    """Whether the newest generation has the server, or asks it for the state while it forms."""
+    """Return whether the newest generation has a server, or asks it for the state while it forms.
+
+    Args:
+        m: facts of the membership.
+        server: its id.
+    """
     current = m.current
     if current is None or m.finished or all(member in current.lost for member in current.ids):
         return False
@@ -344,7 +443,13 @@ def settled(m: Membership) -> bool:
 
 
 def hold(m: Membership, record: Record, state: StateName | None) -> None:
-    """Write down which state a process holds."""
+    """Write down which state a process holds.
+
+    Args:
+        m: facts of the membership.
+        record: of the process; it is changed.
+        state: its name; None: the process holds none.
+    """
     record.state = state
     if state is not None and m.void is not None and state <= m.void:
         record.state, record.voided = None, not record.can_go_back
@@ -352,7 +457,14 @@ def hold(m: Membership, record: Record, state: StateName | None) -> None:
 
 
 def void(m: Membership, generation: Generation, said: Parked) -> None:
-    """The servers of the generation lack the state that it begins from: nobody holds it, or an older one."""
+    """Note that the servers of a generation lack the state that it begins from: nobody holds it, or an older
+    one.
+
+    Args:
+        m: facts of the membership, which are changed.
+        generation: the current one.
+        said: word of the member that found it out.
+    """
     state = generation.start.state if generation.start is not None else said.state
     if state is None or (m.void is not None and state <= m.void):
         return

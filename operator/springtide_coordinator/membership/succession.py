@@ -52,7 +52,12 @@ class Plan:
 
 
 def is_over(m: Membership, generation: Generation | None) -> bool:
-    """Whether a successor is wanted."""
+    """Return whether a successor is wanted.
+
+    Args:
+        m: facts of the membership.
+        generation: the current one; None: there is none.
+    """
     if generation is None or generation.closing:
         return True
     if all(member in generation.lost for member in generation.ids):
@@ -62,7 +67,15 @@ def is_over(m: Membership, generation: Generation | None) -> bool:
 
 
 def plan_next(m: Membership, now: float) -> Plan | Status | None:
-    """Decide on the next generation: a plan, or what it waits for, or None when none is wanted."""
+    """Decide on the next generation.
+
+    Args:
+        m: facts of the membership, which are changed.
+        now: in unix seconds.
+
+    Returns:
+        A plan, or what it waits for; None when no generation is wanted.
+    """
     current = m.current
     if not is_over(m, current):
         return None
@@ -116,27 +129,52 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
 
 
 def still_begins_anew(m: Membership, chosen: StateName | None) -> bool:
-    """Whether a generation that began without the job's state was never formed: one loss, tried again."""
+    """Return whether a generation that began without the job's state was never formed: one loss, tried again.
+
+    Args:
+        m: facts of the membership.
+        chosen: the state to begin from; None: a fresh start.
+    """
     current = m.current
     return chosen is None and current is not None and current.began_anew and not current.formed
 
 
 def strength(m: Membership, participants: Sequence[Record]) -> int:
-    """Processes, for the question whether the job may go on: a pod of which some processes are down, and are
-    started again in it, counts in full.
+    """Return the number of processes, for the question whether the job may go on.
+
+    A pod of which some processes are down, and are started again in it, counts in full.
+
+    Args:
+        m: facts of the membership.
+        participants: records of the next generation's members.
     """
     pods = {record.info.pod_uid or record.info.id for record in participants}
     return max(len(participants), len(pods) * m.processes_per_pod)
 
 
 def is_candidate(m: Membership, record: Record) -> bool:
+    """Return whether a process may take part in the next generation.
+
+    Args:
+        m: facts of the membership.
+        record: of the process.
+    """
     if record.voided:
         return False
     return record.parked
 
 
 def not_parked(m: Membership, generation: Generation, now: float) -> Status | None:
-    """Members of the old generation that may still commit in it."""
+    """Return what is waited for: members of the old generation that may still commit in it.
+
+    Args:
+        m: facts of the membership.
+        generation: the old one.
+        now: in unix seconds.
+
+    Returns:
+        None when there are none.
+    """
     waiting = []
     paused = []
     for info in generation.members:
@@ -166,15 +204,24 @@ def cannot_commit(record: Record | None) -> bool:
 
 
 def choose_state(m: Membership, pool: Sequence[Record]) -> StateName | None:
-    """The greatest state that a parked member holds."""
+    """Return the greatest state that a parked member holds; None where nobody holds any.
+
+    Args:
+        m: facts of the membership.
+        pool: records of all that may take part.
+    """
     states = [record.state for record in pool if record.state is not None]
     return max(states, default=None)
 
 
 def rolls_back(m: Membership, pool: Sequence[Record]) -> bool:
-    """Whether steps may be lost: no member of the last generation brings its state along.
+    """Return whether steps may be lost: no member of the last generation brings its state along.
 
     Where one parked with it, no other member can be more than one step ahead: a step needs them all.
+
+    Args:
+        m: facts of the membership.
+        pool: records of all that may take part.
     """
     current = m.current
     if current is None:
@@ -188,7 +235,17 @@ def rolls_back(m: Membership, pool: Sequence[Record]) -> bool:
 
 
 def newer_state_at_risk(m: Membership, pool: Sequence[Record], chosen: StateName | None) -> Status | None:
-    """Older state is taken only when each member of the last generation takes part or is dead for certain."""
+    """Return what is waited for before older state is taken: each member of the last generation takes part or
+    is dead for certain.
+
+    Args:
+        m: facts of the membership.
+        pool: records of all that may take part.
+        chosen: the state to begin from; None: a fresh start.
+
+    Returns:
+        None when nothing is at risk.
+    """
     current = m.current
     if chosen is None or current is None or not rolls_back(m, pool):
         return None
@@ -243,7 +300,16 @@ def why(
     servers: tuple[ServerInfo, ...],
     following: Consistency | None,
 ) -> tuple[str, str]:
-    """(cause, reason) of the generation to make."""
+    """Return cause and reason of the generation to make.
+
+    Args:
+        m: facts of the membership.
+        participants: records of the next generation's members.
+        chosen: the state to begin from; None: a fresh start.
+        lost: newer state is given up.
+        servers: the next generation's.
+        following: its consistency; None: it has no servers.
+    """
     current = m.current
     if lost and chosen is None and current is not None and m.void_found_by == current.name:
         back = any(record.can_go_back for record in participants)
@@ -276,7 +342,13 @@ def why(
 
 
 def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
-    """Make the planned generation: dismiss who leaves, start the others."""
+    """Make the planned generation: dismiss those that leave, start the others.
+
+    Args:
+        m: facts of the membership, which are changed.
+        plan: made by `plan_next`.
+        now: in unix seconds.
+    """
     effects: list[Effect] = []
     for record in plan.leavers:
         effects += send_away(record, record.leave_reason)
@@ -320,7 +392,13 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
 
 
 def judge_complaints(m: Membership, participants: list[Record], now: float) -> list[Effect]:
-    """Count a generation that ended by complaints alone; cut a member off after too many in a row."""
+    """Count a generation that ended by complaints alone; cut a member off after too many in a row.
+
+    Args:
+        m: facts of the membership, which are changed.
+        participants: records of the next generation's members.
+        now: in unix seconds.
+    """
     current = m.current
     complained = current is not None and (current.complained or complaint_in(m, current))
     if current is None or not complained or current.lost or current.lost_servers:
@@ -357,6 +435,14 @@ def enough_to_start(m: Membership, ready: int, now: float) -> Status | None:
 
     It starts when `target` processes are ready, or when `minimum` are and nobody else is coming, or the
     patience since `minimum` was reached is over: a pending worker never holds the others.
+
+    Args:
+        m: facts of the membership, which are changed.
+        ready: processes that are parked and may take part.
+        now: in unix seconds.
+
+    Returns:
+        The reason to wait; None when it may start.
     """
     minimum = max(1, m.minimum)
     if ready < minimum:
@@ -379,6 +465,12 @@ def _ready(count: int) -> str:
 
 
 def waiting_for_workers(m: Membership, text: str) -> Status:
+    """Return the status of a start that waits for workers, with their names.
+
+    Args:
+        m: facts of the membership.
+        text: in words.
+    """
     names = [record.info.label for record in m.connected() if record.standing is Standing.STARTING]
     names += [name for _, name in silent_pods(m)]
     return Status("WaitingForWorkers", text, tuple(dict.fromkeys(names)))

@@ -62,7 +62,15 @@ _NAME_RULES = [
 def structural(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     """Turn pydantic's JSON schema into a structural one: references inlined, `X | None` as X, titles dropped.
 
-    Raises ValueError for what a structural schema cannot say.
+    Args:
+        schema: of a model, or of a field in it; it stays as it is.
+        definitions: schemas by name, for references.
+
+    Returns:
+        The structural schema, a new object.
+
+    Raises:
+        ValueError: a structural schema cannot say it.
     """
     schema = dict(schema)
     if "$ref" in schema:

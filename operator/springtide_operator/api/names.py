@@ -78,7 +78,14 @@ def is_name(text: str) -> bool:
 
 
 def labels(job: str, role: str | None = None) -> dict[str, str]:
-    """Labels of everything made for a job. On pods the user's own values for those without our prefix win."""
+    """Return the labels of everything made for a job.
+
+    On pods the user's own values for those without our prefix win.
+
+    Args:
+        job: its name.
+        role: of a pod; None: of another object.
+    """
     result = {LABEL_NAME: APP, LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job}
     if role is not None:
         result[LABEL_ROLE] = role
@@ -86,6 +93,13 @@ def labels(job: str, role: str | None = None) -> dict[str, str]:
 
 
 def worker_name(job: str, slot: int, attempt: int) -> str:
+    """Return the name of a worker's pod.
+
+    Args:
+        job: its name.
+        slot: which of the wanted pods it is, from 0.
+        attempt: number of the pod among those of the slot, from 0.
+    """
     return f"{job}-worker-{slot}-{attempt}"
 
 
@@ -96,7 +110,13 @@ def parse_worker_name(name: str) -> tuple[int, int] | None:
 
 
 def server_name(job: str, slot: int, attempt: int) -> str:
-    """Return the name of a parameter server's pod."""
+    """Return the name of a parameter server's pod.
+
+    Args:
+        job: its name.
+        slot: which of the wanted pods it is, from 0.
+        attempt: number of the pod among those of the slot, from 0.
+    """
     return f"{job}-ps-{slot}-{attempt}"
 
 
@@ -107,6 +127,12 @@ def parse_server_name(name: str) -> tuple[int, int] | None:
 
 
 def coordinator_name(job: str, incarnation: int) -> str:
+    """Return the name of a coordinator's pod.
+
+    Args:
+        job: its name.
+        incarnation: the number that was raised before the pod.
+    """
     return f"{job}-coordinator-{incarnation}"
 
 
@@ -118,12 +144,21 @@ def network_policy_name(job: str, uid: str) -> str:
     """Return the name of a job's NetworkPolicy.
 
     It has the uid in it, so that another owner's policy is never taken for this job's.
+
+    Args:
+        job: its name.
+        uid: of the job.
     """
     return f"{job}-pods-{uid[:8]}"
 
 
 def server_budget_name(job: str, uid: str) -> str:
-    """Return the name of a job's disruption budget for servers, with the uid (see `network_policy_name`)."""
+    """Return the name of a job's disruption budget for servers, with the uid (see `network_policy_name`).
+
+    Args:
+        job: its name.
+        uid: of the job.
+    """
     return f"{job}-servers-{uid[:8]}"
 
 
@@ -141,12 +176,21 @@ def pod_group_name(job: str, uid: str) -> str:
     """Return the name of a job's PodGroup.
 
     It has the uid in it, so that another owner's PodGroup is never taken for this job's.
+
+    Args:
+        job: its name.
+        uid: of the job.
     """
     return f"{job}-{uid[:8]}"
 
 
 def workload_name(job: str, uid: str) -> str:
-    """Return the name of Kueue's Workload of a job, with the uid as in `pod_group_name`."""
+    """Return the name of Kueue's Workload of a job, with the uid as in `pod_group_name`.
+
+    Args:
+        job: its name.
+        uid: of the job.
+    """
     return f"{job}-{uid[:8]}"
 
 
@@ -154,6 +198,10 @@ def secret_name(job: str, uid: str) -> str:
     """Return the name of a job's Secret.
 
     It has the uid in it: a Secret left by an earlier job of the same name is never taken for this job's.
+
+    Args:
+        job: its name.
+        uid: of the job.
     """
     return f"{job}-token-{uid[:8]}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import hmac
 from typing import Any
@@ -15,24 +16,41 @@ from springtide_operator.manifests.startup import startup_probe
 from springtide_operator.manifests.worker import avoid_node, common_environment, from_secret, hash_of
 
 STATE_DIR = "/var/run/springtide"
+_SMALL_JOB = 32
+"""Processes that the least requests are enough for."""
+_MOST_MILLICORES = 2000
 START_SECONDS = 65  # from its process to its answer, on a machine with other work; then it is started again
 
 Object = dict[str, Any]
 
 
 def job_token(root_key: bytes, uid: str) -> str:
-    """The job's token: HMAC-SHA256 of its uid (RFC 2104), hex. Nothing has to be read back to know it."""
+    """Return the job's token: HMAC-SHA256 of its uid (RFC 2104), hex. Nothing has to be read back to know it.
+
+    Args:
+        root_key: the operator's.
+        uid: of the job.
+    """
     return hmac.new(root_key, f"springtide job {uid}".encode(), hashlib.sha256).hexdigest()
 
 
 def operator_token(root_key: bytes, uid: str) -> str:
-    """The operator's own token for one job, made as the job's: nobody else has it, no object holds it."""
+    """Return the operator's own token for one job, made as the job's: nobody else has it, no object holds it.
+
+    Args:
+        root_key: the operator's.
+        uid: of the job.
+    """
     return hmac.new(root_key, f"springtide operator {uid}".encode(), hashlib.sha256).hexdigest()
 
 
 def secret(job: Job, token: str, certificate: tuple[str, str] | None = None) -> Object:
-    """The Secret from which the job's pods take SPRINGTIDE_TOKEN; with a certificate and its key (PEM), those
-    of TLS.
+    """Return the Secret from which the job's pods take SPRINGTIDE_TOKEN.
+
+    Args:
+        job: the TrainingJob.
+        token: the job's.
+        certificate: with its key, both in PEM, for TLS; None: no TLS.
     """
     data = {"token": token}
     if certificate is not None:
@@ -52,9 +70,13 @@ def secret(job: Job, token: str, certificate: tuple[str, str] | None = None) -> 
 
 
 def service(job: Job, incarnation: int, cluster_ip: str | None = None) -> Object:
-    """The address of the coordinator, for life: it selects the pod of one incarnation, ready or not.
+    """Return the address of the coordinator, for life: the Service selects the pod of one incarnation, ready
+    or not.
 
-    cluster_ip: the address that workers were given, where the Service has to be made again.
+    Args:
+        job: the TrainingJob.
+        incarnation: number of the coordinator.
+        cluster_ip: the address that workers were given, where the Service has to be made again; None: any.
     """
     spec: Object = {
         "type": "ClusterIP",
@@ -100,11 +122,56 @@ def certificate_environment(job: Job) -> list[Object]:
     ]
 
 
+def heartbeat_environment(job: Job) -> list[Object]:
+    """Return the variable of a process that watches others, where the manifest says a heartbeat limit."""
+    seconds = job.spec.coordinator.heartbeat_seconds
+    return [] if seconds is None else [{"name": "SPRINGTIDE_KEEPALIVE_SECONDS", "value": str(seconds)}]
+
+
 def coordinator_template_hash(job: Job) -> str:
-    """12 hex digits of where its pod may be placed, which it takes from the worker template."""
-    spec: Object = {}
+    """12 hex digits of what its pod is made of: where it may be placed, its image and its resources."""
+    asked = job.spec.coordinator
+    made_of = {
+        name: value for name, value in (("image", asked.image), ("resources", asked.resources)) if value
+    }
+    return hash_of(_placement(job) | made_of)
+
+
+def _placement(job: Job) -> Object:
+    """Return where its pod may be placed: as `spec.coordinator` says, else as the workers' are."""
+    asked = job.spec.coordinator
+    fields: Object = {
+        "nodeSelector": asked.node_selector,
+        "tolerations": asked.tolerations,
+        "affinity": asked.affinity,
+        "priorityClassName": asked.priority_class_name,
+    }
+    spec = {name: copy.deepcopy(value) for name, value in fields.items() if value is not None}
     follow_workers(job.spec.workers.template.get("spec") or {}, spec)
-    return hash_of(spec)
+    return spec
+
+
+def resources(job: Job) -> Object:
+    """Return the container's resources: what is asked for, and the rest by the number of processes.
+
+    Measured with `python -m benchmarks.coordinator_scale`; docs/install.md has the table.
+
+    Args:
+        job: the TrainingJob.
+    """
+    beyond = max(0, job.spec.workers.processes_foreseen - _SMALL_JOB)
+    asked = job.spec.coordinator.resources or {}
+    requests = {"cpu": f"{min(50 + beyond, _MOST_MILLICORES)}m", "memory": f"{96 + beyond // 4}Mi"}
+    limits = {"memory": f"{512 + beyond}Mi"}
+    # A limit alone is the request, too, as Kubernetes takes it.
+    for name in set(asked.get("limits") or {}) - set(asked.get("requests") or {}):
+        requests.pop(name, None)
+    for name in set(asked.get("requests") or {}) - set(asked.get("limits") or {}):
+        limits.pop(name, None)  # one below the request would be refused
+    return asked | {
+        "requests": requests | (asked.get("requests") or {}),
+        "limits": limits | (asked.get("limits") or {}),
+    }
 
 
 def coordinator_pod(
@@ -115,14 +182,20 @@ def coordinator_pod(
     avoid: str | None = None,
     operators_token: str = "",
 ) -> Object:
-    """Meets PodSecurity `restricted`; carries no API token; comes back in place when its process ends.
+    """Return the coordinator's pod.
 
-    avoid: a node that it must not be on. operators_token: by which it knows the operator; the pod gets its
-    hash alone.
+    It meets PodSecurity `restricted`, carries no API token, and comes back in place when its process ends.
+
+    Args:
+        job: the TrainingJob.
+        incarnation: number of the coordinator.
+        image: of the coordinator.
+        pull_policy: of the image.
+        avoid: a node that it must not be on; None: any.
+        operators_token: by which it knows the operator; the pod gets its hash alone. "" for none.
     """
     workers = job.spec.workers
-    spec: Object = {}
-    follow_workers(workers.template.get("spec") or {}, spec)
+    spec = _placement(job)
     if avoid is not None:
         avoid_node(spec, avoid)
     values = {
@@ -160,12 +233,13 @@ def coordinator_pod(
         "containers": [
             {
                 "name": "coordinator",
-                "image": image,
+                "image": job.spec.coordinator.image or image,
                 "imagePullPolicy": pull_policy,
                 "command": ["python", "-m", "springtide_coordinator"],
                 "env": [
                     *common_environment(job, names.ROLE_COORDINATOR),
                     *certificate_environment(job),
+                    *heartbeat_environment(job),
                     *({"name": key, "value": str(value)} for key, value in values.items()),
                 ],
                 "ports": [
@@ -176,10 +250,7 @@ def coordinator_pod(
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "startupProbe": startup_probe(names.COORDINATOR_METRICS_PORT, "/healthz", START_SECONDS),
                 "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
-                "resources": {
-                    "requests": {"cpu": "50m", "memory": "96Mi"},
-                    "limits": {"memory": "512Mi"},
-                },
+                "resources": resources(job),
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
                     "readOnlyRootFilesystem": True,

@@ -56,11 +56,16 @@ class PodDefaults:
 
 
 def with_defaults(pod: Object, defaults: PodDefaults, container: str) -> Object:
-    """The pod with what it lacks. `container`: name of the one that `defaults.container` is for.
+    """Return a pod with what it lacks.
 
     Objects are filled in key by key. To a list those items are added whose `name` no item has (env, volumes,
     pull secrets), or, without names, which are not in it (tolerations). Everything else stays as it is where
     the pod says something.
+
+    Args:
+        pod: the Pod; it stays as it is.
+        defaults: of the operator's installer.
+        container: name of the one that `defaults.container` is for.
     """
     result = copy.deepcopy(pod)
     _fill(result["metadata"], defaults.metadata)

@@ -71,7 +71,12 @@ def _inside(source: Object, key: str) -> Object:
 
 
 def mark(job: Job, metadata: Object) -> None:
-    """Put a pod into the job's PodGroup, if status says that it has one."""
+    """Put a pod into the job's PodGroup, if status says that it has one.
+
+    Args:
+        job: with its status.
+        metadata: of the pod; it is changed in place.
+    """
     group = job.status.get("gang") or {}
     for one in _ALL:
         if group.get("apiVersion") == one.api:
@@ -80,7 +85,14 @@ def mark(job: Job, metadata: Object) -> None:
 
 
 def pod_group(job: Job, scheduler: GangScheduler, min_member: int, pods: list[tuple[Object, int]]) -> Object:
-    """`pods`: one of each kind, and how many of it `min_member` counts; their requests are minResources."""
+    """Return the job's PodGroup.
+
+    Args:
+        job: the TrainingJob.
+        scheduler: whose API it is of.
+        min_member: pods that are to be started together.
+        pods: one of each kind, and how many of it `min_member` counts; their requests are minResources.
+    """
     template = job.spec.workers.template
     spec: Object = {"minMember": min_member}
     asked = sum_of_requests(pods)
@@ -106,6 +118,11 @@ def pod_group(job: Job, scheduler: GangScheduler, min_member: int, pods: list[tu
 
 
 def no_longer_asked_for(wanted: Object, found: Object) -> Object:
-    """Return {resource: None} for what a PodGroup asks for and should not, as a merge patch takes it away."""
+    """Return {resource: None} for what a PodGroup asks for and should not, as a merge patch takes it away.
+
+    Args:
+        wanted: the PodGroup as it should be.
+        found: as it is.
+    """
     asked = (wanted.get("spec") or {}).get("minResources") or {}
     return {name: None for name in (found.get("spec") or {}).get("minResources") or {} if name not in asked}

@@ -77,7 +77,15 @@ def workload_version(job: Job) -> str:
 def workload(
     job: Job, worker: Object, coordinator: Object, priority: int | None, server: Object | None = None
 ) -> Object:
-    """`worker`, `coordinator`, `server`: a pod of each, as they would be made without an admission."""
+    """Return the job's Workload.
+
+    Args:
+        job: the TrainingJob.
+        worker: a worker's pod, as it would be made without an admission.
+        coordinator: the coordinator's pod, likewise.
+        priority: value of the job's priority class; None: it has none.
+        server: a parameter server's pod, likewise; None: the job has none.
+    """
     return {
         "apiVersion": names.KUEUE_API,
         "kind": "Workload",
@@ -95,7 +103,17 @@ def workload(
 def workload_spec(
     job: Job, worker: Object, coordinator: Object, priority: int | None, server: Object | None = None
 ) -> Object:
-    """The coordinator comes first; workers may be fewer than `replicas`, down to `minReplicas`."""
+    """Return the spec of the job's Workload.
+
+    The coordinator comes first; workers may be fewer than `replicas`, down to `minReplicas`.
+
+    Args:
+        job: the TrainingJob.
+        worker: a worker's pod, as it would be made without an admission.
+        coordinator: the coordinator's pod, likewise.
+        priority: value of the job's priority class; None: it has none.
+        server: a parameter server's pod, likewise; None: the job has none.
+    """
     workers = job.spec.workers
     pod_sets: list[Object] = [
         {"name": COORDINATOR, "count": 1, "template": _template(coordinator)},
@@ -156,17 +174,37 @@ def place(job: Job, pod: Object, pod_set: str) -> None:
 
 
 def finished(raw: Object, succeeded: bool, message: str, now: str) -> Object:
-    """The status that reports the job's end; its quota is free from then on."""
+    """Return the status that reports the job's end; its quota is free from then on.
+
+    Args:
+        raw: the Workload as it is.
+        succeeded: how it ended.
+        message: in words.
+        now: as Kubernetes writes times.
+    """
     return {"conditions": _set(raw, now, ("Finished", True, "Succeeded" if succeeded else "Failed", message))}
 
 
 def pods_ready(raw: Object, now: str) -> Object:
-    """The status that reports that training has started, for a Kueue that waits for that."""
+    """Return the status that reports that training has started, for a Kueue that waits for that.
+
+    Args:
+        raw: the Workload as it is.
+        now: as Kubernetes writes times.
+    """
     return {"conditions": _set(raw, now, ("PodsReady", True, "Started", "the job trains"))}
 
 
 def released(raw: Object, reason: str, message: str, now: str) -> Object:
-    """The status after an eviction, when no pod is left: the reservation ends, and the job waits again."""
+    """Return the status after an eviction, when no pod is left: the reservation ends, and the job waits
+    again.
+
+    Args:
+        raw: the Workload as it is.
+        reason: of the eviction.
+        message: in words.
+        now: as Kubernetes writes times.
+    """
     changes = [
         ("QuotaReserved", False, "Pending", message),
         ("Admitted", False, "NoReservation", "The workload has no reservation"),

@@ -48,17 +48,44 @@ class ManifestMaker:
         return None if self.doors is None else network_policy(job, self.doors)
 
     def coordinator(self, job: Job, incarnation: int, avoid: str | None = None) -> Object:
-        """The coordinator's pod. avoid: a node that it must not be on."""
+        """Return the coordinator's pod.
+
+        Args:
+            job: the TrainingJob.
+            incarnation: its number.
+            avoid: a node that it must not be on; None: any.
+        """
         own = self.operator_token
         pod = coordinator_pod(job, incarnation, self.coordinator_image, self.pull_policy, avoid, own)
         return with_defaults(pod, self.defaults, names.ROLE_COORDINATOR)
 
     def worker(self, job: Job, slot: int, attempt: int, address: str, avoid: str | None = None) -> Object:
-        """A worker's pod. Raises TemplateError."""
+        """Return a worker's pod.
+
+        Args:
+            job: the TrainingJob.
+            slot: which of the wanted pods it is, from 0.
+            attempt: number of the pod among those of the slot, from 0.
+            address: of the coordinator's Service.
+            avoid: a node that it must not be on; None: any.
+
+        Raises:
+            TemplateError: no pod can be made of the template.
+        """
         pod = worker_pod(job, slot, attempt, address, avoid)
         return with_defaults(pod, self.defaults, main_container_name(job.spec.workers.template))
 
     def server(self, job: Job, slot: int, attempt: int, address: str) -> Object:
-        """A parameter server's pod."""
+        """Return a parameter server's pod.
+
+        Args:
+            job: the TrainingJob.
+            slot: which of the wanted pods it is, from 0.
+            attempt: number of the pod among those of the slot, from 0.
+            address: of the coordinator's Service.
+
+        Raises:
+            TemplateError: no pod can be made of the template.
+        """
         pod = server_pod(job, slot, attempt, address, self.server_image, self.pull_policy)
         return with_defaults(pod, self.defaults, SERVER_CONTAINER)

@@ -48,8 +48,15 @@ _INSTEAD = {
 
 
 def check_worker_environment(container: Object, own: Sequence[Object]) -> None:
-    """Raise TemplateError for a variable in the container's env that is among `own`, the operator's entries
-    for this job, or that a field of the manifest is for.
+    """Refuse a worker's container with a variable that is the operator's, or that a field of the manifest is
+    for.
+
+    Args:
+        container: the main one of the template.
+        own: the operator's entries for this job.
+
+    Raises:
+        TemplateError: the variable is named, and the field.
     """
     written = {entry["name"] for entry in own}
     _check_environment("spec.workers", container, written | _WORKERS_FIELDS.keys())
@@ -79,8 +86,18 @@ def _check_environment(role: str, container: Object, ours: set[str]) -> None:
 def check_metadata(
     where: str, labels: Mapping[str, Any], annotations: Mapping[str, Any], theirs: Collection[str] = ()
 ) -> None:
-    """Raise TemplateError for labels and annotations by which the operator knows its pods. All others are
-    free, `app.kubernetes.io/name` too: nothing selects by them. `theirs`: names of ours that are for users.
+    """Refuse labels and annotations by which the operator knows its pods.
+
+    All others are free, `app.kubernetes.io/name` too: nothing selects by them.
+
+    Args:
+        where: place in the manifest, for errors.
+        labels: as they are given.
+        annotations: as they are given.
+        theirs: names of ours that are for users.
+
+    Raises:
+        TemplateError: the label or annotation is named.
     """
     for kind, given in (("labels", labels), ("annotations", annotations)):
         for key in given:

@@ -18,10 +18,14 @@ LOST_NODE = [
 
 
 def follow_workers(workers: Object, spec: Object) -> None:
-    """Fill in from the worker template's spec what `spec` is silent about.
+    """Fill in from the worker template's spec what another pod's spec is silent about.
 
     Clouds put a taint named like the device on nodes with devices, and let pods that ask for one pass. Where
     the workers' node selector leads the others there, too, these ask for none, and need the toleration.
+
+    Args:
+        workers: the template's spec.
+        spec: of the other pod; it is changed in place.
     """
     led = bool(workers.get("nodeSelector")) and not {"nodeSelector", "tolerations"} & spec.keys()
     for key in TAKEN_FROM_WORKERS:

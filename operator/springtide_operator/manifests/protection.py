@@ -59,11 +59,18 @@ class Doors:
 
 
 def network_policy(job: Job, doors: Doors) -> Object:
-    """Closes the pods of one job to all but each other, the operator (coordinator's port) and metrics.
+    """Close the pods of one job to all but each other, the operator (coordinator's port) and metrics.
 
     gloo, NCCL and torch's store ask nobody for a token: this is what keeps other pods out. Where somebody
     else must get in, a policy of their own adds to this one. The metrics port goes by its name, as for
     PodMonitors, so that a template may move it.
+
+    Args:
+        job: the TrainingJob.
+        doors: who may reach the pods.
+
+    Returns:
+        The NetworkPolicy.
     """
     own = {"matchLabels": {names.LABEL_JOB: job.name}}
     readers = [_anchored(peer, doors) for peer in doors.metrics_from]
@@ -103,11 +110,18 @@ def _anchored(peer: Object, doors: Doors) -> Object:
 
 
 def server_disruption_budget(job: Job, servers: int) -> Object:
-    """Lets one of so many parameter servers be evicted at a time; a single one always, else no drain ends.
+    """Let one parameter server be evicted at a time; a single one always, else no drain ends.
 
     An integer: for owners that are custom resources the disruption controller takes percentages and
     `maxUnavailable` of the owner's scale, which here counts workers. Servers that are not ready may always
     go, so that a broken one never holds a drain up.
+
+    Args:
+        job: the TrainingJob.
+        servers: how many there are to be.
+
+    Returns:
+        The PodDisruptionBudget.
     """
     role = names.ROLE_PARAMETER_SERVER
     return {

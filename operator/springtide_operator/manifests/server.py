@@ -9,7 +9,7 @@ from typing import Any
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue, owned
-from springtide_operator.manifests.coordinator import certificate_environment
+from springtide_operator.manifests.coordinator import certificate_environment, heartbeat_environment
 from springtide_operator.manifests.placement import follow_workers
 from springtide_operator.manifests.shape import check_template
 from springtide_operator.manifests.startup import startup_probe
@@ -44,7 +44,17 @@ def server_pod(
     image: str = names.PARAMETER_SERVER_IMAGE,
     pull_policy: str = "IfNotPresent",
 ) -> Object:
-    """Meets PodSecurity `restricted` where the template is silent; carries no API token.
+    """Return the pod of one parameter server.
+
+    It meets PodSecurity `restricted` where the template is silent, and carries no API token.
+
+    Args:
+        job: the TrainingJob.
+        slot: which of the wanted servers it is, from 0.
+        attempt: number of the pod among those of the slot, from 0.
+        coordinator_address: of the coordinator's Service.
+        image: where the template names none.
+        pull_policy: of that image.
 
     Raises:
         TemplateError: with the place in `spec.parameterServers.template`.
@@ -155,7 +165,7 @@ def _environment(
     }
     own = common_environment(job, names.ROLE_PARAMETER_SERVER)
     own += [{"name": key, "value": str(value)} for key, value in values.items()]
-    own += certificate_environment(job)
+    own += [*certificate_environment(job), *heartbeat_environment(job)]
     if job.tls:
         own.append(from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt"))
     owned.check_server_environment(container, own)

@@ -22,6 +22,10 @@ _MAX_SECONDS = 2**31 - 1
 def check_template(where: str, template: Any) -> None:
     """Check a template; what is absent is right.
 
+    Args:
+        where: place in the manifest, for errors.
+        template: as the manifest has it.
+
     Raises:
         TemplateError: with the place below `where`.
     """

@@ -41,7 +41,18 @@ def hash_of(template: Object) -> str:
 def worker_pod(
     job: Job, slot: int, attempt: int, coordinator_address: str, avoid: str | None = None
 ) -> Object:
-    """The pod of one slot, not on the node `avoid`. Raises TemplateError."""
+    """Return the pod of one worker.
+
+    Args:
+        job: the TrainingJob.
+        slot: which of the wanted workers it is, from 0.
+        attempt: number of the pod among those of the slot, from 0.
+        coordinator_address: of the coordinator's Service.
+        avoid: a node that it must not be on; None: any.
+
+    Raises:
+        TemplateError: no pod can be made of the template; the place is named.
+    """
     check_template("spec.workers.template", job.spec.workers.template)
     template = copy.deepcopy(job.spec.workers.template)
     spec = _typed(template, "spec", dict, "spec")
@@ -132,6 +143,13 @@ def avoid_node(spec: Object, node: str) -> None:
 
     By the node's own name: its hostname label may be another. Terms are alternatives, so each one gets it;
     one that is empty matches no node, and is left so.
+
+    Args:
+        spec: of the pod; it is changed in place.
+        node: its name.
+
+    Raises:
+        TemplateError: the template's affinity has a part of a wrong type.
     """
     where = "spec.affinity.nodeAffinity"
     affinity = _typed(spec, "affinity", dict, "spec.affinity")
@@ -298,7 +316,13 @@ def _exact(job: Job) -> list[Object]:
 
 
 def from_secret(job: Job, name: str, key: str) -> Object:
-    """A variable that is a key of the job's Secret."""
+    """Return a variable that is a key of the job's Secret.
+
+    Args:
+        job: the TrainingJob.
+        name: of the variable.
+        key: in the Secret.
+    """
     reference = {"name": names.secret_name(job.name, job.uid), "key": key}
     return {"name": name, "valueFrom": {"secretKeyRef": reference}}
 

@@ -40,7 +40,16 @@ class Executor(Protocol):
         ...
 
     async def apply_service(self, job: Job, incarnation: int, cluster_ip: str | None) -> bool:
-        """Server-side apply of the coordinator's Service, selecting one incarnation."""
+        """Apply the coordinator's Service server-side, selecting one incarnation.
+
+        Args:
+            job: as the plan saw it.
+            incarnation: number of the coordinator.
+            cluster_ip: the address that workers were given; None: any.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def delete_service(self, job: Job) -> bool:
@@ -48,43 +57,129 @@ class Executor(Protocol):
         ...
 
     async def apply_pod_group(self, job: Job, min_member: int, version: str) -> bool:
-        """Server-side apply of the job's PodGroup."""
+        """Apply the job's PodGroup server-side.
+
+        Args:
+            job: as the plan saw it.
+            min_member: pods that are to be started together.
+            version: of the group as it is wanted.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def delete_pod_group(self, job: Job, api_version: str, name: str) -> bool:
-        """DELETE; that it is gone already is as good."""
+        """Delete the job's PodGroup; that it is gone already is as good.
+
+        Args:
+            job: as the plan saw it.
+            api_version: of the scheduler's API.
+            name: of the object.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def write_workload(self, job: Job, new: bool) -> bool:
-        """POST the job's Workload, or write its spec anew, unless somebody else has changed it."""
+        """POST the job's Workload, or write its spec anew, unless somebody else has changed it.
+
+        Args:
+            job: as the plan saw it.
+            new: it is not there; False: its spec is written anew.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def report_workload(self, job: Job, report: ReportWorkload) -> bool:
-        """Write the Workload's status."""
+        """Write the Workload's status.
+
+        Args:
+            job: as the plan saw it.
+            report: what the status is to say.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def delete_workload(self, job: Job, name: str, uid: str) -> bool:
-        """DELETE with its uid as precondition."""
+        """Delete the job's Workload, with its uid as precondition.
+
+        Args:
+            job: as the plan saw it.
+            name: of the object.
+            uid: of this very object.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def create_coordinator(self, job: Job, incarnation: int, avoid: str | None) -> bool:
-        """POST of the coordinator's pod."""
+        """Make the coordinator's pod.
+
+        Args:
+            job: as the plan saw it.
+            incarnation: number of the coordinator.
+            avoid: a node that the pod must not be on; None: any.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def create_worker(self, job: Job, action: CreateWorker) -> bool:
-        """POST of a worker's pod."""
+        """Make a worker's pod.
+
+        Args:
+            job: as the plan saw it.
+            action: with its slot, attempt and address.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def create_server(self, job: Job, slot: int, attempt: int, address: str) -> bool:
-        """POST of a parameter server's pod."""
+        """Make a parameter server's pod.
+
+        Args:
+            job: as the plan saw it.
+            slot: which of the wanted servers it is, from 0.
+            attempt: number of the pod among those of the slot, from 0.
+            address: of the coordinator's Service.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def apply_server_budget(self, job: Job, servers: int) -> bool:
-        """Server-side apply of the disruption budget of so many parameter servers."""
+        """Apply the disruption budget of the job's servers server-side.
+
+        Args:
+            job: as the plan saw it.
+            servers: how many there are to be.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def delete_pod(self, job: Job, action: DeletePod) -> bool:
-        """Write the reason on the pod, then DELETE with its uid as precondition."""
+        """Write the reason on a pod, then delete it with its uid as precondition.
+
+        Args:
+            job: as the plan saw it.
+            action: with the pod and the reason.
+
+        Returns:
+            Whether it was carried out.
+        """
         ...
 
     async def delete_job(self, job: Job) -> bool:
@@ -109,7 +204,19 @@ class BaseAction(ABC):
 
     @abstractmethod
     async def execute(self, on: Executor, job: Job) -> bool:
-        """Carry it out, see `Executor`; return whether that was done."""
+        """Carry the action out.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether that was done.
+
+        Raises:
+            ApiError: the API server refuses.
+            TemplateError: no pod can be made of a template.
+        """
 
 
 @dataclass(frozen=True)
@@ -123,6 +230,15 @@ class EnsureSecret(BaseAction):
     title: ClassVar[str] = "makes the Secret"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Make the Secret.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.make_secret(job)
 
 
@@ -137,6 +253,15 @@ class ApplyNetworkPolicy(BaseAction):
     title: ClassVar[str] = "applies the NetworkPolicy"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Apply the NetworkPolicy.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.apply_network_policy(job)
 
 
@@ -153,6 +278,15 @@ class ApplyService(BaseAction):
     title: ClassVar[str] = "applies the Service"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Apply the Service.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.apply_service(job, self.incarnation, self.cluster_ip)
 
 
@@ -167,6 +301,15 @@ class DeleteService(BaseAction):
     title: ClassVar[str] = "deletes the coordinator's Service"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Delete the Service.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.delete_service(job)
 
 
@@ -183,6 +326,15 @@ class ApplyPodGroup(BaseAction):
     title: ClassVar[str] = "applies the PodGroup"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Apply the PodGroup.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.apply_pod_group(job, self.min_member, self.version)
 
 
@@ -199,6 +351,15 @@ class DeletePodGroup(BaseAction):
     title: ClassVar[str] = "deletes the PodGroup"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Delete the PodGroup.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.delete_pod_group(job, self.api_version, self.name)
 
 
@@ -214,6 +375,15 @@ class CreateWorkload(BaseAction):
     title: ClassVar[str] = "creates the Workload"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Make the Workload.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.write_workload(job, new=True)
 
 
@@ -229,6 +399,15 @@ class UpdateWorkload(BaseAction):
     title: ClassVar[str] = "updates the Workload"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Write the Workload's spec anew.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.write_workload(job, new=False)
 
 
@@ -247,6 +426,15 @@ class ReportWorkload(BaseAction):
     title: ClassVar[str] = "reports the Workload"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Write the Workload's status.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.report_workload(job, self)
 
 
@@ -263,6 +451,15 @@ class DeleteWorkload(BaseAction):
     title: ClassVar[str] = "deletes the Workload"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Delete the Workload.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.delete_workload(job, self.name, self.uid)
 
 
@@ -281,6 +478,15 @@ class CreateCoordinator(BaseAction):
         return f"creates {names.coordinator_name(job, self.incarnation)}"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Make the coordinator's pod.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.create_coordinator(job, self.incarnation, self.avoid)
 
 
@@ -301,6 +507,15 @@ class CreateWorker(BaseAction):
         return f"creates {names.worker_name(job, self.slot, self.attempt)}"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Make the worker's pod.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.create_worker(job, self)
 
 
@@ -320,6 +535,15 @@ class CreateServer(BaseAction):
         return f"creates {names.server_name(job, self.slot, self.attempt)}"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Make the parameter server's pod.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.create_server(job, self.slot, self.attempt, self.address)
 
 
@@ -335,6 +559,15 @@ class ApplyServerBudget(BaseAction):
     title: ClassVar[str] = "applies the disruption budget of the parameter servers"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Apply the disruption budget.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.apply_server_budget(job, self.servers)
 
 
@@ -356,6 +589,15 @@ class DeletePod(BaseAction):
         return f"deletes {self.name}{' by force' if self.force else ''} ({self.because})"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Delete the pod.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.delete_pod(job, self)
 
 
@@ -370,6 +612,15 @@ class DeleteJob(BaseAction):
     title: ClassVar[str] = "deletes the job"
 
     async def execute(self, on: Executor, job: Job) -> bool:
+        """Delete the job.
+
+        Args:
+            on: carries it out.
+            job: as the plan saw it.
+
+        Returns:
+            Whether it was carried out.
+        """
         return await on.delete_job(job)
 
 

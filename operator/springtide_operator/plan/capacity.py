@@ -109,12 +109,23 @@ class Extras:
 
 
 def wait(failures: int, patience: float) -> float:
-    """Seconds before the next try, after so many in a row that found no room."""
+    """Return the seconds before the next try.
+
+    Args:
+        failures: tries in a row that found no room.
+        patience: seconds for which a try waits for nodes.
+    """
     return min(RETRY_LIMIT_SECONDS, patience * 2.0 ** min(failures, 16))
 
 
 def step(state: Extras, room: Room, now: float) -> Extras:
-    """The next state: one round's decision, with its reason."""
+    """Return the next state: one round's decision, with its reason.
+
+    Args:
+        state: of the last round.
+        room: workers as they are, and what limits them.
+        now: in unix seconds.
+    """
     most = max(0, room.maximum - room.replicas)
     state = replace(state, extra=min(state.extra, most))
     if room.crowd or (room.stuck and room.placed < room.replicas):

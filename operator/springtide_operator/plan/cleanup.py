@@ -18,7 +18,15 @@ LEFT_SECONDS = 5  # of grace for what runs on in a pod whose worker has ended: i
 
 
 def ended_pods(observation: Observation, ledger: Ledger) -> list[Action]:
-    """Delete counted, ended pods of a running job, except the newest failed ones."""
+    """Delete counted, ended pods of a running job, except the newest failed ones.
+
+    Args:
+        observation: of the job.
+        ledger: says which ends are counted.
+
+    Returns:
+        One deletion for each.
+    """
 
     def is_counted(pod: WorkerPod) -> bool:
         entry = ledger.slots.get(pod.slot)
@@ -52,8 +60,20 @@ def _because(pod: WorkerPod) -> str:
 def after_the_end(
     job: Job, observation: Observation, succeeded: bool, ended_at: float, now: float
 ) -> tuple[list[Action], float | None]:
-    """(actions, unix time by which to look again). The coordinator goes after the workers, since leaving ones
-    still talk to it; then its Service, whose address is scarce. Secret and NetworkPolicy stay with the job.
+    """Delete what an ended job needs no more.
+
+    The coordinator goes after the workers, since leaving ones still talk to it; then its Service, whose
+    address is scarce. Secret and NetworkPolicy stay with the job.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        succeeded: how the job ended.
+        ended_at: when the job ended, in unix seconds.
+        now: in unix seconds.
+
+    Returns:
+        Actions, and the unix time by which to look again; None: at any time.
     """
     actions: list[Action] = []
     wake_at: float | None = None
@@ -89,14 +109,28 @@ def after_the_end(
 
 
 def service_left(job: Job, observation: Observation) -> bool:
-    """Whether an ended job may still have its Service. (Services are not watched: status says that it had
-    one, the shell's memory that it is gone.)
+    """Return whether an ended job may still have its Service.
+
+    Services are not watched: status says that it had one, the shell's memory that it is gone.
+
+    Args:
+        job: with its status.
+        observation: of the job.
     """
     return bool((job.status.get("coordinator") or {}).get("address")) and not observation.service_gone
 
 
 def expire(job: Job, ended_at: float, now: float) -> tuple[list[Action], float | None]:
-    """The job's own deletion, ttlSecondsAfterFinished after its end; before that, when that will be."""
+    """Delete the job itself, ttlSecondsAfterFinished after its end.
+
+    Args:
+        job: with its status.
+        ended_at: when the job ended, in unix seconds.
+        now: in unix seconds.
+
+    Returns:
+        Actions, and before that the unix time at which they are due.
+    """
     ttl = job.spec.ttl_seconds_after_finished
     if ttl is None:
         return [], None

@@ -60,12 +60,19 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
 
 
 def awaits_last_report(outcome: Outcome, observation: Observation, ledger: Ledger, now: float) -> bool:
-    """Whether the coordinator of a job that succeeded is still to be asked, once, what it knows of the end.
+    """Return whether the coordinator of a job that succeeded is still to be asked, once, what it knows of the
+    end.
 
     A job may have trained and ended between two calls: then nothing of it (what it was restored from, what it
     lost) has been heard. One that cannot be reached for some time after the end is not waited for; calls
-    before the end may have come before it listened. Its node may be late to say that it runs: who finished
-    under it proves that it did.
+    before the end may have come before it listened. Its node may be late to say that it runs: a worker that
+    finished under it proves that it did.
+
+    Args:
+        outcome: how the job ends.
+        observation: of the job.
+        ledger: with the incarnation in status.
+        now: in unix seconds.
     """
     at, since = finished_at(observation), observation.unreachable_since
     if outcome.finished is None or at is None or abs(now - at) > LAST_REPORT_SECONDS:
@@ -110,11 +117,18 @@ def poisoned(observation: Observation, ledger: Ledger) -> str | None:
 
 
 def finished_worker(observation: Observation, ledger: Ledger) -> WorkerPod | None:
-    """A worker whose Finished counts.
+    """Return a worker whose Finished counts.
 
     It counts from a generation of the coordinator incarnation in status, and from one that this coordinator
     has adopted. From another it counts only when no worker process is left: then its coordinator was replaced
     after all had ended, and no other history of the job can exist.
+
+    Args:
+        observation: of the job.
+        ledger: with the incarnation in status.
+
+    Returns:
+        None where there is none.
     """
     report = observation.report_of(ledger.incarnation)
     adopted = (report.generation_incarnation, report.generation) if report is not None else None

@@ -38,8 +38,16 @@ class Truth:
 
 
 def running(job: Job, observation: Observation, ledger: Ledger, old: dict[str, Any], now: float) -> Truth:
-    """Whether training goes on. Without the coordinator's word it is what it was: workers do not need it to
-    train.
+    """Return whether training goes on.
+
+    Without the coordinator's word it is what it was: workers do not need it to train.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        ledger: with the incarnation and the slots.
+        old: status as it was.
+        now: in unix seconds.
     """
     before = find(old, reasons.RUNNING)
     was = before is not None and before.get("status") == "True"
@@ -120,7 +128,14 @@ def _stalled(report: Report) -> Truth | None:
 
 
 def wakes(old: dict[str, Any], observation: Observation, ledger: Ledger, now: float) -> list[float]:
-    """Unix seconds at which a pause becomes news."""
+    """Return when a pause becomes news, in unix seconds.
+
+    Args:
+        old: status as it was.
+        observation: of the job.
+        ledger: with the incarnation and the slots.
+        now: in unix seconds.
+    """
     report, seen = observation.report_of(ledger.incarnation), observation.sight
     if seen is not None and seen.silence < sight.TESTIMONY_SECONDS:
         return [now + sight.TESTIMONY_SECONDS - seen.silence]
@@ -139,7 +154,14 @@ def active_workers(report: Report) -> int:
 
 
 def rescaling(job: Job, observation: Observation, ledger: Ledger, started: bool) -> Truth:
-    """Whether the number of training workers differs from the target."""
+    """Return whether the number of training workers differs from the target.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        ledger: with the incarnation and the slots.
+        started: training has started.
+    """
     report = observation.report_of(ledger.incarnation)
     if not started or report is None:
         return Truth(False, reasons.NOT_STARTED, "training has not started")
@@ -189,7 +211,14 @@ def at_the_end(outcome: Outcome) -> dict[str, Truth]:
 
 
 def write(truths: dict[str, Truth], old: dict[str, Any], generation: int, now: float) -> list[dict[str, Any]]:
-    """The list for status; lastTransitionTime moves only when the status does."""
+    """Return the list for status; lastTransitionTime moves only when the status does.
+
+    Args:
+        truths: conditions by type.
+        old: status as it was.
+        generation: of the job's spec, as metadata has it.
+        now: in unix seconds.
+    """
     result = []
     for kind in _ORDER:
         truth = truths.get(kind)
@@ -214,7 +243,13 @@ def write(truths: dict[str, Truth], old: dict[str, Any], generation: int, now: f
 
 
 def state(truths: dict[str, Truth], observation: Observation, started: bool) -> str:
-    """One word for people."""
+    """Return one word for people.
+
+    Args:
+        truths: conditions by type.
+        observation: of the job.
+        started: training has started.
+    """
     if reasons.SUCCEEDED in truths:
         return reasons.STATE_SUCCEEDED
     if reasons.FAILED in truths:
@@ -247,22 +282,45 @@ def is_suspended(truths: dict[str, Truth]) -> bool:
 
 
 def is_true(status: dict[str, Any], kind: str) -> bool:
+    """Return whether a condition is there and True.
+
+    Args:
+        status: of the job.
+        kind: type of the condition.
+    """
     condition = find(status, kind)
     return condition is not None and condition.get("status") == "True"
 
 
 def reason_of(status: dict[str, Any], kind: str) -> str | None:
+    """Return the reason of a condition; None where it is not there.
+
+    Args:
+        status: of the job.
+        kind: type of the condition.
+    """
     condition = find(status, kind)
     return None if condition is None else condition.get("reason")
 
 
 def message_of(status: dict[str, Any], kind: str) -> str:
+    """Return the message of a condition; "" where it is not there.
+
+    Args:
+        status: of the job.
+        kind: type of the condition.
+    """
     condition = find(status, kind)
     return "" if condition is None else str(condition["message"])
 
 
 def find(status: dict[str, Any], kind: str) -> dict[str, Any] | None:
-    """The condition of this kind."""
+    """Return a condition; None where it is not there.
+
+    Args:
+        status: of the job.
+        kind: type of the condition.
+    """
     for condition in status.get("conditions") or []:
         if condition.get("type") == kind:
             return dict(condition)

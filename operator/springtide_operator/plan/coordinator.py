@@ -32,7 +32,12 @@ HELLO_SECONDS = 15.0  # a worker that runs for longer without a word may not fin
 
 
 def current(observation: Observation, ledger: Ledger) -> CoordinatorPod | None:
-    """The live pod of the number in status."""
+    """Return the live pod of the number in status; None where there is none.
+
+    Args:
+        observation: of the job.
+        ledger: with the incarnation in status.
+    """
     return next((c for c in observation.coordinators if c.live and c.incarnation == ledger.incarnation), None)
 
 
@@ -40,6 +45,14 @@ def without_hasty_report(observation: Observation, ledger: Ledger, now: float) -
     """Leave out the report of a coordinator that began a moment ago and has not heard all members yet.
 
     They train on while it learns of them: what it says of them so early is no news of the job.
+
+    Args:
+        observation: of the job.
+        ledger: with the incarnation in status.
+        now: in unix seconds.
+
+    Returns:
+        The observation, without the report or as it is.
     """
     report, pod = observation.report_of(ledger.incarnation), current(observation, ledger)
     if report is None or pod is None or pod.running_since is None:
@@ -51,7 +64,16 @@ def without_hasty_report(observation: Observation, ledger: Ledger, now: float) -
 
 
 def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[Action], list[Event]]:
-    """Raises ledger.incarnation where a new pod is needed."""
+    """Decide what becomes of the coordinator's pod, Service and Secret.
+
+    Args:
+        observation: of the job.
+        ledger: its incarnation is raised where a new pod is needed.
+        now: in unix seconds.
+
+    Returns:
+        Actions, and events that tell of them.
+    """
     actions: list[Action] = []
     events: list[Event] = []
     live = [c for c in observation.coordinators if c.live]

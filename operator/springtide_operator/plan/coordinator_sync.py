@@ -79,7 +79,16 @@ class CoordinatorUpdate:
 def make_sync(
     job: Job, observation: Observation, incarnation: int, now: float, pause: float = 0.0
 ) -> CoordinatorUpdate:
-    """Everything each time, never changes: a lost call loses nothing."""
+    """Return the operator's message to the coordinator: everything each time, never changes, so that a lost
+    call loses nothing.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        incarnation: of the coordinator that is called.
+        now: in unix seconds.
+        pause: seconds within which the next call comes; 0: not told.
+    """
     living = [
         _living(pod, observation)
         for pod in sorted(observation.workers, key=lambda pod: (pod.slot, pod.attempt))

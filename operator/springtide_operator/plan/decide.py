@@ -43,9 +43,14 @@ LAST_REPORT_LOOK = 0.1  # between two looks for the answer of a coordinator whos
 
 
 def plan(job: Job, observation: Observation, now: float) -> Plan:
-    """Actions are to be carried out after `status` is written, events posted after that.
+    """Decide what to do, what to write, and why.
 
-    `job.status` must be the newest one written; `observation` may be older or newer than it.
+    Actions are to be carried out after `status` is written, events posted after that.
+
+    Args:
+        job: its status must be the newest one written.
+        observation: may be older or newer than the status.
+        now: in unix seconds.
     """
     old = job.status
     if job.deleting:

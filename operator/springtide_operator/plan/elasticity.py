@@ -58,7 +58,12 @@ def needed(job: Job) -> int:
 
 
 def expected(job: Job, live: Sequence[WorkerPod]) -> int:
-    """Workers that are to train: not those that are only tried and that no node has taken yet."""
+    """Return how many workers are to train: not those that are only tried and that no node has taken yet.
+
+    Args:
+        job: with its status.
+        live: one pod per slot.
+    """
     placed = sum(pod.placed for pod in live)
     return max(needed(job), min(size(job), placed))
 
@@ -71,7 +76,15 @@ def why(job: Job) -> str:
 def decide(
     job: Job, live: Sequence[WorkerPod], observation: Observation, held_back: bool, now: float
 ) -> Sized:
-    """Decide anew. `live`: one pod per slot. `held_back`: failed workers wait to be made again."""
+    """Decide the size anew.
+
+    Args:
+        job: with its status.
+        live: one pod per slot.
+        observation: of the job.
+        held_back: failed workers wait to be made again.
+        now: in unix seconds.
+    """
     if job.halted or job.spec.elasticity.policy is ElasticityPolicy.MANUAL:
         return Sized(_with(job, None))
     if job.spec.elasticity.policy is ElasticityPolicy.THROUGHPUT:

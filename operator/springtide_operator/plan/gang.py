@@ -49,9 +49,13 @@ def trusted(job: Job) -> str:
 
 
 def with_gang(job: Job, observation: Observation, over: bool = False) -> Job:
-    """The job with `status.gang` as it is from now on; pods made from it carry the mark of their group.
+    """Return the job with `status.gang` as it is from now on; pods made from it carry the mark of their
+    group.
 
-    over: the job has ended.
+    Args:
+        job: with its status.
+        observation: of the job.
+        over: the job has ended.
     """
     status = {key: value for key, value in job.status.items() if key != "gang"}
     scheduler = None if over else _present(job, observation)
@@ -71,7 +75,12 @@ def with_gang(job: Job, observation: Observation, over: bool = False) -> Job:
 
 
 def waits(job: Job, observation: Observation) -> str:
-    """Why no pod may be made yet; "" when one may."""
+    """Return why no pod may be made yet; "" when one may.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+    """
     scheduler = gang_scheduler(job)
     if scheduler is None or job.halted:
         return ""
@@ -84,6 +93,15 @@ def waits(job: Job, observation: Observation) -> str:
 def decide(job: Job, observation: Observation, now: float, over: bool = False) -> list[Action]:
     """Apply the PodGroup (once by each operator process, which also mends it, and when its size changes), or
     delete it when it is wanted no more and no process of the job is left that was scheduled with it.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        now: in unix seconds.
+        over: the job has ended.
+
+    Returns:
+        The one action; empty when there is nothing to do, or it has to wait.
     """
     if held_back(observation, ROLE, now):
         return []
@@ -105,7 +123,15 @@ def decide(job: Job, observation: Observation, now: float, over: bool = False) -
 
 
 def problem(job: Job, observation: Observation) -> Problem | None:
-    """The named scheduler's API is missing: pods are started one by one."""
+    """Return what is wrong when the named scheduler's API is missing: pods are started one by one.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+
+    Returns:
+        None when it is there, or none is named.
+    """
     scheduler = gang_scheduler(job)
     if scheduler is None or job.halted or observation.apis.get(scheduler.api) is not False:
         return None

@@ -30,7 +30,12 @@ GRACE_SECONDS = 1  # what hangs does not leave by itself, and its place is neede
 
 
 def stall(job: Job, observation: Observation) -> StallReport | None:
-    """The stall that is a hang; None while there is none, or while it is not certain."""
+    """Return the stall that is a hang; None while there is none, or while it is not certain.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+    """
     incarnation = (job.status.get("coordinator") or {}).get("incarnation", 0)
     report = observation.report_of(incarnation)
     if job.halted or report is None or observation.unreachable_since is not None:
@@ -101,7 +106,13 @@ def fatal(job: Job, observation: Observation) -> Problem | None:
 
 
 def describe(job: Job, found: StallReport, observation: Observation) -> str:
-    """Holds no numbers that change while it lasts."""
+    """Describe a hang, without numbers that change while it lasts.
+
+    Args:
+        job: with its status.
+        found: the hang.
+        observation: of the job.
+    """
     limit = job.spec.failure_policy.hang_timeout_seconds
     what = f"step {found.step}" if found.step else "the end of the loop"
     text = f"no step was committed for more than {limit} s, since {timestamp(found.since)}: {what} waits for "

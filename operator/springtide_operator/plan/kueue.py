@@ -45,7 +45,12 @@ def concerns(raw: Mapping[str, Any]) -> bool:
 
 
 def with_queue_state(job: Job, observation: Observation) -> Job:
-    """The job with `status.queue` as it is from now on, and no more workers than were admitted."""
+    """Return the job with `status.queue` as it is from now on, and no more workers than were admitted.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+    """
     status = {key: value for key, value in job.status.items() if key != STATUS}
     entry = _entry(job, observation)
     if entry is not None:
@@ -69,7 +74,12 @@ def limited(job: Job) -> Job:
 
 
 def waits(job: Job, observation: Observation) -> str:
-    """Why no pod may be made yet, although nobody has halted the job; "" when one may."""
+    """Return why no pod may be made yet, although nobody has halted the job; "" when one may.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+    """
     if queue_name(job) and STATUS not in job.status and names.KUEUE_API not in observation.apis:
         return f"it is not known yet whether the cluster serves {names.KUEUE_API}"
     return ""
@@ -133,7 +143,15 @@ def finish(job: Job, observation: Observation, succeeded: bool, now: float) -> l
 
 
 def problem(job: Job, observation: Observation) -> Problem | None:
-    """Kueue is not there, or has admitted fewer workers than are asked for."""
+    """Return what is wrong when Kueue is not there, or has admitted fewer workers than are asked for.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+
+    Returns:
+        None when all is well.
+    """
     name, entry = queue_name(job), job.status.get(STATUS) or {}
     if name and observation.apis.get(names.KUEUE_API) is False:
         does = "stays as Kueue left it" if entry else "runs without a queue"

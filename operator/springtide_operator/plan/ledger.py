@@ -185,13 +185,33 @@ class Ledger:
         return self.backoffs.get(role, Backoff())
 
     def raise_backoff(self, role: str, now: float) -> None:
+        """Note a bad end: the next pod of the role waits longer.
+
+        Args:
+            role: of the pods.
+            now: in unix seconds.
+        """
         self.backoffs[role] = self.backoff(role).raised(now)
 
     def ease_backoff(self, role: str, now: float) -> None:
+        """Note a healthy end: one bad end less counts.
+
+        Args:
+            role: of the pods.
+            now: in unix seconds.
+        """
         if self.backoff(role).count:
             self.backoffs[role] = self.backoff(role).eased(now)
 
     def end(self, slot: int, kind: str, avoid: str | None = None, healthy: bool = False) -> None:
+        """Note how the pod of a slot ended.
+
+        Args:
+            slot: number of the worker.
+            kind: of the end.
+            avoid: a node that the next pod must not be on; None: any.
+            healthy: the end was no part of a loop, so that the next pod need not wait.
+        """
         self.slots[slot] = replace(self.slots[slot], ended=kind, avoid=avoid, healthy=healthy)
 
 
@@ -208,7 +228,17 @@ def open_ones(incidents: dict[str, Incident], now: float) -> dict[str, Incident]
 def take_in(
     incidents: dict[str, Incident], cause: str, slots: Iterable[int], now: float
 ) -> tuple[dict[str, Incident], bool]:
-    """(incidents afterwards, whether these ends are a new decision)."""
+    """Put ends that have one cause into an incident.
+
+    Args:
+        incidents: by cause.
+        cause: of the ends, in words.
+        slots: whose workers ended.
+        now: in unix seconds.
+
+    Returns:
+        The incidents afterwards, and whether these ends are a new decision.
+    """
     slots = frozenset(slots)
     incidents = open_ones(incidents, now)
     known = incidents.get(cause)

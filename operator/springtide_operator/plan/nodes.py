@@ -41,7 +41,13 @@ SILENT_SECONDS = 3.0  # a coordinator on such a node that does not answer for so
 
 
 def with_node_health(observation: Observation, now: float) -> Observation:
-    """Pods on lost nodes have ended, and coordinators that were given up are lost."""
+    """Return what is observed, with what follows from nodes: pods on lost ones have ended, and coordinators
+    that were given up are lost.
+
+    Args:
+        observation: of the job.
+        now: in unix seconds.
+    """
     return replace(
         observation,
         workers=tuple(_judged_worker(pod, observation, now) for pod in observation.workers),
@@ -135,6 +141,16 @@ def move(
 
     Both together never exceed maxReplicas: where there is no room for one more, the worker stays until it is
     evicted.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        ledger: attempts are raised in it.
+        planned: actions of this round so far.
+        now: in unix seconds.
+
+    Returns:
+        Creations and deletions.
     """
     newest = restarts.newest_pods(observation)
     leave = {pod.uid for pod in _may_leave(job, observation, ledger, newest)}
@@ -231,6 +247,13 @@ def force(observation: Observation, now: float) -> list[Action]:
 
     On a node that lives nothing is forced: its process may hold a device or a volume until its kubelet says
     that it is gone. The job does not wait for it (`relay.held_for_gone_at`).
+
+    Args:
+        observation: of the job.
+        now: in unix seconds.
+
+    Returns:
+        One deletion for each.
     """
     result: list[Action] = []
     for pod in _all(observation):
@@ -277,7 +300,12 @@ def _forced_at(pod: AnyPod, observation: Observation) -> float:
 
 
 def later(observation: Observation, now: float) -> list[float]:
-    """Unix seconds at which to look again: a force that gets due, a node that may turn out to be lost."""
+    """Return when to look again, in unix seconds: a force that gets due, a node that may turn out to be lost.
+
+    Args:
+        observation: of the job.
+        now: in unix seconds.
+    """
     pods = _all(observation)
     waits = (-observation.seen_for(_forced_at(pod, observation), now) for pod in pods)
     result = [now + wait for wait in waits if 0 < wait < math.inf]

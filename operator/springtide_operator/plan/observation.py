@@ -438,7 +438,12 @@ class Observation:
     crowd: tuple[str, ...] = ()  # pods of others that no node takes, and that this job could make room for
 
     def seen_for(self, since: float, now: float) -> float:
-        """Seconds since something that was seen first at `since`, by the operator's steady clock."""
+        """Return the seconds since something was seen first, by the operator's steady clock.
+
+        Args:
+            since: when, by that clock; in unix seconds where the observation has no reading of it.
+            now: in unix seconds, for such an observation.
+        """
         return (now if self.steady is None else self.steady) - since
 
     def report_of(self, incarnation: int) -> Report | None:

@@ -42,7 +42,12 @@ _LEAVING_TAINT_PREFIX = "aws-node-termination-handler/"  # spot-itn, asg-lifecyc
 
 
 def owned_by(obj: Object, uid: str) -> bool:
-    """True if the object's controller is the job with this uid."""
+    """Return whether an object's controller is the job with this uid.
+
+    Args:
+        obj: as the API server gives it.
+        uid: of the job.
+    """
     references = obj.get("metadata", {}).get("ownerReferences") or []
     return any(reference.get("controller") and reference.get("uid") == uid for reference in references)
 

@@ -44,7 +44,16 @@ _REFUSED = {
 
 
 def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
-    """The worst first. Texts hold no changing numbers: each change of a text is a write to the API server."""
+    """Return what keeps the job from its size or its coordinator, the worst first.
+
+    Texts hold no changing numbers: each change of a text is a write to the API server.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        ledger: of this round.
+        now: in unix seconds.
+    """
     return [
         *_coordinator(observation, ledger, now),
         *template.problems(job, observation),

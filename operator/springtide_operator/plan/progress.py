@@ -34,7 +34,13 @@ _SLOW = (
 def numbers(
     report: Report | None, old: dict[str, Any], nodes: Mapping[str, str | None] | None = None
 ) -> dict[str, Any]:
-    """The progress keys of status: from the report, or as they were. `nodes`: by name of pod."""
+    """Return the progress keys of status: from the report, or as they were.
+
+    Args:
+        report: of the coordinator; None: it does not answer.
+        old: status as it was.
+        nodes: by name of pod; None: not known.
+    """
     result = {key: old[key] for key in ("generation", *_SLOW) if key in old}
     if report is None:
         return result
@@ -75,8 +81,14 @@ def numbers(
 
 
 def checkpoint(report: Report | None, old: dict[str, Any]) -> dict[str, Any] | None:
-    """status.checkpoint: the newest one that is whole, and whether it holds all that a job had that is put
-    away. A job that trains is ahead of it.
+    """Return status.checkpoint: the newest one that is whole, and whether it holds all that a job had that is
+    put away.
+
+    A job that trains is ahead of it.
+
+    Args:
+        report: of the coordinator; None: it does not answer.
+        old: status as it was.
     """
     before: dict[str, Any] | None = old.get("checkpoint")
     if report is None:
@@ -95,7 +107,13 @@ def checkpoint(report: Report | None, old: dict[str, Any]) -> dict[str, Any] | N
 
 
 def lost_seconds(report: Report, old: dict[str, Any]) -> dict[str, str]:
-    """Seconds lost by cause over the job's life: what status has, and what the coordinator counted since."""
+    """Return the seconds lost by cause over the job's life: what status has, and what the coordinator counted
+    since.
+
+    Args:
+        report: of the coordinator.
+        old: status as it was.
+    """
     before = old.get("coordinator") or {}
     same = (before.get("incarnation"), before.get("restart")) == (report.incarnation, report.restart)
     seen = (before.get("lostSeconds") or {}) if same else {}
@@ -107,8 +125,14 @@ def lost_seconds(report: Report, old: dict[str, Any]) -> dict[str, str]:
 
 
 def counters_seen(report: Report, old: dict[str, Any]) -> tuple[int, int]:
-    """(recoveries, states lost) of this coordinator process that status already holds; another process
-    counts anew.
+    """Return what of this coordinator process's counts status already holds; another process counts anew.
+
+    Args:
+        report: of the coordinator.
+        old: status as it was.
+
+    Returns:
+        Recoveries, and states lost.
     """
     before = old.get("coordinator") or {}
     if (before.get("incarnation"), before.get("restart")) != (report.incarnation, report.restart):
@@ -138,7 +162,12 @@ def recovered(report: Report | None, old: dict[str, Any]) -> list[Event]:
 
 
 def final(finished: Finished, old: dict[str, Any]) -> dict[str, Any]:
-    """The progress keys of a job that succeeded: the last worker's word, where it says something."""
+    """Return the progress keys of a job that succeeded: the last worker's word, where it says something.
+
+    Args:
+        finished: that word.
+        old: status as it was.
+    """
     result = {key: old[key] for key in ("generation", *_SLOW) if key in old}
     if finished.generation is not None:
         result["generation"] = finished.generation
@@ -167,9 +196,15 @@ def rounded(value: float) -> str:
 
 
 def throttle(old: dict[str, Any], new: dict[str, Any], now: float) -> dict[str, Any]:
-    """The status to write: `old` where only progress moved and the last write of it is too young.
+    """Return the status to write: the old one where only progress moved and the last write of it is too
+    young.
 
     A recovery and a lost state are events, and are written with them: else they would be told of again.
+
+    Args:
+        old: status as it was.
+        new: status as it is to be.
+        now: in unix seconds.
     """
     told = all(old.get(key, 0) == new.get(key, 0) for key in ("recoveries", "statesLost"))
     told = told and (old.get("samplesPerSecond") == "0") == (new.get("samplesPerSecond") == "0")
@@ -183,7 +218,12 @@ def throttle(old: dict[str, Any], new: dict[str, Any], now: float) -> dict[str, 
 
 
 def same_but_progress(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether two statuses differ in nothing but numbers that always move."""
+    """Return whether two statuses differ in nothing but numbers that always move.
+
+    Args:
+        old: status as it was.
+        new: status as it is to be.
+    """
     return _without_progress(old) == _without_progress(new)
 
 

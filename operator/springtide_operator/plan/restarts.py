@@ -108,10 +108,16 @@ def how_it_ended(pod: WorkerPod) -> End | None:
 
 
 def record_exits(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Event]:
-    """Count every end not counted yet, in the ledger; the events tell of them.
+    """Count every end not counted yet; the events tell of them.
 
     A slot's entry holds the attempt counted last, so an operator that dies after writing status counts
     nothing twice, and one that dies before counts it at its next start.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        ledger: is changed in place.
+        now: in unix seconds.
     """
     newest = newest_pods(observation)
     _meet(newest, ledger)
@@ -236,7 +242,15 @@ def _decide(job: Job, ledger: Ledger, cause: str, together: Sequence[Ended], now
 
 
 def give_up(observation: Observation, ledger: Ledger) -> list[Action]:
-    """Delete the pods that were counted as failed while they wait for what a rule says not to wait for."""
+    """Delete the pods that were counted as failed while they wait for what a rule says not to wait for.
+
+    Args:
+        observation: of the job.
+        ledger: with what was counted in this round.
+
+    Returns:
+        One deletion for each.
+    """
     result: list[Action] = []
     for slot, pod in sorted(newest_pods(observation).items()):
         entry = ledger.slots.get(slot)
@@ -248,7 +262,13 @@ def give_up(observation: Observation, ledger: Ledger) -> list[Action]:
 
 
 def waits(ledger: Ledger, slot: int, now: float) -> bool:
-    """True while the slot's next pod is held back. That of a healthy one is not, whatever others do."""
+    """Return whether the slot's next pod is held back. That of a healthy one is not, whatever others do.
+
+    Args:
+        ledger: with what was counted in this round.
+        slot: number of the worker.
+        now: in unix seconds.
+    """
     entry = ledger.slots.get(slot)
     held = (
         reasons.END_FAILED,

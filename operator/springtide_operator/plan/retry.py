@@ -28,7 +28,13 @@ def delay(count: int) -> float:
 
 
 def decayed(count: int, last: float, now: float) -> int:
-    """One bad end is forgotten for every five minutes without one."""
+    """Return the bad ends that still count: one is forgotten for every five minutes without one.
+
+    Args:
+        count: bad ends until then.
+        last: time of the newest, in unix seconds.
+        now: in unix seconds.
+    """
     return max(0, count - int(max(0.0, now - last) // DECAY_SECONDS))
 
 
@@ -50,10 +56,16 @@ class Backoff:
         return replace(self, count=max(0, decayed(self.count, self.last, now) - 1))
 
     def healthy(self, lived: float, worked: bool, now: float) -> bool:
-        """Whether a pod's end is no part of a loop: it did its work, for longer than the present delay.
+        """Return whether a pod's end is no part of a loop: it did its work, for longer than the present
+        delay.
 
         A loop of pods that work for T seconds thus settles at delays of about T, and does half of the work
         that it could; ends from outside, however many, hold up nobody.
+
+        Args:
+            lived: seconds that the pod lived.
+            worked: it did its work.
+            now: in unix seconds.
         """
         if lived >= HEALTHY_SECONDS:
             return True
@@ -82,8 +94,18 @@ def refuse(
     terminating: bool = False,
     generation: int = 0,
 ) -> Refusal:
-    """The refusal after one more no: waits 1, 2, 4, ... 60 s (at most 5 s when the server did not get to an
-    answer; for ever when the namespace is being deleted, which is never taken back).
+    """Return the refusal after one more no.
+
+    It waits 1, 2, 4, ... 60 s (at most 5 s when the server did not get to an answer; for ever when the
+    namespace is being deleted, which is never taken back).
+
+    Args:
+        previous: the last no of the same role; None: this is the first.
+        code: of HTTP; 0 without an answer.
+        message: of the API server.
+        now: in unix seconds.
+        terminating: the namespace is being deleted.
+        generation: of the job's spec that was refused.
     """
     if terminating:
         return Refusal(code, message, math.inf, now, terminating=True, generation=generation)
@@ -124,7 +146,13 @@ def answers_to(refusals: Mapping[str, Refusal], generation: int) -> dict[str, Re
 
 
 def held_back(observation: Observation, role: str, now: float) -> bool:
-    """True while the next try of this role's creation has to wait."""
+    """Return whether the next try of a role's creation has to wait.
+
+    Args:
+        observation: with the refusals.
+        role: under which refusals are filed.
+        now: in unix seconds.
+    """
     if namespace_goes(observation) or (observation.pods_wait and role not in NOT_PODS):
         return True
     refusal = observation.refusals.get(role)

@@ -106,7 +106,13 @@ def doubts(rules: Sequence[FailureRule]) -> list[str]:
 
 
 def judge(rules: Sequence[FailureRule], end: End) -> Verdict:
-    """The first rule that holds; without one, a failure counts as such and all else as a preemption."""
+    """Return what the first rule that holds says; without one, a failure counts as such and all else as a
+    preemption.
+
+    Args:
+        rules: of the job, in order.
+        end: of a worker.
+    """
     usual = FAILURE if end.kind == reasons.END_FAILED else PREEMPTION
     for number, rule in enumerate(rules):
         if not holds(rule, end):
@@ -118,7 +124,13 @@ def judge(rules: Sequence[FailureRule], end: End) -> Verdict:
 
 
 def holds(rule: FailureRule, end: End) -> bool:
-    """All that the rule names must hold. Exit codes and exceptions are those of the script's own failures."""
+    """Return whether all that a rule names holds. Exit codes and exceptions are those of the script's own
+    failures.
+
+    Args:
+        rule: of the job.
+        end: of a worker.
+    """
     failed = end.kind == reasons.END_FAILED
     if rule.exit_codes is not None:
         inside = end.exit_code in rule.exit_codes.values

@@ -18,7 +18,16 @@ ROLE = "networkpolicy"
 
 
 def decide(observation: Observation, now: float) -> list[Action]:
-    """Applied once by each operator process, which also mends it. A refusal keeps no pod from being made."""
+    """Apply the NetworkPolicy, once by each operator process, which also mends it. A refusal keeps no pod
+    from being made.
+
+    Args:
+        observation: of the job.
+        now: in unix seconds.
+
+    Returns:
+        The one action; empty when it was applied, or has to wait.
+    """
     if not observation.policy_missing or held_back(observation, ROLE, now):
         return []
     return [ApplyNetworkPolicy("other pods must not reach the job's")]
@@ -31,6 +40,10 @@ def with_encryption(job: Job, observation: Observation) -> Job:
     """Return the job with `status.tls` as it is from now on.
 
     One that was planned before, and has no note, is from a time before there were any: it is without TLS.
+
+    Args:
+        job: with its status.
+        observation: of the job.
     """
     planned = "coordinator" in job.status or "generation" in job.status
     if job.spec.security.tls is not None or isinstance(job.status.get(STATUS), bool) or planned:

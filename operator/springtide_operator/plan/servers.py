@@ -52,7 +52,16 @@ def live(observation: Observation) -> list[ServerPod]:
 
 
 def record_exits(observation: Observation, ledger: Ledger, now: float) -> list[Event]:
-    """Write down which pod has each slot and how the last one ended, once."""
+    """Write down which pod has each slot and how the last one ended, once.
+
+    Args:
+        observation: of the job.
+        ledger: is changed in place.
+        now: in unix seconds.
+
+    Returns:
+        Events that tell of the ends.
+    """
     events: list[Event] = []
     pods = newest(observation)
     for slot, pod in sorted(pods.items()):
@@ -118,7 +127,14 @@ def how_it_ended(pod: ServerPod | None) -> tuple[str, str] | None:
 
 
 def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Action]:
-    """Creations (their attempts raised in the ledger), deletions, and the disruption budget."""
+    """Decide which servers are made and deleted, and whether their disruption budget is applied.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        ledger: attempts are raised in it.
+        now: in unix seconds.
+    """
     actions: list[Action] = []
     if job.spec.servers and not job.halted:
         actions += _budget(job, observation, now)
@@ -206,7 +222,16 @@ def _tidy(observation: Observation) -> list[Action]:
 
 
 def put_away(observation: Observation, because: str, why: str) -> list[Action]:
-    """Delete all of them: the job needs them no more."""
+    """Delete all parameter servers: the job needs them no more.
+
+    Args:
+        observation: of the job.
+        because: one word, which is written on the pods.
+        why: in words.
+
+    Returns:
+        One deletion for each that is not being deleted.
+    """
     return [DeletePod(pod.name, pod.uid, because, why) for pod in observation.servers if not pod.deleting]
 
 
@@ -285,7 +310,14 @@ def _served(slot: int, observation: Observation, ledger: Ledger) -> bool:
 
 
 def status(job: Job, observation: Observation, ledger: Ledger, over: bool = False) -> dict[str, object]:
-    """`status.parameterServers`."""
+    """Return `status.parameterServers`.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        ledger: of this round.
+        over: the job has ended.
+    """
     pods = live(observation)
     ready = sum(pod.ready for pod in pods)
     want = 0 if over else wanted(job)
@@ -319,7 +351,12 @@ def in_force(old: Mapping[str, Any], observation: Observation, ledger: Ledger) -
 
 
 def switched(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
-    """Events of a running job's change of consistency. old, new: statuses."""
+    """Return the events of a running job's change of consistency.
+
+    Args:
+        old: status as it was.
+        new: status as it is to be.
+    """
     shown = [status.get("parameterServers") or {} for status in (old, new)]
     was_pending, pending = (status.get("consistencyPending") for status in shown)
     events = []

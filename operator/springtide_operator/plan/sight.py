@@ -43,7 +43,13 @@ Kubernetes' node life cycle controller stops evicting by the same numbers.
 
 
 def why_given_up(pod: CoordinatorPod, observation: Observation, now: float) -> str:
-    """Say why a coordinator that Kubernetes calls running counts as lost; "" while it does not."""
+    """Say why a coordinator that Kubernetes calls running counts as lost; "" while it does not.
+
+    Args:
+        pod: of the coordinator.
+        observation: of the job.
+        now: in unix seconds.
+    """
     sight = observation.sight
     if pod.deleting or pod.phase != "Running":
         return ""
@@ -68,24 +74,39 @@ def why_given_up(pod: CoordinatorPod, observation: Observation, now: float) -> s
 
 
 def lease_is_late(node: str | None, observation: Observation) -> bool:
-    """Whether the operator has looked at the node's lease for long enough and seen no renewal."""
+    """Return whether the operator has looked at the node's lease for long enough and seen no renewal.
+
+    Args:
+        node: its name; None: not known.
+        observation: of the job.
+    """
     sight = observation.sight
     lease = sight.leases.get(node) if sight is not None and node is not None else None
     return lease is not None and lease.unchanged >= LATE_SECONDS
 
 
 def lease_is_renewed(node: str | None, observation: Observation) -> bool:
-    """Whether the operator has seen a renewal of the node's lease while it looked, and not long ago."""
+    """Return whether the operator has seen a renewal of the node's lease while it looked, and not long ago.
+
+    Args:
+        node: its name; None: not known.
+        observation: of the job.
+    """
     sight = observation.sight
     lease = sight.leases.get(node) if sight is not None and node is not None else None
     return lease is not None and lease.renewed and lease.unchanged < LATE_SECONDS
 
 
 def is_unheard(pod: WorkerPod | ServerPod, observation: Observation) -> bool:
-    """Whether nothing is heard of a pod: its address is silent, or its node is lost or has a late lease.
+    """Return whether nothing is heard of a pod: its address is silent, or its node is lost or has a late
+    lease.
 
-    Never of one that the coordinator is connected to. Silence of an address says something only while
-    another pod of the job answers or refuses: where a firewall drops what the operator asks, all are silent.
+    Never of one that the coordinator is connected to. Silence of an address says something only while another
+    pod of the job answers or refuses: where a firewall drops what the operator asks, all are silent.
+
+    Args:
+        pod: of the job.
+        observation: of the job.
     """
     report = observation.report
     if report is not None and observation.unreachable_since is None:
@@ -107,6 +128,12 @@ def is_unheard(pod: WorkerPod | ServerPod, observation: Observation) -> bool:
 
 
 def testimony_of(uid: str, observation: Observation) -> Testimony | None:
+    """Return what a pod said that the operator asked; None where it was not asked.
+
+    Args:
+        uid: of the pod.
+        observation: of the job.
+    """
     sight = observation.sight
     return next((told for told in sight.testimonies if told.uid == uid), None) if sight is not None else None
 
@@ -125,7 +152,15 @@ def to_avoid(observation: Observation) -> str | None:
 
 
 def too_many_lost(name: str | None, observation: Observation) -> str:
-    """Say why no pod may go for this node's state: so many look lost that who looks is likelier at fault."""
+    """Say why no pod may go for this node's state: so many look lost that who looks is likelier at fault.
+
+    Args:
+        name: of the node; None: not known.
+        observation: of the job.
+
+    Returns:
+        "" while pods may go.
+    """
     nodes = observation.nodes or {}
     node = nodes.get(name) if name is not None else None
     if node is None:

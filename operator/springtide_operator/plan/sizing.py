@@ -20,7 +20,12 @@ def target(job: Job) -> int:
 
 
 def expected(job: Job, observation: Observation) -> int:
-    """Workers that are to train: extra ones that no node has taken yet are not waited for."""
+    """Return how many workers are to train: extra ones that no node has taken yet are not waited for.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+    """
     return 0 if job.halted else elasticity.expected(job, live_pods(observation))
 
 
@@ -37,8 +42,12 @@ def settled_slots(observation: Observation) -> set[int]:
 
 
 def wanted_slots(job: Job, observation: Observation) -> list[int]:
-    """The slots that are to have a pod: those that have one, then the lowest free ones; no more than the
-    target.
+    """Return the slots that are to have a pod: those that have one, then the lowest free ones; no more than
+    the target.
+
+    Args:
+        job: with its status.
+        observation: of the job.
     """
     have = [pod.slot for pod in live_pods(observation)]
     settled = settled_slots(observation)
@@ -49,13 +58,25 @@ def wanted_slots(job: Job, observation: Observation) -> list[int]:
 
 
 def missing_slots(job: Job, observation: Observation) -> list[int]:
-    """The wanted slots that have no live pod."""
+    """Return the wanted slots that have no live pod.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+    """
     have = {pod.slot for pod in live_pods(observation)}
     return [slot for slot in wanted_slots(job, observation) if slot not in have]
 
 
 def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Action]:
-    """Creations (their attempts raised in the ledger) or deletions, never both for the size's sake."""
+    """Return creations or deletions of workers, never both for the size's sake.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        ledger: attempts are raised in it.
+        now: in unix seconds.
+    """
     live = live_pods(observation)
     actions: list[Action] = [*_duplicates(observation, ledger)]
     if len(live) > target(job):

@@ -45,10 +45,14 @@ def truths(
     saving: bool = False,
     checkpoint: dict[str, Any] | None = None,
 ) -> dict[str, Truth]:
-    """All conditions of a halted job.
+    """Return all conditions of a halted job.
 
-    problem: what keeps it halted that a person must act on. saving: its workers still save its state.
-    checkpoint: as in status.
+    Args:
+        job: with its status.
+        observation: of the job.
+        problem: what keeps it halted that a person must act on.
+        saving: its workers still save its state.
+        checkpoint: as in status.
     """
     left = sum(pod.end is None for pod in observation.workers)
     text = f"the job {'is suspended' if job.spec.suspend else 'has no pods'}: {job.halted}"
@@ -89,7 +93,12 @@ def _saved(checkpoint: dict[str, Any] | None) -> Truth:
 
 
 def over(job: Job, old: dict[str, Any]) -> dict[str, Truth]:
-    """The condition of a job that goes on: False if it ever was halted, else none."""
+    """Return the condition of a job that goes on: False if it ever was halted, else none.
+
+    Args:
+        job: with its status.
+        old: status as it was.
+    """
     before = conditions.reason_of(old, reasons.SUSPENDED)
     if before is None:
         return {}
@@ -137,9 +146,16 @@ def saves(job: Job) -> bool:
 
 
 def waits(job: Job, observation: Observation, ledger: Ledger, now: float) -> bool:
-    """Whether the workers of a halted job are still given time to save, or its coordinator to tell of it.
+    """Return whether the workers of a halted job are still given time to save, or its coordinator to tell of
+    it.
 
     All may have saved and left between two calls: only the coordinator knows the name of their checkpoint.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        ledger: of this round.
+        now: in unix seconds.
     """
     if not saves(job) or coordinator_policy.current(observation, ledger) is None:
         return False
@@ -176,13 +192,29 @@ def _left_at(observation: Observation, since: float) -> float:
 
 
 def let_leave(observation: Observation, ledger: Ledger) -> None:
-    """The workers end by themselves: written down before they do, so that none of these ends is counted."""
+    """Note that the workers end by themselves: written down before they do, so that none of these ends is
+    counted.
+
+    Args:
+        observation: of the job.
+        ledger: is changed in place.
+    """
     for pod in sizing.live_pods(observation):
         ledger.end(pod.slot, reasons.END_SCALED_DOWN)
 
 
 def stragglers(job: Job, observation: Observation, ledger: Ledger) -> list[DeletePod]:
-    """A job is resumed while its workers leave: they were told, and others take their places."""
+    """Delete workers that still leave while their job is resumed: they were told, and others take their
+    places.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+        ledger: is changed in place.
+
+    Returns:
+        One deletion for each.
+    """
     if job.halted or job.spec.checkpoint is None or not conditions.is_true(job.status, reasons.SUSPENDED):
         return []
     live = sizing.live_pods(observation)
@@ -200,7 +232,13 @@ def saved_name(status: dict[str, Any]) -> str:
 
 
 def events_of_saving(old: dict[str, Any], new: dict[str, Any], observation: Observation) -> list[Event]:
-    """Training goes on from a checkpoint."""
+    """Return the event that training goes on from a checkpoint.
+
+    Args:
+        old: status as it was.
+        new: status as it is to be.
+        observation: of the job.
+    """
     report = observation.report
     if report is None or not new.get("restored") or old.get("restored") == new["restored"]:
         return []

@@ -195,7 +195,13 @@ def brings(table: Mapping[int, float], base: int, size: int) -> float:
 
 
 def step(state: Search, scene: Scene, now: float) -> Search:
-    """The next state: one round's decision, with its reason."""
+    """Return the next state: one round's decision, with its reason.
+
+    Args:
+        state: of the last round.
+        scene: workers as they are, what limits them, and what was measured.
+        now: in unix seconds.
+    """
     if state.target == 0:
         state = replace(state, target=scene.minimum, since=now)
     target = min(max(state.target, scene.minimum), scene.replicas)

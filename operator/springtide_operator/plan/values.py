@@ -43,5 +43,10 @@ def real(value: Any) -> float | None:
 
 
 def finite(value: float, otherwise: float = 0.0) -> float:
-    """Return the value, or `otherwise` for infinity and what is no number."""
+    """Return the value, or `otherwise` for infinity and what is no number.
+
+    Args:
+        value: any.
+        otherwise: what is returned in its place.
+    """
     return value if math.isfinite(value) else otherwise

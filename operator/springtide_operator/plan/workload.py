@@ -34,7 +34,12 @@ class WorkloadSeen:
 
 
 def workload_seen(raw: Object, flavors: Mapping[str, Object | str]) -> WorkloadSeen:
-    """`flavors`: ResourceFlavors by name, or in words why one cannot be read."""
+    """Return what the policy needs of a Workload.
+
+    Args:
+        raw: as the API server gives it.
+        flavors: ResourceFlavors by name, or in words why one cannot be read.
+    """
     meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
 

@@ -293,13 +293,21 @@ class ShardStore:
         booked: bool = False,
         skipped: int = 0,
     ) -> int:
-        """Begin a generation, or enter one as a further member; see `StepProtocol.enter` for the arguments.
+        """Begin a generation, or enter one as a further member; see `StepProtocol.enter`.
 
         Args:
+            token: the generation's.
+            members: ids of all its members.
+            step: the step that it begins from; 0 where its members do not step together.
+            run_id: of the state's history.
+            booked: its members do not step together.
             skipped: how many of the steps so far changed nothing, where batches begin to be counted.
 
         Returns:
             The step that this server is at.
+
+        Raises:
+            StaleError: a newer generation has begun.
         """
         with self._lock:
             self.settle()
@@ -444,6 +452,9 @@ class ShardStore:
         """Take in bytes of a slice; with the last ones it is held, as by `load`.
 
         Args:
+            token: the generation's.
+            key: the slice's.
+            version: the step after which it is.
             begin: makes the slice that they are written into.
             at: number of the first byte.
             total: bytes of the whole slice.
@@ -496,9 +507,13 @@ class ShardStore:
         """Say where copies of shards are, from now on.
 
         Args:
+            token: the generation's.
             forward: by key, the servers that the sums go to.
             fill: by key, the servers that a copy of the shard is sent to.
             drop: keys of the shards that are held here no more.
+
+        Raises:
+            StepProtocolError: a shard that is named is not here.
         """
         with self._lock:
             self._protocol.check_token(token)
@@ -578,9 +593,16 @@ class ShardStore:
         """Add a gradient to the sum of a backward pass of the step.
 
         Args:
+            token: the generation's.
+            step: its number.
+            member: the sender.
+            key: the chunk's.
             gradient: flat, of the chunk's size, or some of its elements.
             number: of the backward pass.
             own: it is in memory of `take_spare`, which is the shard's again; other memory is not kept.
+
+        Raises:
+            StepProtocolError: it does not belong here; see `StepProtocol.stage`.
         """
         which = (step, number)
         with self._lock:
@@ -1087,6 +1109,9 @@ class ShardStore:
         """Refuse a gradient that does not fit, also of a slice that is on its way.
 
         Args:
+            key: the shard's.
+            nbytes: of the gradient.
+            dtype: of its elements.
             selected: it is of some elements only.
 
         Raises:
@@ -1137,12 +1162,17 @@ class ShardStore:
         """Return a shard as it is now, or a part of it.
 
         Args:
+            token: the generation's.
+            key: the shard's.
             at: number of the first byte.
             most: bytes at most; None: all of them, in one.
             reading: which one goes on; 0: one begins.
 
         Returns:
             The version, the part, and the reading's number if there are more.
+
+        Raises:
+            StepProtocolError: the shard is not here, or another byte is next.
         """
         with self._lock:
             self._protocol.check_token(token)
@@ -1283,9 +1313,11 @@ class ShardStore:
                         self._work.notify()
 
     def make_steps(self, key: str, version: int, trying: bool) -> None:
-        """Apply the sums of a shard up to `version`, and answer who waits for that.
+        """Apply the sums of a shard up to a step, and answer the requests that wait for that.
 
         Args:
+            key: the shard's.
+            version: number of the last step.
             trying: keep what the shard was before the last of these steps.
         """
         with self._lock:

@@ -203,6 +203,8 @@ def give(
     """Return the chunk as it is in the snapshot, or a part of it, once; None: it has not come that far.
 
     Args:
+        snapshot: the one that is read.
+        key: the chunk's.
         chunk: as it is now; None: it is not here.
         version: of the chunk now.
         at: number of the first byte; parts are given in order.

@@ -50,6 +50,15 @@ def test_a_public_name_without_a_docstring_is_named(
         generator.markdown()
 
 
+def test_arguments_and_errors_are_lists(generator: ModuleType) -> None:
+    doc = (
+        "Act.\n\n    Args:\n        one: a\n            b.\n        two: c: d.\n\n    Raises:\n        It: e."
+    )
+    assert generator.as_markdown(doc, "it") == (
+        "Act.\n\nArguments:\n\n- `one`: a b.\n- `two`: c: d.\n\nRaises:\n\n- `It`: e."
+    )
+
+
 def test_indented_blocks_are_code_and_lines_are_joined(generator: ModuleType) -> None:
     doc = "One sentence,\n    cut.\n\n        with step():\n            pass\n\n    Another.\n    "
     assert generator.as_markdown(doc, "it") == (

@@ -196,7 +196,14 @@ def test_a_lock_in_a_file_without_a_word_on_it_is_found(made: str, tmp_path: Pat
             'def act(one, two):\n    """Act.\n\n    Args:\n        one: a.\n        two: b.\n    """\n',
             0,
         ),
+        (
+            'def act(one, two):\n    """Act.\n\n    Args:\n        one: a.\n\n    Raises:\n        two: b.\n'
+            '    """\n',
+            1,
+        ),
         ('class One:\n    def act(self, one):\n        """Act."""\ndef _own(one, two): ...\n', 0),
+        ("@overload\ndef act(one, two): ...\n", 0),
+        ('@app.command("act")\ndef act(one, two):\n    """Act."""\n', 0),
     ],
 )
 def test_public_functions_without_args_are_found(text: str, count: int, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from worker_groups import addresses, form_groups, together, wired_stores
 
 from springtide.comm import process_group as groups_module
-from springtide.comm.combine import Rule, Share, pack, unpack
+from springtide.comm.combine import Packing, Rule, Share
 from springtide.comm.process_group import Group, form, peers_in
 from springtide.comm.store import FormationCancelled, StreamStore
 from springtide.comm.work import Collective
@@ -244,9 +244,10 @@ def test_addresses_in_an_error() -> None:
 
 def _combined(group: Group, buffers: list[torch.Tensor], weight: float) -> list[torch.Tensor]:
     rules = [Rule.MEAN, Rule.FIRST, Rule.FIRST]
-    total = pack(buffers, rules, buffers, Share(weight, group.rank, group.size))
+    packing = Packing(buffers, rules)
+    total = packing.pack(buffers, buffers, Share(weight, group.rank, group.size))
     group.start_sum(total).wait()
-    return unpack(total, buffers, rules, buffers, 4.0, group.size)
+    return packing.unpack(total, buffers, 4.0, group.size)
 
 
 def test_buffers_are_combined_by_weight(groups: Callable[..., list[Group]]) -> None:
@@ -272,9 +273,9 @@ def test_buffers_are_combined_by_weight(groups: Callable[..., list[Group]]) -> N
 @pytest.mark.parametrize("number", [0, 5, -1, 2**40 + 3, -(2**62) - 7, 2**63 - 1, -(2**63)])
 def test_integers_travel_exactly(number: int) -> None:
     ours, theirs = [torch.tensor([number, 1])], [torch.tensor([17, 18])]
-    rules = [Rule.FIRST]
-    total = pack(ours, rules, ours, Share(1.0, 0, 2)) + pack(theirs, rules, theirs, Share(3.0, 1, 2))
-    assert unpack(total, ours, rules, ours, 4.0, 2)[0].tolist() == [number, 1]
+    packing = Packing(ours, [Rule.FIRST])
+    total = packing.pack(ours, ours, Share(1.0, 0, 2)) + packing.pack(theirs, theirs, Share(3.0, 1, 2))
+    assert packing.unpack(total, ours, 4.0, 2)[0].tolist() == [number, 1]
 
 
 def test_a_process_ends_though_a_collective_of_its_never_will() -> None:

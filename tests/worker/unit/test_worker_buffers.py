@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.comm.combine import Rule, Share, pack, pack_there, unpack, unpack_there
+from springtide.comm.combine import Packing, Rule, Share
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.errors import UsageError
@@ -56,14 +57,15 @@ def test_each_buffer_by_its_rule(data: Any, size: int, kinds: list[tuple[Rule, t
     def tensors(values: list[int]) -> list[torch.Tensor]:
         return [torch.tensor([v, v], dtype=dtype) for v, (_, dtype) in zip(values, kinds, strict=True)]
 
+    packing = Packing(tensors(before), rules)
     total = reduce(
         torch.add,
         [
-            pack(tensors(held[rank]), rules, tensors(before), Share(weights[rank], rank, size))
+            packing.pack(tensors(held[rank]), tensors(before), Share(weights[rank], rank, size))
             for rank in range(size)
         ],
     )
-    result = unpack(total, tensors(held[0]), rules, tensors(before), sum(weights), size)
+    result = packing.unpack(total, tensors(before), sum(weights), size)
     for number, (rule, dtype) in enumerate(kinds):
         value = expected(rule, before[number], [row[number] for row in held], weights)
         assert result[number].dtype == dtype
@@ -85,12 +87,13 @@ def test_buffers_on_a_device_follow_the_same_rules(
     def tensors(values: list[int]) -> list[torch.Tensor]:
         return [torch.full((1, 2), v, dtype=dtype) for v, (_, dtype) in zip(values, kinds, strict=True)]
 
+    packing = Packing(tensors(held[0]), rules)
     packed = [
-        pack_there(tensors(held[rank]), rules, Share(weights[rank], rank, size)) for rank in range(size)
+        packing.pack_there(tensors(held[rank]), Share(weights[rank], rank, size)) for rank in range(size)
     ]
     totals = [reduce(torch.add, parts) for parts in zip(*packed, strict=True)]
     assert len(totals) <= 3, "a sum for each kind, not for each buffer"
-    result = unpack_there(totals, tensors(held[0]), rules, sum(weights))
+    result = packing.unpack_there(totals, sum(weights))
     for number, (rule, dtype) in enumerate(kinds):
         value = expected(rule, 0.0, [row[number] for row in held], weights)
         assert (result[number].dtype, result[number].shape) == (dtype, (1, 2))
@@ -99,7 +102,7 @@ def test_buffers_on_a_device_follow_the_same_rules(
 
 def test_idle_member_with_a_nan_on_a_device_adds_nothing() -> None:
     odd, rules = [torch.tensor([float("nan")]), torch.tensor([float("nan")])], [Rule.MEAN, Rule.FIRST]
-    parts = pack_there(odd, rules, Share(0.0, 1, 2))
+    parts = Packing(odd, rules).pack_there(odd, Share(0.0, 1, 2))
     assert [part.tolist() for part in parts] == [[0.0], [0.0]]
 
 
@@ -120,8 +123,8 @@ def test_parts_of_a_step_are_combined_by_the_same_rules(rule: Rule) -> None:
 def test_a_nan_stays_one() -> None:
     odd = torch.tensor([float("nan"), 1.0])
     for rule in SHARED:
-        total = pack([odd], [rule], [odd], Share(1.0, 0, 1))
-        result = unpack(total, [odd], [rule], [odd], 1.0, 1)[0]
+        packing = Packing([odd], [rule])
+        result = packing.unpack(packing.pack([odd], [odd], Share(1.0, 0, 1)), [odd], 1.0, 1)[0]
         assert bool(result[0].isnan()), rule
 
 
@@ -133,6 +136,86 @@ class Observed(torch.nn.Module):
         self.register_buffer("queue", torch.zeros(2))
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
         self.register_buffer("late", None)
+
+
+def taken(model: torch.nn.Module, number: float) -> tuple[Buffers, dict[int, torch.Tensor]]:
+    """A body in which all buffers moved, and all members' sums have come to `number`."""
+    buffers = Buffers(model)
+    buffers.remember()
+    model.train()
+    model(torch.randn(4, 2))
+    values = {
+        index: torch.full_like(buffer, number)
+        for index, (buffer, moved) in enumerate(zip(buffers.current(), buffers.moved(), strict=True))
+        if moved
+    }
+    buffers.take(values)
+    return buffers, values
+
+
+class Normed(torch.nn.Module):
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.norm(x)
+
+
+def test_values_of_a_committed_step_become_the_copies() -> None:
+    model = Normed(torch.nn.BatchNorm1d(2))
+    buffers, values = taken(model, 3.0)
+    assert [float(buffer.sum()) for buffer in buffers.current()] == [6.0, 6.0, 3.0]
+    buffers.remember()
+    assert all(buffers.committed[index] is value for index, value in values.items())
+    model(torch.randn(4, 2))
+    buffers.put_back()
+    assert [float(buffer.sum()) for buffer in buffers.current()] == [6.0, 6.0, 3.0]
+
+
+def test_values_of_a_dropped_step_are_put_back() -> None:
+    model = Normed(torch.nn.BatchNorm1d(2))
+    before = copy.deepcopy(model.state_dict())
+    buffers, _ = taken(model, 3.0)
+    buffers.put_back()
+    buffers.remember()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert [float(value.sum()) for value in buffers.committed] == [0.0, 2.0, 0.0]
+
+
+class Uncounted(torch.nn.BatchNorm1d):
+    """Writes its statistics without a count of batches."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.batch_norm(x, self.running_mean, self.running_var, training=True)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.BatchNorm1d, Uncounted])
+def test_what_a_forward_writes_after_the_step_is_kept(kind: Callable[[int], torch.nn.Module]) -> None:
+    """The statistics' versions do not tell of it."""
+    model = Normed(kind(2))
+    buffers, _ = taken(model, 3.0)
+    model(torch.randn(4, 2))
+    after = [buffer.clone() for buffer in buffers.current()]
+    assert float(after[0].sum()) != 6.0
+    buffers.remember()
+    for kept, value in zip(buffers.committed, after, strict=True):
+        assert torch.equal(kept, value)
+    model(torch.randn(4, 2))
+    buffers.put_back()
+    for buffer, value in zip(buffers.current(), after, strict=True):
+        assert torch.equal(buffer, value)
+
+
+def test_a_packing_fits_no_other_buffers_nor_other_forms() -> None:
+    own = [torch.zeros(2), torch.zeros((), dtype=torch.int64)]
+    packing = Packing(own, [Rule.MEAN, Rule.FIRST])
+    assert packing.fits(own)
+    assert not packing.fits([torch.zeros(2), own[1]])
+    assert not packing.fits(own[:1])
+    own[0].resize_(3)
+    assert not packing.fits(own)
 
 
 def test_what_no_rule_was_given_for() -> None:

@@ -118,3 +118,22 @@ def test_described() -> None:
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
     assert Hyperparameters([optimizer]).described().endswith("; and 2 more groups")
     assert Hyperparameters([optimizer, made()]).described().startswith("optimizer 0 group 0: lr=0.1")
+
+
+def test_an_option_that_is_changed_in_place_is_seen() -> None:
+    """A tensor, also within a tuple, is the same object with another value."""
+    beta, rate = torch.tensor(0.9), torch.tensor(0.1)
+    optimizer = made(torch.optim.Adam, lr=rate, betas=(beta, torch.tensor(0.999)), capturable=True)
+    kept = Hyperparameters([optimizer])
+    first = kept.hashes()
+    assert kept.hashes() == first
+    beta.fill_(0.5)
+    second = kept.hashes()
+    assert not alike(first, second)
+    rate.fill_(0.2)
+    assert not alike(second, kept.hashes())
+    optimizer.param_groups[0]["lr"] = 0.3
+    optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+    plain = kept.hashes()
+    optimizer.param_groups[0]["betas"] = (0.8, 0.999)
+    assert not alike(plain, kept.hashes())

@@ -34,7 +34,15 @@ _NAMES: dict[torch.dtype, str] = {
 
 
 def header(pieces: Sequence[Piece], specs: Sequence[TensorSpec]) -> bytes:
-    """Return the header of a safetensors file of these pieces, whose memory follows without gaps."""
+    """Return the header of a safetensors file of pieces, whose memory follows without gaps.
+
+    Args:
+        pieces: in the order in which their memory follows.
+        specs: shape and dtype of the state's tensors, by their numbers.
+
+    Returns:
+        8 bytes of size, then JSON that is padded to a multiple of 8 bytes.
+    """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for piece in pieces:
@@ -67,7 +75,18 @@ def described(path: Callable[[str], str], head: bytes, memory: torch.Tensor, fol
 
 
 def write(stream: IO[bytes], path: str, head: bytes, memory: torch.Tensor, half: Callable[[], None]) -> File:
-    """Write head and memory (uint8, 1-d), and say what was written. `half` is called in the middle."""
+    """Write a share's file, and say what was written.
+
+    Args:
+        stream: takes the bytes.
+        path: of the file, for the manifest; nothing is opened here.
+        head: what `header` made.
+        memory: the pieces' memory: uint8, one-dimensional, on the CPU.
+        half: called once in the middle of the memory.
+
+    Returns:
+        The file with its size in bytes and its SHA-256.
+    """
     digest = hashlib.sha256(head)
     stream.write(head)
     raw = memory.numpy()
@@ -88,9 +107,19 @@ def read(
     specs: Sequence[TensorSpec],
     place: Callable[[Piece], torch.Tensor] | None,
 ) -> list[Piece]:
-    """Read a share's file; `place` gives the memory of each piece (uint8, 1-d), None: check only.
+    """Read a share's file.
 
-    Return the pieces. Raise CorruptError when size, checksum or content are not what was written.
+    Args:
+        stream: gives the file's bytes.
+        file: its size and checksum, from the manifest.
+        specs: shape and dtype of the state's tensors, by their numbers.
+        place: gives the memory of each piece (uint8, one-dimensional), which is filled; None: check only.
+
+    Returns:
+        The pieces, in the order of the file.
+
+    Raises:
+        CorruptError: size, checksum or content are not what was written.
     """
     digest = hashlib.sha256()
 

@@ -55,10 +55,20 @@ def verify(uri: str) -> list[Entry]:
 
 
 def export(uri: str, path: Path) -> Manifest:
-    """Write parameters and buffers of the newest whole checkpoint, or of the one that is named, as one plain
-    safetensors file with the names of the model's `state_dict`.
+    """Write parameters and buffers of a checkpoint as one plain safetensors file with the names of the
+    model's `state_dict`.
 
-    Raise StorageError, CorruptError, FileExistsError.
+    Args:
+        uri: of the folder of checkpoints, whose newest whole one is taken, or of one checkpoint.
+        path: of the file to write; it must not be there.
+
+    Returns:
+        The manifest of the checkpoint that was written.
+
+    Raises:
+        FileExistsError: something is at `path`.
+        StorageError: storage does not answer.
+        CorruptError: no checkpoint is whole; the text says what is wrong with each.
     """
     if path.exists():
         raise FileExistsError(f"{path} is there already: name another file")

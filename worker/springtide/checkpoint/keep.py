@@ -8,11 +8,15 @@ from springtide_protocol.names import StateName
 
 
 def expendable(found: Mapping[StateName, bool], own: StateName, keep: int) -> list[StateName]:
-    """The names to delete, oldest first, by the process that has just committed `own`.
+    """Return the checkpoints to delete, oldest first.
 
-    found: name -> whether it has a manifest. Of those up to `own` the `keep` newest whole ones stay. Nothing
-    above `own` is touched; and nothing at all while there is a name of a later incarnation: its coordinator's
-    job is somebody else's.
+    Of those up to `own` the `keep` newest whole ones stay. Nothing above `own` is touched; and nothing at all
+    while there is a name of a later incarnation: its coordinator's job is somebody else's.
+
+    Args:
+        found: the checkpoints that are there, and whether each has a manifest.
+        own: the one that the calling process has just committed.
+        keep: how many are to stay, `own` among them.
     """
     if any(name.generation.incarnation > own.generation.incarnation for name in found):
         return []

@@ -90,7 +90,12 @@ class Checkpoints:
         return schedule.contribution(self.able, self.busy, due)
 
     def committed(self, total: float, ended: bool) -> None:
-        """A step is committed; total: of the wishes. ended: it is the last one of its loop."""
+        """Note that a step is committed, and whether the members agreed to save it (`due`).
+
+        Args:
+            total: sum of the members' wishes, from the commit vote.
+            ended: it is the last step of its loop.
+        """
         self.due = self.able and schedule.take(total, ended)
 
     def take(
@@ -101,11 +106,19 @@ class Checkpoints:
         reason: str,
         take_snapshot: Callable[[str, int], Elsewhere | None] = lambda name, readers: None,
     ) -> float:
-        """Copy this member's share and let it be written; return the seconds that this took.
+        """Copy this member's share and let it be written; a state that cannot be saved is reported, not
+        raised.
 
-        take_snapshot: have others keep their part of the state as it is; name: of this checkpoint, readers:
-            how many
-        members ask for it.
+        Args:
+            state: name of the state, which the checkpoint gets too.
+            tree: makes the state's tree; called at most once, in this call.
+            share: which part of the state this member writes.
+            reason: why it is taken, for the manifest.
+            take_snapshot: has others keep their part of the state as it is; called with the checkpoint's name
+                and the number of members that ask for it.
+
+        Returns:
+            Seconds that the caller was held up.
         """
         began = self._clock()
         self.due = False
@@ -141,10 +154,18 @@ class Checkpoints:
         self._writer.close()
 
     def newest(self, must_read: bool, read: restore.Read = restore.read) -> tuple[Restored | None, list[str]]:
-        """The checkpoint to go on from, if there is one, and what is wrong with newer ones.
+        """Find the checkpoint to go on from.
 
-        must_read: the job had state before. read: reads one. Raise SpringtideError when storage does not
-        answer and the job must not begin anew for that.
+        Args:
+            must_read: the job had state before, so it must not begin anew because storage does not answer.
+            read: reads one checkpoint.
+
+        Returns:
+            The checkpoint, None if there is none; and what is wrong with newer ones.
+
+        Raises:
+            SpringtideError: storage does not answer although the job had state, or `checkpoint.restoreFrom`
+                names no checkpoint that can be read.
         """
         if self.able:
             found, skipped = self._read(

@@ -105,7 +105,15 @@ class Manifest:
 
 
 def parse(raw: bytes, name: str) -> Manifest:
-    """The manifest of the checkpoint in folder `name`. Raise CorruptError."""
+    """Read a manifest.
+
+    Args:
+        raw: the file's bytes.
+        name: of the checkpoint's folder, which the manifest must have too.
+
+    Raises:
+        CorruptError: it is no manifest of a known version, or that of another checkpoint.
+    """
     try:
         value = json.loads(raw)
         if value["format"] != FORMAT or value["version"] not in (VERSION, VERSION_WITH_FROZEN):

@@ -31,9 +31,13 @@ def parse(name: str) -> StateName | None:
 
 
 def share_file(attempt: str, index: int, count: int, kind: str = "workers") -> str:
-    """The file of share `index` of `count`; another attempt at the same state writes other files.
+    """Return the name of a share's file; another attempt at the same state writes other files.
 
-    kind: of the processes whose state it is.
+    Args:
+        attempt: what tells this attempt from others, as a part of the name.
+        index: of the share, from 0.
+        count: of the shares.
+        kind: of the processes whose state it is.
     """
     return f"{kind}{attempt}-{index:05d}-of-{count:05d}.safetensors"
 
@@ -49,5 +53,10 @@ def receipt_file(share: str) -> str:
 
 
 def header_file(attempt: str, kind: str = "workers") -> str:
-    """The description of the tree (`springtide.comm.codec`), without its tensors."""
+    """Return the name of the file that describes the tree (`springtide.comm.codec`), without its tensors.
+
+    Args:
+        attempt: what tells this attempt from others, as a part of the name.
+        kind: of the processes whose state it is.
+    """
     return f"{kind}{attempt}.json"

@@ -42,10 +42,17 @@ def candidates(storage: Storage) -> list[str]:
 
 
 def newest(storage: Storage, reader: Read | None = None) -> tuple[Restored | None, list[str]]:
-    """The newest checkpoint that can be read, and what is wrong with those that were passed over.
+    """Read the newest checkpoint that can be read.
 
-    reader: reads one, together with others; None: `read`. Raise StorageError when storage does not answer:
-    that is no proof of anything.
+    Args:
+        storage: the folder of checkpoints.
+        reader: reads one, together with others; None: `read`.
+
+    Returns:
+        The checkpoint, None if no one can be read; and what is wrong with those that were passed over.
+
+    Raises:
+        StorageError: storage does not answer, which is no proof of anything.
     """
     skipped: list[str] = []
     for name in candidates(storage):
@@ -60,7 +67,16 @@ def newest(storage: Storage, reader: Read | None = None) -> tuple[Restored | Non
 
 
 def manifest_of(storage: Storage, name: str) -> Manifest:
-    """Raise CorruptError, StorageError."""
+    """Read the manifest of a checkpoint.
+
+    Args:
+        storage: the folder of checkpoints.
+        name: of the checkpoint.
+
+    Raises:
+        CorruptError: there is none, or it is not one.
+        StorageError: storage does not answer.
+    """
     try:
         return parse(storage.read(f"{name}/{names.MANIFEST}"), name)
     except FileNotFoundError:
@@ -68,9 +84,19 @@ def manifest_of(storage: Storage, name: str) -> Manifest:
 
 
 def read(storage: Storage, name: str) -> tuple[Any, Manifest]:
-    """(state tree, manifest) of a checkpoint, all of it checked.
+    """Read a checkpoint, all of it checked.
 
-    Raise CorruptError, StorageError; SpringtideError when it is whole and larger than this process's memory.
+    Args:
+        storage: the folder of checkpoints.
+        name: of the checkpoint.
+
+    Returns:
+        The state's tree, with tensors on the CPU, and the manifest.
+
+    Raises:
+        CorruptError: something is not what was written.
+        StorageError: storage does not answer.
+        SpringtideError: it is whole and larger than this process's memory.
     """
     reading = Reading(storage, name)
     reading.read(range(len(reading.files)))
@@ -117,7 +143,15 @@ class Reading:
         return [[piece.tensor, piece.start, piece.stop] for piece in self._pieces[number]]
 
     def expect(self, number: int, pieces: Sequence[Sequence[int]]) -> None:
-        """Have the memory of a file that another member has read. Raise CorruptError for what cannot be."""
+        """Have the memory of a file that another member has read.
+
+        Args:
+            number: of the file, in `files`.
+            pieces: (tensor, start, stop) of each piece, as that member found them in the file.
+
+        Raises:
+            CorruptError: the pieces do not lie in the state's tensors.
+        """
         kind, file = self.files[number]
         specs = self._parts[kind].specs
         found = [shares.Piece(*piece) for piece in pieces]
@@ -194,7 +228,19 @@ def _join(tree: Any, held: Any) -> None:
 
 
 def verify(storage: Storage, name: str) -> Manifest:
-    """Read all of a checkpoint and keep nothing. Raise CorruptError, StorageError."""
+    """Read all of a checkpoint and keep nothing.
+
+    Args:
+        storage: the folder of checkpoints.
+        name: of the checkpoint.
+
+    Returns:
+        Its manifest.
+
+    Raises:
+        CorruptError: something is not what was written.
+        StorageError: storage does not answer.
+    """
     manifest = manifest_of(storage, name)
     for part in parts_of(manifest).values():
         _, specs = read_header(storage, name, part)
@@ -213,7 +259,20 @@ def parts_of(manifest: Manifest) -> Mapping[str, Part]:
 
 
 def read_header(storage: Storage, name: str, part: Part) -> tuple[bytes, list[codec.TensorSpec]]:
-    """The tree's description. Raise CorruptError, StorageError."""
+    """Read the description of a state's tree.
+
+    Args:
+        storage: the folder of checkpoints.
+        name: of the checkpoint.
+        part: of the manifest, for one kind of processes.
+
+    Returns:
+        Its bytes, and shape and dtype of the tensors by their numbers.
+
+    Raises:
+        CorruptError: it is missing, is not what was written, or describes more than the files hold.
+        StorageError: storage does not answer.
+    """
     try:
         header = storage.read(f"{name}/{part.header.path}", part.header.bytes)
     except FileNotFoundError:
@@ -237,7 +296,19 @@ def read_shares(
     specs: list[codec.TensorSpec],
     place: Callable[[shares.Piece], torch.Tensor] | None,
 ) -> None:
-    """Read all shares, several at a time. Raise CorruptError, StorageError."""
+    """Read all shares of a part, several at a time.
+
+    Args:
+        storage: the folder of checkpoints.
+        name: of the checkpoint.
+        part: of the manifest, for one kind of processes.
+        specs: shape and dtype of the tensors, by their numbers.
+        place: gives the memory of a piece (uint8, one-dimensional), from several threads; None: check only.
+
+    Raises:
+        CorruptError: a file is not what was written, or the shares are not the whole state.
+        StorageError: storage does not answer.
+    """
 
     def one(file: File) -> list[shares.Piece]:
         return _read_file(storage, name, file, specs, place)

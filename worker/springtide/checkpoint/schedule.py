@@ -30,14 +30,25 @@ def contribution(able: bool, busy: bool, due: bool) -> float:
 
 
 def take(total: float, ended: bool) -> bool:
-    """Whether all save the state after this step. ended: it is the last one of its loop."""
+    """Return whether all save the state after this step.
+
+    Args:
+        total: sum of the members' numbers in the commit vote.
+        ended: it is the last step of its loop.
+    """
     return total > 0 or (ended and total > UNABLE / 2)
 
 
 def due(now: float, last: float, interval: float, failures: int) -> bool:
-    """Whether the first member wishes for one. last: when the last one was taken, or training began.
+    """Return whether the first member wishes for a checkpoint.
 
     After a failure it comes sooner than the interval, and then less and less often.
+
+    Args:
+        now: monotonic time in seconds.
+        last: when the last one was taken, or training began.
+        interval: seconds between two, as the job asks for.
+        failures: in a row since the last whole one.
     """
     wait = interval
     if failures:

@@ -54,6 +54,9 @@ def split(
         index: of the share, from 0.
         count: of shares.
         numbers: of the tensors that are cut; None: all of them.
+
+    Raises:
+        ValueError: there is no such share.
     """
     if not 0 <= index < count:
         raise ValueError(f"share {index} of {count}")
@@ -82,7 +85,15 @@ def parse_key(key: str) -> tuple[int, int]:
 
 
 def missing(specs: Sequence[TensorSpec], pieces: Sequence[Piece]) -> str:
-    """Return which tensor is not there exactly once, as a text; "" when the pieces are the whole state."""
+    """Return which tensor is not there exactly once.
+
+    Args:
+        specs: shape and dtype of the state's tensors, by their numbers.
+        pieces: of all shares, in any order.
+
+    Returns:
+        The first problem as a text; "" when the pieces are the whole state.
+    """
     by_tensor: dict[int, list[Piece]] = {}
     for piece in pieces:
         by_tensor.setdefault(piece.tensor, []).append(piece)

@@ -56,7 +56,15 @@ class Elsewhere(Protocol):
     kind: str
 
     def collect(self, index: int, count: int) -> Collected:
-        """Share `index` of `count`. Raise GoneError."""
+        """Bring one share of it here.
+
+        Args:
+            index: of the share, from 0.
+            count: of the shares.
+
+        Raises:
+            GoneError: those that hold it have let it go.
+        """
         ...
 
     def close(self) -> None:
@@ -90,13 +98,22 @@ class DeviceCopies(Protocol):
     def lock(self, memory: torch.Tensor, device: torch.device) -> Callable[[], object] | None:
         """Lock the memory's pages, for copies from the device at the full rate of the bus.
 
+        Args:
+            memory: uint8, one-dimensional, on the CPU; it must outlive the lock.
+            device: from which copies come.
+
         Returns:
             The function that undoes it; None: they cannot be locked, and copies are slower.
         """
         ...
 
     def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Begin to copy, behind what the current stream of the source's device has queued."""
+        """Begin to copy, behind what the current stream of the source's device has queued.
+
+        Args:
+            source: on a device.
+            target: of the same size and dtype, in locked memory of the host.
+        """
         ...
 
     def wait(self) -> None:
@@ -114,7 +131,15 @@ class CudaCopies:
         self._devices: set[torch.device] = set()
 
     def lock(self, memory: torch.Tensor, device: torch.device) -> Callable[[], object] | None:
-        """Lock the memory's pages; return what undoes it, or None if the driver refuses."""
+        """Lock the memory's pages.
+
+        Args:
+            memory: uint8, one-dimensional, on the CPU; it must outlive the lock.
+            device: a CUDA device; its context is used.
+
+        Returns:
+            The call that undoes it; None if the driver refuses.
+        """
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address = memory.data_ptr()
         with torch.cuda.device(device):  # another one may be current, and would get a context for this
@@ -132,7 +157,12 @@ class CudaCopies:
         return None
 
     def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Begin to copy `source`, of a CUDA device."""
+        """Begin to copy.
+
+        Args:
+            source: on a CUDA device.
+            target: of the same size and dtype, in locked memory of the host.
+        """
         target.copy_(source, non_blocking=True)
         self._devices.add(source.device)
 
@@ -157,9 +187,19 @@ class Stage:
         self._frozen = FrozenBlocks()
 
     def take(self, tree: Any, share: Share) -> Collected:
-        """Copy the own share. Raise TypeError for a state that cannot be encoded, with the place.
+        """Copy the own share.
 
-        Parameters that the tree names as "frozen" are copied only where it is not saved yet.
+        Parameters that the tree names as "frozen" are copied only where they are not saved yet.
+
+        Args:
+            tree: of the state; its tensors may be on any device.
+            share: which part of the state this member writes.
+
+        Returns:
+            The share; its memory is this stage's, and is written anew by the next call.
+
+        Raises:
+            TypeError: the state cannot be encoded; the place in it is named.
         """
         header, tensors, numbers = codec.flatten_numbered(tree, move=False)
         specs = specs_of(tensors)

@@ -80,8 +80,16 @@ class Storage:
             }
 
     def read(self, path: str, limit: int = LIMIT_BYTES) -> bytes:
-        """A small file. Raise FileNotFoundError, StorageError; CorruptError when it has more bytes than
-        `limit`.
+        """Return a small file's bytes.
+
+        Args:
+            path: relative to the folder.
+            limit: in bytes.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            StorageError: storage does not answer.
+            CorruptError: it has more bytes than `limit`.
         """
         what = f"{path.rpartition('/')[2]} is larger than {limit} bytes"
         size = self.size(path)
@@ -162,7 +170,15 @@ class Storage:
             _sync_folder(os.path.dirname(target))
 
     def put(self, path: str, data: bytes) -> None:
-        """A small file, whole or not there. Raise StorageError."""
+        """Write a small file, whole or not at all.
+
+        Args:
+            path: relative to the folder.
+            data: its bytes.
+
+        Raises:
+            StorageError: storage does not answer, or refuses.
+        """
         if self._local:
             with self.create(path) as file:
                 file.write(data)

@@ -12,10 +12,16 @@ PATIENCE_SECONDS = 60.0
 def give_up(
     missing: Sequence[str], waited: float, own_seconds: float, present: Collection[str] | None
 ) -> str:
-    """Why the checkpoint is given up; "" to wait on.
+    """Return why a checkpoint is given up.
 
-    missing: the members whose shares have not arrived. waited: seconds since the own one was whole, which
-    took `own_seconds`. present: who is in the job's current generation; None: the same as when it was taken.
+    Args:
+        missing: the members whose shares have not arrived.
+        waited: seconds since the own share was whole.
+        own_seconds: seconds that the own share took.
+        present: the members of the job's current generation; None: the same as when it was taken.
+
+    Returns:
+        The reason in words; "" to wait on.
     """
     gone = [] if present is None else [name for name in missing if name not in present]
     if gone and waited >= GRACE_SECONDS:

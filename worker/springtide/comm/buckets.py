@@ -22,6 +22,7 @@ once, and a parameter without a gradient holds up its own bucket only.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ StartSum = Callable[[torch.Tensor], Work]
 _SMALL_BYTES = 16 << 10
 """On the CPU: up to this size a call costs more than going over the memory a second time."""
 
+_GRAD = operator.attrgetter("grad")
 _ENGINE: Any = torch.autograd.Variable._execution_engine
 
 
@@ -61,11 +63,10 @@ class Buckets:
         self._leaves: list[torch.Tensor] = []
         """The parameters that are watched, by index."""
         # Hooks hold these, so they stay the same objects. By parameter: whether its next gradient is taken
-        # without a look; by bucket: how many gradients are missing, and what waits for them.
+        # without a look; by bucket: how many gradients are missing, and which wait for those.
         self._ready = bytearray(len(self._names))
         self._missing = [0] * len(layout.members)
         self._waiting: list[list[int]] = [[] for _ in layout.members]
-        self._raw: list[list[torch.Tensor]] = [[] for _ in layout.members]
         self._flats: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []
         self._spans: list[list[torch.Tensor]] = []
@@ -105,9 +106,8 @@ class Buckets:
         self._unused: frozenset[int] = frozenset()
         self._late: dict[int, torch.Tensor] = {}
         self.close_gathering()
-        for indices, gradients in zip(self._waiting, self._raw, strict=True):
+        for indices in self._waiting:
             indices.clear()
-            gradients.clear()
 
     gathers = True
     """Whether `open_gathering` may be called; see [Note: gathering]."""
@@ -158,39 +158,48 @@ class Buckets:
     def _hook(
         self, index: int, alone: Callable[[int, torch.Tensor], object]
     ) -> Callable[[torch.Tensor], None]:
-        """Return what autograd calls for each parameter in each backward pass: every name in it counts."""
-        bucket, deferred = self.layout.slots[index].bucket, self._is_deferred[index]
-        ready, missing, count = self._ready, self._missing, len(self.layout.members[bucket])
-        indices, gradients = self._waiting[bucket], self._raw[bucket]
-        strided, is_with = torch.strided, self._writers.is_with if self._writers.any else None
+        """Return what autograd calls for each parameter in each backward pass: every name in it counts.
 
-        def accumulated(parameter: torch.Tensor) -> None:
+        Args:
+            index: of the parameter.
+            alone: as for `watch`.
+        """
+        bucket = self.layout.slots[index].bucket
+        ready, missing, waiting = self._ready, self._missing, self._waiting[bucket]
+        is_with = self._writers.is_with if self._writers.any else None
+
+        def waits(parameter: torch.Tensor) -> None:
+            if not ready[index] or (is_with is not None and not is_with(bucket)):
+                leaves_at_once(parameter)
+                return
+            ready[index] = 0
+            waiting.append(index)
+            missing[bucket] = left = missing[bucket] - 1
+            if not left:
+                self._full(bucket)
+
+        def leaves_at_once(parameter: torch.Tensor) -> None:
             gradient = parameter.grad
-            if (
-                not ready[index]
-                or gradient is None
-                or gradient.layout is not strided
-                or gradient.requires_grad
-            ):
-                if indices:
+            if not ready[index] or gradient is None or not _is_plain(gradient):
+                if waiting:
                     self._gather(bucket)
                 alone(index, parameter)
                 return
             ready[index] = 0
-            if deferred and (is_with is None or is_with(bucket)):
-                indices.append(index)
-                gradients.append(gradient)
-            else:
-                parameter.grad = self._write(index, bucket, gradient, self._scale)
-                self._backward_pass[index] = self._micro
+            parameter.grad = self._write(index, bucket, gradient, self._scale)
+            self._backward_pass[index] = self._micro
             missing[bucket] = left = missing[bucket] - 1
             if not left:
-                self._filled.append(bucket)
-                self._when_full(count)
-                self._gather(bucket)
-                self._send_complete(bucket)
+                self._full(bucket)
 
-        return accumulated
+        return waits if self._is_deferred[index] else leaves_at_once
+
+    def _full(self, bucket: int) -> None:
+        """Send a bucket all of whose gradients are there."""
+        self._filled.append(bucket)
+        self._when_full(len(self.layout.members[bucket]))
+        self._gather(bucket)
+        self._send_complete(bucket)
 
     def _end_of_backward(self) -> None:
         self.close_gathering()
@@ -199,19 +208,38 @@ class Buckets:
 
     def _gather(self, bucket: int) -> None:
         """Copy and weight what waits for the bucket, and leave its views as the parameters' gradients."""
-        indices, gradients = self._waiting[bucket], self._raw[bucket]
+        indices = self._waiting[bucket]
         if not indices:
             return
         self._check(bucket)
+        leaves = [self._leaves[index] for index in indices]
+        gradients = self._plain_gradients(indices, list(map(_GRAD, leaves)))
         views = [self.views[index] for index in indices]
         with self._writers.with_first(bucket):
             self._copy(bucket, indices, views, gradients)
         self._versions[bucket] = self._flats[bucket]._version
-        for index, view in zip(indices, views, strict=True):
+        for index, leaf, view in zip(indices, leaves, views, strict=True):
             self._backward_pass[index] = self._micro
-            self._leaves[index].grad = view
+            leaf.grad = view
         indices.clear()
-        gradients.clear()
+
+    def _plain_gradients(
+        self, indices: list[int], gradients: list[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        """Return what waits, without a graph of its own. Raise UsageError for what cannot be summed.
+
+        Args:
+            indices: of the parameters.
+            gradients: theirs, as backward and other hooks have left them.
+        """
+        found = [gradient for gradient in gradients if gradient is not None]
+        if len(found) < len(gradients):
+            raise removed(self._names[indices[[gradient is None for gradient in gradients].index(True)]])
+        if all(map(_is_plain, found)):
+            return found
+        for index, gradient in zip(indices, found, strict=True):
+            self._check_layout(index, gradient)
+        return [gradient.detach() for gradient in found]
 
     def _copy(
         self, bucket: int, indices: list[int], views: list[torch.Tensor], gradients: list[torch.Tensor]
@@ -268,6 +296,10 @@ class Buckets:
     def start_late(self, indices: Sequence[int], start_sum: StartSum) -> list[tuple[torch.Tensor, Work]]:
         """Begin to sum what was late for these parameters, here or at other members; one sum for each dtype.
 
+        Args:
+            indices: numbers of parameters, the same at all members.
+            start_sum: starts the sum of a flat tensor over the members.
+
         Returns:
             (flat tensor, its sum) in the order of the dtypes' first parameters, for `add_late`.
         """
@@ -275,7 +307,12 @@ class Buckets:
         return [(flat, start_sum(flat)) for flat in self._late_flats(indices)]
 
     def add_late(self, indices: Sequence[int], flats: Sequence[torch.Tensor]) -> None:
-        """Add the sums of `start_late` to those of the buckets."""
+        """Add the sums of `start_late` to those of the buckets.
+
+        Args:
+            indices: numbers of parameters, the same at all members.
+            flats: of `start_late`, summed by now.
+        """
         offsets = [0] * len(flats)
         numbers = {dtype: number for number, dtype in enumerate(self._dtypes_of(indices))}
         for index in indices:
@@ -305,7 +342,12 @@ class Buckets:
         return -1
 
     def begin_backward_pass(self, start_sum: StartSum, left: Collection[int]) -> None:
-        """Another backward pass of the step begins. left: parameters whose last sums are added to."""
+        """Begin another backward pass of the step.
+
+        Args:
+            start_sum: starts the sum of a flat tensor over the members.
+            left: numbers of parameters whose last sums are added to.
+        """
         self.begin(start_sum)
 
     @property
@@ -325,7 +367,12 @@ class Buckets:
         return self._backward_pass.count(micro) == len(self._backward_pass)
 
     def has(self, index: int, micro: int) -> bool:
-        """Whether micro-batch number `micro` has put in a gradient for parameter `index`."""
+        """Return whether a micro-batch has put in a gradient for a parameter.
+
+        Args:
+            index: number of the parameter.
+            micro: number of the micro-batch.
+        """
         return self._backward_pass[index] == micro
 
     @property
@@ -333,7 +380,12 @@ class Buckets:
         return sum(flat.numel() * flat.element_size() for flat in self._flats)
 
     def carry(self, index: int, gradient: torch.Tensor) -> None:
-        """Begin with what an earlier backward pass has left for parameter `index`, weighted already."""
+        """Begin with what an earlier backward pass has left for a parameter.
+
+        Args:
+            index: number of the parameter.
+            gradient: weighted already, of the parameter's shape.
+        """
         bucket = self.layout.slots[index].bucket
         self._check(bucket)
         self._writers.write(bucket, onto=False)
@@ -342,12 +394,19 @@ class Buckets:
         self._carried.add(index)
 
     def put(self, index: int, gradient: torch.Tensor, scale: float, micro: int, last: bool) -> torch.Tensor:
-        """Add scale * gradient of micro-batch number `micro` to parameter `index`; return the view it lies
-        in.
+        """Add scale * gradient to a parameter's sum.
 
         More than one of a micro-batch add up; of the last micro-batch, only while `patient`.
-        scale 0 puts zeros in, whatever the gradient (0 x NaN is NaN). last: nothing more comes for it in this
-        step.
+
+        Args:
+            index: number of the parameter.
+            gradient: of the parameter's shape.
+            scale: of the micro-batch; 0 puts zeros in, whatever the gradient (0 x NaN is NaN).
+            micro: number of the micro-batch.
+            last: nothing more comes for it in this step.
+
+        Returns:
+            The view of the bucket that the sum lies in.
         """
         self._check_new(index, gradient, micro, last)
         again = self._backward_pass[index] == micro
@@ -491,6 +550,9 @@ class Buckets:
                 f"two gradients for {self._names[index]} in one micro-batch, and the first one is on its way "
                 "to the other workers: add the losses up and call backward() once"
             )
+        self._check_layout(index, gradient)
+
+    def _check_layout(self, index: int, gradient: torch.Tensor) -> None:
         if gradient.layout != torch.strided:
             raise UsageError(
                 f"the gradient of {self._names[index]} is sparse, which is not supported: make the "
@@ -504,6 +566,16 @@ class Buckets:
                 "to the other workers. Give distribute(..., clip_norm=) for clipping, and scale the loss "
                 "instead of the gradients"
             )
+
+
+def removed(name: str) -> UsageError:
+    """Return the error for a parameter of this name whose gradient is gone when it is to be summed."""
+    return UsageError(f"the gradient of {name} was removed by another hook: remove that hook")
+
+
+def _is_plain(gradient: torch.Tensor) -> bool:
+    """Return whether it is dense, and not part of a graph (`backward(create_graph=True)`)."""
+    return gradient.layout is torch.strided and not gradient.requires_grad
 
 
 def _nbytes(field: Field) -> int:

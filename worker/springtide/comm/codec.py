@@ -167,12 +167,22 @@ def _below(path: str, key: Any) -> str:
 
 
 def flatten(tree: Any, name: str = "", *, move: bool = True) -> tuple[bytes, list[torch.Tensor]]:
-    """(header, tensors) of a tree; `name` begins the paths in errors.
+    """Cut a tree into a header and tensors.
 
     The tensors are contiguous, and on the CPU unless `move` is False. Those that already were share memory
-    with the tree: send them before the tree changes, or use `pack`. Without `move`, tensors on the meta
-    device are described, and come back as they are. Raise TypeError with the path of the first value that
-    cannot be encoded.
+    with the tree: send them before the tree changes, or use `pack`.
+
+    Args:
+        tree: dicts, lists and tuples of tensors and plain values.
+        name: begins the paths in errors.
+        move: bring tensors to the CPU; without it, tensors on the meta device are described, and come back as
+            they are.
+
+    Returns:
+        The header (JSON), and the tensors in its order.
+
+    Raises:
+        TypeError: a value cannot be encoded; the path of the first one is named.
     """
     header, tensors, _ = flatten_numbered(tree, name, move=move)
     return header, tensors
@@ -181,7 +191,20 @@ def flatten(tree: Any, name: str = "", *, move: bool = True) -> tuple[bytes, lis
 def flatten_numbered(
     tree: Any, name: str = "", *, move: bool = True
 ) -> tuple[bytes, list[torch.Tensor], dict[int, int]]:
-    """Return what `flatten` does, and the number of each tensor object of the tree, by its `id`."""
+    """Cut a tree into a header and tensors, as `flatten` does, and number its tensors.
+
+    Args:
+        tree: dicts, lists and tuples of tensors and plain values.
+        name: begins the paths in errors.
+        move: bring tensors to the CPU; without it, tensors on the meta device are described, and come back as
+            they are.
+
+    Returns:
+        The header, the tensors, and the number of each tensor object of the tree by its `id`.
+
+    Raises:
+        TypeError: a value cannot be encoded; the path of the first one is named.
+    """
     encoder = _Encoder(move)
     return _header(encoder, tree, name), encoder.tensors, encoder.numbers
 
@@ -285,9 +308,14 @@ def _specs(described: Any, limit_bytes: int) -> list[TensorSpec]:
 
 
 def specs(header: bytes, limit_bytes: int) -> list[TensorSpec]:
-    """Return dtypes, shapes, and offsets in a packed buffer of the tensors of a header that `flatten` made.
+    """Return dtypes, shapes, and offsets in a packed buffer of the tensors of a header.
 
-    Raise ValueError for a malformed header, and when more than limit_bytes would be needed.
+    Args:
+        header: that `flatten` made.
+        limit_bytes: most that a packed buffer may have.
+
+    Raises:
+        ValueError: the header is malformed, or more bytes would be needed.
     """
     return _specs(_parse(header)["tensors"], limit_bytes)
 
@@ -387,7 +415,15 @@ class _Decoder:
 
 
 def unflatten(header: bytes, tensors: list[torch.Tensor]) -> Any:
-    """The tree again, of the given tensors. Raise ValueError where header and tensors do not fit."""
+    """Return the tree again.
+
+    Args:
+        header: that `flatten` made.
+        tensors: in the order of the header; the tree holds these.
+
+    Raises:
+        ValueError: header and tensors do not fit.
+    """
     parsed = _parse(header)
     total = sum(t.numel() * t.element_size() + ALIGNMENT for t in tensors)
     layout = _specs(parsed["tensors"], total)
@@ -419,7 +455,15 @@ def outline(header: bytes, layout: list[TensorSpec]) -> tuple[Any, list[Placed]]
 
 
 def unpack(header: bytes, buffer: torch.Tensor) -> Any:
-    """The tree from a packed buffer (uint8, shape (packed_size,)); its tensors are views into the buffer."""
+    """Return the tree from a packed buffer.
+
+    Args:
+        header: that `flatten` made.
+        buffer: contiguous uint8, shape (packed_size,); the tree's tensors are views into it.
+
+    Raises:
+        ValueError: header and buffer do not fit.
+    """
     if buffer.dtype is not torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
         raise ValueError("state: the packed buffer must be contiguous uint8 of shape (n,)")
     layout = specs(header, buffer.numel())

@@ -7,12 +7,14 @@ Integers and booleans travel exactly: 64 bits as two numbers of 32.
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 _LOW = 0xFFFF_FFFF
+_SHAPE = operator.attrgetter("shape")
 
 
 class Rule(enum.StrEnum):
@@ -49,51 +51,207 @@ class Share:
     size: int
 
 
-def pack(
-    buffers: Sequence[torch.Tensor],
-    rules: Sequence[Rule],
-    committed: Sequence[torch.Tensor],
-    share: Share,
-) -> torch.Tensor:
-    """Return what this member puts into the sum; float64 [n] on the CPU.
+class Packing:
+    """The way of chosen buffers into a sum and back: which lie side by side, and how many numbers each has.
+
+    It depends on the buffers' forms and rules alone, so it is found once for many steps. A model has hundreds
+    of running statistics: one by one they would cost more than their sum, so those of a rule, device and
+    dtype are packed by one call.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], rules: Sequence[Rule]) -> None:
+        """Find the way.
+
+        Args:
+            buffers: to be packed.
+            rules: one for each.
+        """
+        self._buffers = list(buffers)
+        self._shapes = [buffer.shape for buffer in buffers]
+        together: dict[tuple[object, ...], list[int]] = {}
+        for position, (buffer, rule) in enumerate(zip(buffers, rules, strict=True)):
+            alone = position if rule not in (Rule.MEAN, Rule.FIRST) else None
+            together.setdefault((rule, alone, buffer.device, buffer.dtype), []).append(position)
+        self._stretches = [
+            _Stretch.of(positions, buffers, rules[positions[0]]) for positions in together.values()
+        ]
+
+    def fits(self, buffers: Sequence[torch.Tensor]) -> bool:
+        """Return whether these are the buffers that it was made for, in the same form."""
+        return (
+            len(buffers) == len(self._buffers)
+            and all(map(operator.is_, buffers, self._buffers))
+            and list(map(_SHAPE, buffers)) == self._shapes
+        )
+
+    def pack(
+        self, buffers: Sequence[torch.Tensor], committed: Sequence[torch.Tensor], share: Share
+    ) -> torch.Tensor:
+        """Return what this member puts into the sum; float64 [n] on the CPU.
+
+        Args:
+            buffers: as this member's step has left them.
+            committed: as the step has found them, alike on all members.
+            share: this member's.
+        """
+        parts = [
+            _packed(
+                stretch.joined(buffers),
+                stretch.rule,
+                committed[stretch.positions[0]],  # looked at for rules that pack each buffer by itself
+                share,
+            )
+            for stretch in self._stretches
+        ]
+        return torch.cat(parts) if parts else _zeros(0)
+
+    def unpack(
+        self, total: torch.Tensor, committed: Sequence[torch.Tensor], total_weight: float, size: int
+    ) -> list[torch.Tensor]:
+        """Return new tensors, like the buffers.
+
+        Args:
+            total: float64 [n], the sum of what all members have packed.
+            committed: as for `pack`.
+            total_weight: the sum of the members' weights.
+            size: number of members.
+        """
+        combined: dict[int, torch.Tensor] = {}
+        offset = 0
+        for stretch in self._stretches:
+            numbers = stretch.numbers
+            if stretch.rule in (Rule.FIRST, Rule.MIN, Rule.MAX):
+                numbers *= 1 if is_floating(stretch.like) else 2
+            if stretch.rule in (Rule.MIN, Rule.MAX):
+                numbers *= size
+            piece, offset = total[offset : offset + numbers], offset + numbers
+            before = committed[stretch.positions[0]]
+            values = _unpacked(piece, stretch.like, stretch.rule, before, total_weight, size)
+            combined |= zip(stretch.positions, stretch.split(values), strict=True)
+        return [combined[position] for position in range(len(self._buffers))]
+
+    def pack_there(self, buffers: Sequence[torch.Tensor], share: Share) -> list[torch.Tensor]:
+        """Return what this member puts into the sums of buffers that lie on a device, for which `on_device`
+        says so: flat tensors there, one for each rule and dtype. Nothing is waited for.
+
+        Floating numbers travel as float32, unless they are wider; integers as int64.
+
+        Args:
+            buffers: as this member's step has left them.
+            share: this member's.
+        """
+        parts = []
+        for stretch in self._stretches:
+            flat = stretch.joined(buffers).to(_wide(stretch.like))
+            factor = share.weight if stretch.rule is Rule.MEAN else float(share.rank == 0)
+            # Not times zero: what does not count may be NaN.
+            parts.append((flat if factor == 1 else flat * factor) if factor > 0 else torch.zeros_like(flat))
+        return parts
+
+    def unpack_there(self, totals: Sequence[torch.Tensor], total_weight: float) -> list[torch.Tensor]:
+        """Return new tensors, like the buffers, from the sums of what `pack_there` made.
+
+        Args:
+            totals: one for each sum.
+            total_weight: the sum of the members' weights.
+        """
+        combined: dict[int, torch.Tensor] = {}
+        for total, stretch in zip(totals, self._stretches, strict=True):
+            values = total / total_weight if stretch.rule is Rule.MEAN else total
+            combined |= zip(stretch.positions, stretch.split(values), strict=True)
+        return [combined[position] for position in range(len(self._buffers))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Buffers that lie side by side in a sum.
+
+    Attributes:
+        positions: of the buffers.
+        rule: of all of them.
+        like: one of them.
+        counts: of numbers, by buffer; a complex one has two.
+        shapes: by buffer.
+        are_rows: whether each has one dimension and is real: nothing has to be reshaped.
+        are_scalars: whether each has none and is real.
+    """
+
+    positions: list[int]
+    rule: Rule
+    like: torch.Tensor
+    counts: list[int]
+    shapes: list[torch.Size]
+    are_rows: bool
+    are_scalars: bool
+
+    @classmethod
+    def of(cls, positions: list[int], buffers: Sequence[torch.Tensor], rule: Rule) -> _Stretch:
+        """Describe the buffers at these positions.
+
+        Args:
+            positions: of buffers with the same device and dtype.
+            buffers: all that are combined.
+            rule: of those at the positions.
+        """
+        chosen = [buffers[position] for position in positions]
+        real = not chosen[0].is_complex()
+        return cls(
+            positions,
+            rule,
+            chosen[0],
+            [flat_view(buffer).numel() for buffer in chosen],
+            [buffer.shape for buffer in chosen],
+            real and all(buffer.dim() == 1 for buffer in chosen),
+            real and all(buffer.dim() == 0 for buffer in chosen),
+        )
+
+    @property
+    def numbers(self) -> int:
+        return sum(self.counts)
+
+    def joined(self, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the numbers of these among the buffers, in one dimension; a copy unless it is one buffer."""
+        if len(self.positions) == 1:
+            return flat_view(buffers[self.positions[0]])
+        chosen = [buffers[position] for position in self.positions]
+        if self.are_rows:
+            return torch.cat(chosen)
+        return torch.stack(chosen) if self.are_scalars else torch.cat([flat_view(item) for item in chosen])
+
+    def split(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Cut what lies side by side into tensors like the buffers."""
+        if self.like.is_complex():
+            pieces = torch.split(values, self.counts)
+            return [
+                shaped_like(piece, self.like, shape) for piece, shape in zip(pieces, self.shapes, strict=True)
+            ]
+        values = values.to(self.like.dtype)  # at once
+        if self.are_scalars:
+            return values.unbind()
+        pieces = torch.split(values, self.counts)
+        if self.are_rows:
+            return pieces
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+
+def on_device(buffer: torch.Tensor, rule: Rule) -> bool:
+    """Tell whether a buffer is summed where it lies (`Packing.pack_there`), without a way through the host.
 
     Args:
-        buffers: as this member's step has left them.
-        rules: one for each.
-        committed: as the step has found them, alike on all members.
-        share: this member's.
+        buffer: of a model.
+        rule: by which it is combined.
     """
-    parts = []
-    for positions in _side_by_side(buffers, rules):
-        first = positions[0]
-        if len(positions) > 1:
-            own = torch.cat([flat_view(buffers[position]) for position in positions])
-            parts.append(_packed(own, rules[first], own, share))
-        else:
-            parts.append(_packed(buffers[first], rules[first], committed[first], share))
-    return torch.cat(parts) if parts else _zeros(0)
+    return buffer.device.type != "cpu" and rule in (Rule.MEAN, Rule.FIRST)
 
 
-def _side_by_side(buffers: Sequence[torch.Tensor], rules: Sequence[Rule]) -> list[list[int]]:
-    """Return the positions in the order of the sum; those that are packed by one call are one list.
-
-    A model has hundreds of running statistics: one by one they would cost more than their sum.
-    """
-    together: dict[tuple[object, ...], list[int]] = {}
-    for position, (buffer, rule) in enumerate(zip(buffers, rules, strict=True)):
-        alone = position if rule not in (Rule.MEAN, Rule.FIRST) else None
-        together.setdefault((rule, alone, buffer.device, buffer.dtype), []).append(position)
-    return list(together.values())
-
-
-def _packed(buffer: torch.Tensor, rule: Rule, before: torch.Tensor, share: Share) -> torch.Tensor:
-    own = flat_view(buffer).cpu()
+def _packed(own: torch.Tensor, rule: Rule, before: torch.Tensor, share: Share) -> torch.Tensor:
+    own = own.cpu()
     if rule is Rule.MEAN:
         return own.to(torch.float64) * share.weight if share.weight > 0 else _zeros(own.numel())
     if rule is Rule.SUM:
         if not share.weight > 0:
             return _zeros(own.numel())
-        wide = torch.float64 if is_floating(buffer) else torch.int64
+        wide = torch.float64 if is_floating(own) else torch.int64
         return (own.to(wide) - flat_view(before).cpu().to(wide)).to(torch.float64)
     if rule is Rule.FIRST:
         numbers = as_numbers(own)
@@ -103,82 +261,6 @@ def _packed(buffer: torch.Tensor, rule: Rule, before: torch.Tensor, share: Share
     places = _zeros(share.size * numbers.numel()).view(share.size, -1)
     places[share.rank] = numbers
     return places.view(-1)
-
-
-def unpack(
-    total: torch.Tensor,
-    buffers: Sequence[torch.Tensor],
-    rules: Sequence[Rule],
-    committed: Sequence[torch.Tensor],
-    total_weight: float,
-    size: int,
-) -> list[torch.Tensor]:
-    """Return new tensors, like the buffers, from the sum over `size` members; the rest as for `pack`.
-
-    total_weight: the sum of the members' weights.
-    """
-    combined: dict[int, torch.Tensor] = {}
-    offset = 0
-    for positions in _side_by_side(buffers, rules):
-        chosen = [buffers[position] for position in positions]
-        rule, floating, before = rules[positions[0]], is_floating(chosen[0]), committed[positions[0]]
-        counts = [flat_view(buffer).numel() for buffer in chosen]
-        numbers = sum(counts)
-        if rule in (Rule.FIRST, Rule.MIN, Rule.MAX):
-            numbers *= 1 if floating else 2
-        if rule in (Rule.MIN, Rule.MAX):
-            numbers *= size
-        piece, offset = total[offset : offset + numbers], offset + numbers
-        values = _unpacked(piece, chosen[0], rule, before, total_weight, size)
-        combined |= zip(positions, _split(values, chosen, counts), strict=True)
-    return [combined[position] for position in range(len(buffers))]
-
-
-def _split(
-    values: torch.Tensor, buffers: Sequence[torch.Tensor], counts: Sequence[int]
-) -> list[torch.Tensor]:
-    """Cut what lies side by side into tensors like the buffers."""
-    if not buffers[0].is_complex():
-        values = values.to(buffers[0].dtype)  # at once
-    pieces = torch.split(values, list(counts))
-    return [shaped_like(piece, buffer) for piece, buffer in zip(pieces, buffers, strict=True)]
-
-
-def on_device(buffer: torch.Tensor, rule: Rule) -> bool:
-    """Tell whether a buffer is summed where it lies (`pack_there`), without a way through the host."""
-    return buffer.device.type != "cpu" and rule in (Rule.MEAN, Rule.FIRST)
-
-
-def pack_there(buffers: Sequence[torch.Tensor], rules: Sequence[Rule], share: Share) -> list[torch.Tensor]:
-    """Return what this member puts into the sums of buffers that lie on a device, for which `on_device` says
-    so: flat tensors there, in the order of `_side_by_side`. Nothing is waited for.
-
-    Floating numbers travel as float32, unless they are wider; integers as int64.
-    """
-    parts = []
-    for positions in _side_by_side(buffers, rules):
-        chosen = [buffers[position] for position in positions]
-        flat = torch.cat([flat_view(buffer) for buffer in chosen]).to(_wide(chosen[0]))
-        factor = share.weight if rules[positions[0]] is Rule.MEAN else float(share.rank == 0)
-        # Not times zero: what does not count may be NaN.
-        parts.append((flat if factor == 1 else flat * factor) if factor > 0 else torch.zeros_like(flat))
-    return parts
-
-
-def unpack_there(
-    totals: Sequence[torch.Tensor],
-    buffers: Sequence[torch.Tensor],
-    rules: Sequence[Rule],
-    total_weight: float,
-) -> list[torch.Tensor]:
-    """Return new tensors, like the buffers, from the sums of what `pack_there` made."""
-    combined: dict[int, torch.Tensor] = {}
-    for total, positions in zip(totals, _side_by_side(buffers, rules), strict=True):
-        chosen = [buffers[position] for position in positions]
-        values = total / total_weight if rules[positions[0]] is Rule.MEAN else total
-        counts = [flat_view(buffer).numel() for buffer in chosen]
-        combined |= zip(positions, _split(values, chosen, counts), strict=True)
-    return [combined[position] for position in range(len(buffers))]
 
 
 def _wide(buffer: torch.Tensor) -> torch.dtype:
@@ -208,7 +290,12 @@ def _unpacked(
 
 
 def extreme(rows: Sequence[torch.Tensor], rule: Rule) -> torch.Tensor:
-    """The smallest or largest by element; a NaN of any row stays one."""
+    """Return the smallest or largest by element; a NaN of any row stays one.
+
+    Args:
+        rows: of one shape, at least one.
+        rule: `MIN` or `MAX`.
+    """
     stacked = torch.stack(list(rows))
     return stacked.amin(0) if rule is Rule.MIN else stacked.amax(0)
 
@@ -245,9 +332,16 @@ def flat_view(buffer: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(buffer) if buffer.is_complex() else buffer).reshape(-1)
 
 
-def shaped_like(piece: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """Return a piece of a `flat_view` in the shape and type of `buffer`: the inverse of that function."""
+def shaped_like(piece: torch.Tensor, buffer: torch.Tensor, shape: torch.Size | None = None) -> torch.Tensor:
+    """Return a piece of a `flat_view` as a tensor like `buffer`: the inverse of that function.
+
+    Args:
+        piece: real numbers in one dimension.
+        buffer: with the dtype that is wanted.
+        shape: that is wanted; None for the buffer's.
+    """
+    shape = buffer.shape if shape is None else shape
     if buffer.is_complex():
         real = torch.view_as_real(buffer)
-        return torch.view_as_complex(piece.to(real.dtype).reshape(real.shape).contiguous())
-    return piece.to(buffer.dtype).reshape(buffer.shape)
+        return torch.view_as_complex(piece.to(real.dtype).reshape(*shape, 2).contiguous())
+    return piece.to(buffer.dtype).reshape(shape)

@@ -28,7 +28,14 @@ _WIRE = {"BF16": torch.bfloat16, "FP16": torch.float16}
 
 
 def make_buckets(kind: str, layout: Layout, device: torch.device, multi_step: bool = False) -> Buckets:
-    """The buckets for one of KINDS. multi_step: a body may have more than one backward pass or step."""
+    """Return the buckets for a compression.
+
+    Args:
+        kind: one of KINDS.
+        layout: of the model's gradients.
+        device: where they lie.
+        multi_step: a body may have more than one backward pass or step.
+    """
     if kind == "PowerSGD":
         return LowRankBuckets(layout, device, multi_step)
     return Buckets(layout, device) if kind == "None" else CastBuckets(layout, device, _WIRE[kind])
@@ -124,6 +131,12 @@ class LowRankBuckets(Buckets):
         self._sends_all = self.closing
 
     def begin_backward_pass(self, start_sum: StartSum, left: Collection[int]) -> None:
+        """Begin another backward pass of the step.
+
+        Args:
+            start_sum: starts the sum of a flat tensor over the members.
+            left: numbers of parameters whose last sums are added to.
+        """
         self._open = {index: self._next[index][0] for index in left if index in self._next}
         super().begin(start_sum)
         self._next, self._sent = {}, {}

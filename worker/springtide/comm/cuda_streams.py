@@ -90,7 +90,13 @@ class Writers:
         stream.wait_stream(first)
 
     def write(self, bucket: int, onto: bool) -> None:
-        """The current stream writes into a bucket. onto: it changes what is there instead of replacing it."""
+        """Note that the current stream writes into a bucket.
+
+        Args:
+            bucket: its number.
+            onto: it changes what is there instead of replacing it, so that it waits for those that wrote
+                before.
+        """
         if self._current is None:
             return
         stream = self._current()

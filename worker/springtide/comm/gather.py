@@ -12,7 +12,15 @@ CHUNK_BYTES = 8 << 20
 
 
 def gather_bytes(group: Group, data: bytes) -> list[bytes]:
-    """Return what each member gives, by rank; for small data. Raise RuntimeError of the group's."""
+    """Return what each member gives, by rank; for small data.
+
+    Args:
+        group: of the generation; all members call this.
+        data: this member's.
+
+    Raises:
+        RuntimeError: the group's, when a member is lost meanwhile.
+    """
     sizes = torch.zeros(group.size, dtype=torch.int64)
     sizes[group.rank] = len(data)
     group.start_sum(sizes).wait()

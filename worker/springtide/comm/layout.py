@@ -32,6 +32,12 @@ class Field:
 
 
 def field_of(name: str, tensor: torch.Tensor) -> Field:
+    """Return the name, shape and dtype of a tensor.
+
+    Args:
+        name: of the parameter or buffer.
+        tensor: its value.
+    """
     return Field(name, tuple(tensor.shape), tensor.dtype)
 
 
@@ -55,11 +61,18 @@ class Layout:
 
 
 def plan_layout(fields: Sequence[Field], bucket_bytes: int, align_elements: int = 1) -> Layout:
-    """Fill buckets of one dtype each with about bucket_bytes, the first of each dtype smaller so that sending
-    begins early.
+    """Fill buckets of one dtype each, the first of each dtype smaller so that sending begins early.
 
-    align_elements: each parameter begins at a multiple of it, and of 64 bytes. Raise ValueError for
-    bucket_bytes below 1 or two fields of one name.
+    Args:
+        fields: of the parameters, in the model's order.
+        bucket_bytes: of a bucket, about.
+        align_elements: each parameter begins at a multiple of it, and of 64 bytes.
+
+    Returns:
+        The layout, the same for the same arguments.
+
+    Raises:
+        ValueError: `bucket_bytes` is below 1, or two fields share a name.
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
@@ -97,9 +110,12 @@ def plan_layout(fields: Sequence[Field], bucket_bytes: int, align_elements: int 
 
 
 def layout_hash(layout: Layout, buffers: Sequence[Field], extra: str = "") -> str:
-    """Hex digest that is equal exactly for members that reduce the same things in the same places.
+    """Return a hex digest that is equal exactly for members that reduce the same things in the same places.
 
-    buffers: the model's buffers, which are reduced too. extra: anything else that all members must agree on.
+    Args:
+        layout: of the gradients.
+        buffers: the model's buffers, which are reduced too.
+        extra: anything else that all members must agree on.
     """
     digest = hashlib.sha256()
     for kind, fields in (("parameter", layout.fields), ("buffer", tuple(buffers))):

@@ -42,7 +42,16 @@ class Event(Protocol):
 
 
 def choose_backend(wanted: str, device_type: str, nccl_available: bool) -> Backend:
-    """wanted: `Auto`, `Gloo` or `NCCL`, of the manifest. Raise UsageError for what cannot be."""
+    """Choose the backend for sums of gradients.
+
+    Args:
+        wanted: `Auto`, `Gloo` or `NCCL`, of the manifest.
+        device_type: of the model, as torch names it.
+        nccl_available: this torch has NCCL.
+
+    Raises:
+        UsageError: NCCL is wanted and cannot be.
+    """
     if wanted == "NCCL" and device_type != "cuda":
         raise UsageError(
             f"the job asks for the NCCL backend, and the model is on {device_type}: move it to a GPU before "
@@ -60,7 +69,14 @@ def take_gpu(local_rank: int, processes: int) -> None:
     """Make the GPU of this process the current device, so that "cuda" means it.
 
     Of several processes in a pod each has a GPU of its own. Nothing happens for a single process, or without
-    GPUs. Raise SpringtideError when there are fewer GPUs than processes.
+    GPUs.
+
+    Args:
+        local_rank: of this process in its pod.
+        processes: of the pod.
+
+    Raises:
+        SpringtideError: there are fewer GPUs than processes.
     """
     if processes < 2 or not torch.cuda.is_available():
         return
@@ -200,8 +216,17 @@ class DeviceSums:
         return self.start(tensor, dist.ReduceOp.SUM)
 
     def start(self, tensor: torch.Tensor, operation: Any) -> DeviceSum:
-        """Begin to replace `tensor` (contiguous, on the device) by its reduction with one of torch's
-        operations.
+        """Begin to replace a tensor by its reduction over the members.
+
+        Args:
+            tensor: contiguous, on the device; it is not to be touched before the sum's `wait`.
+            operation: one of torch's `ReduceOp`.
+
+        Returns:
+            The sum that has begun.
+
+        Raises:
+            RuntimeError: the communicator is shut, or cannot connect.
         """
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation

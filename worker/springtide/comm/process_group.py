@@ -151,9 +151,27 @@ class Group:
             return self._device
 
     def start_send(self, tensor: torch.Tensor, receiver: int) -> Work:
+        """Begin to send a tensor to one member.
+
+        Args:
+            tensor: contiguous, on the CPU; it is not to be changed before the work is over.
+            receiver: its rank.
+
+        Returns:
+            The message on its way.
+        """
         return self._track(Message(self._alive().send([tensor], receiver, 0), tensor, self._waiter))
 
     def start_receive(self, tensor: torch.Tensor, sender: int) -> Work:
+        """Begin to receive into a tensor from one member.
+
+        Args:
+            tensor: contiguous, on the CPU; filled when the work is over.
+            sender: its rank.
+
+        Returns:
+            The message on its way.
+        """
         return self._track(Message(self._alive().recv([tensor], sender, 0), tensor, self._waiter))
 
     @property
@@ -256,8 +274,12 @@ class Group:
         return clean
 
     def adopt(self, store: StreamStore, sockets: Sequence[socket.socket]) -> None:
-        """Take over what the group needs as long as it lives; a group shut in the meantime shuts them at
-        once.
+        """Take over what the group needs as long as it lives; a group shut in the meantime shuts the sockets
+        at once.
+
+        Args:
+            store: through which the group was formed.
+            sockets: duplicates of the group's connections.
         """
         with self._lock:
             self._store = store
@@ -283,11 +305,23 @@ def form(
 ) -> Group:
     """Form the group of a generation; blocks until all members are connected.
 
-    address: IP of this process, to which the group's listener is bound. connect_seconds: limit for connecting
-    to peers once their addresses are known, and of the silence of a peer's machine. collective_seconds: limit
-    of a collective, above any time after which the coordinator acts. nccl_device: where sums of CUDA tensors
-    go through NCCL; None: through gloo.
-    Raise FormationCancelled, TimeoutError or RuntimeError.
+    Args:
+        store: through which the members find each other.
+        rank: of this member.
+        size: of the generation.
+        address: IP of this process, to which the group's listener is bound.
+        connect_seconds: limit for connecting to peers once their addresses are known, and of the silence of a
+            peer's machine.
+        collective_seconds: limit of a collective, above any time after which the coordinator acts.
+        nccl_device: where sums of CUDA tensors go through NCCL; None: through gloo.
+
+    Returns:
+        The group, with all members connected.
+
+    Raises:
+        FormationCancelled: the generation was over first.
+        TimeoutError: a member did not come; it is named.
+        RuntimeError: a connection failed.
     """
     if size == 1:
         return Group(None, 0, 1, collective_seconds)
@@ -445,7 +479,15 @@ def _listens(candidate: socket.socket) -> bool:
 
 
 def listener_among_new(before: Collection[str], address: str) -> str:
-    """`host:port` of the new socket that listens on the address."""
+    """Return `host:port` of the new socket that listens on the address.
+
+    Args:
+        before: inodes of the sockets that were there before the backend was made.
+        address: IP of this process.
+
+    Raises:
+        RuntimeError: the backend opened none.
+    """
     for candidate in _new_sockets(before):
         if _listens(candidate):
             bound = candidate.getsockname()
@@ -455,7 +497,13 @@ def listener_among_new(before: Collection[str], address: str) -> str:
 
 
 def connections_among_new(before: Collection[str], listener: str, peers: set[str]) -> list[socket.socket]:
-    """Duplicates of this group's connected sockets; other threads may have opened some of their own."""
+    """Return duplicates of this group's connected sockets; other threads may have opened some of their own.
+
+    Args:
+        before: inodes of the sockets that were there before the backend was made.
+        listener: `host:port` of this member's listener.
+        peers: `host:port` of the others' listeners.
+    """
     found = []
     for candidate in _new_sockets(before):
         if _listens(candidate):

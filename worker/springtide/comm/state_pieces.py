@@ -168,7 +168,15 @@ class PieceMemory:
         return data if data.device.type == "cpu" else None
 
     def gather(self, number: int, room: torch.Tensor) -> torch.Tensor:
-        """Copy the piece into the room, uint8 of the host's; return the part of it that it takes."""
+        """Copy a piece into a room.
+
+        Args:
+            number: of the piece.
+            room: uint8, one-dimensional, of the host's, at least as long as the piece.
+
+        Returns:
+            The part of the room that the piece takes.
+        """
         end = 0
         for part in self._pieces[number]:
             room[end : end + part.stop - part.start].copy_(self._part(part))
@@ -176,7 +184,12 @@ class PieceMemory:
         return room[:end]
 
     def scatter(self, number: int, data: torch.Tensor) -> None:
-        """Copy the piece from uint8 memory of the host's to where it belongs."""
+        """Copy a piece from the host's memory to where it belongs.
+
+        Args:
+            number: of the piece.
+            data: uint8, one-dimensional, as long as the piece.
+        """
         end = 0
         for part in self._pieces[number]:
             self._part(part).copy_(data[end : end + part.stop - part.start])
@@ -190,7 +203,12 @@ class PieceMemory:
         return int.from_bytes(digest, "little", signed=True)
 
     def checksum(self, number: int, rooms: Rooms) -> int:
-        """Return the checksum of the piece as it is in memory now."""
+        """Return the checksum of a piece as it is in memory now.
+
+        Args:
+            number: of the piece.
+            rooms: lend memory for a piece that does not lie there in one stretch.
+        """
         if (data := self.direct(number)) is not None:
             return checksum(data)
         room = rooms.take(length(self._pieces[number]))

@@ -76,12 +76,22 @@ class Roles:
         return [self.senders[sender], *self.receivers[turn:], *self.receivers[:turn]]
 
     def upstream(self, sender: int, rank: int) -> int:
-        """Return from whom a receiver gets the pieces of a sender (by its number)."""
+        """Return the rank from which a receiver gets the pieces of a sender.
+
+        Args:
+            sender: its number among the senders.
+            rank: of the member.
+        """
         chain = self.chain(sender)
         return chain[chain.index(rank) - 1]
 
     def downstream(self, sender: int, rank: int) -> int | None:
-        """Return to whom a member passes the pieces of a sender (by its number); None: to nobody."""
+        """Return the rank to which a member passes the pieces of a sender; None: to nobody.
+
+        Args:
+            sender: its number among the senders.
+            rank: of the member.
+        """
         chain = self.chain(sender)
         at = chain.index(rank) + 1 if rank in chain else len(chain)
         return chain[at] if at < len(chain) else None
@@ -106,14 +116,26 @@ class Landing:
         self._made: dict[int, torch.Tensor] = {}
 
     def take(self, index: int, made: torch.Tensor) -> torch.Tensor:
-        """Return what was made for a tensor before, if it has this form; otherwise keep and return this."""
+        """Return memory that was made for a tensor before, if it has this form; otherwise keep and return the
+        new one.
+
+        Args:
+            index: number of the tensor in the state.
+            made: of the tensor's dtype and shape.
+        """
         known = self._made.get(index)
         if known is None or _form(known) != _form(made):
             self._made[index] = known = made
         return known
 
     def known(self, index: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Return what was made for a tensor before, if it has this form."""
+        """Return memory that was made for a tensor before, if it has this form; None otherwise.
+
+        Args:
+            index: number of the tensor in the state.
+            dtype: of the tensor.
+            shape: of the tensor.
+        """
         known = self._made.get(index)
         return known if known is not None and _form(known)[:2] == (dtype, shape) else None
 

@@ -41,6 +41,12 @@ class Entries:
         self._changed = threading.Condition()
 
     def deliver(self, key: str, value: bytes) -> None:
+        """Take in another member's entry; of two with one key the first stays.
+
+        Args:
+            key: of the entry; it ends in `/RANK`.
+            value: its bytes.
+        """
         with self._changed:
             self._entries.setdefault(key, value)
             self._changed.notify_all()
@@ -56,6 +62,12 @@ class Entries:
         return self._cancelled
 
     def set(self, key: str, value: bytes) -> None:
+        """Keep an entry, and send it to all members.
+
+        Args:
+            key: of the entry; it ends in `/RANK`.
+            value: its bytes.
+        """
         value = bytes(value)
         self.deliver(key, value)
         self._publish(key, value)
@@ -65,6 +77,16 @@ class Entries:
         return self._entries[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait for entries.
+
+        Args:
+            keys: of the entries.
+            timeout: not looked at: the limit is this object's own.
+
+        Raises:
+            FormationCancelled: the generation is over.
+            TimeoutError: an entry did not come; its owner is named.
+        """
         self._await(keys)
 
     def check(self, keys: list[str]) -> bool:

@@ -113,6 +113,16 @@ class Micro:
         return self.part_samples - sum(self._parts[index].size for index in self._contributed)
 
     def set_weight(self, index: int, n: float | torch.Tensor) -> None:
+        """Weigh a micro-batch's gradients with `n` in place of its number of samples.
+
+        Args:
+            index: number of the micro-batch in this worker's part, from 0; the one that the body is at.
+            n: the weight, finite and not negative (a number of tokens, say); a tensor of one element is read.
+
+        Raises:
+            ValueError: `n` is negative or not finite.
+            RuntimeError: the body is at another micro-batch, or its `backward()` has run already.
+        """
         weight = float(n)
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"batch.weight(n): n must be finite and not negative, got {weight}")

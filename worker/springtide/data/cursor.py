@@ -29,7 +29,16 @@ class Cursor:
                 raise ValueError(f"cursor: {field.name} must be an integer >= 0, got {value!r}")
 
     def advance(self, batch_size: int, dataset_size: int) -> Cursor:
-        """The cursor after the step that starts here; the last batch is short, neither padded nor dropped."""
+        """Return the cursor after the step that starts here; the last batch is short, neither padded nor
+        dropped.
+
+        Args:
+            batch_size: samples of the global batch, at least 1.
+            dataset_size: samples of one epoch.
+
+        Raises:
+            ValueError: the position lies outside of the data set, or `batch_size` is below 1.
+        """
         if self.position >= dataset_size:
             raise ValueError(
                 f"cursor: position {self.position} lies outside a dataset of {dataset_size} samples"

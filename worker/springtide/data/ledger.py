@@ -45,9 +45,14 @@ def split_halves(value: int) -> tuple[int, int]:
 
 
 def join_halves(lo: float, hi: float) -> int:
-    """The sum mod 2^64 from the summed halves (each may exceed 32 bits).
+    """Return the sum mod 2^64 from the summed halves.
 
-    Raise ValueError if they are no exact integers.
+    Args:
+        lo: sum of the low 32 bits of hashes, a whole number; it may exceed 32 bits.
+        hi: sum of the high 32 bits, likewise.
+
+    Raises:
+        ValueError: a half is no whole number from 0 to 2^53.
     """
     for name, half in (("low", lo), ("high", hi)):
         if not 0 <= half <= 2**53 or half != int(half):
@@ -60,7 +65,16 @@ def _factor(stage: int, epoch: int) -> int:
 
 
 def contribution(ids: torch.Tensor, stage: int, epoch: int) -> Contribution:
-    """Count and hash of ids (int64, shape (n,), CPU; n may be 0) in this stage and epoch."""
+    """Return count and hash of the samples in this stage and epoch.
+
+    Args:
+        ids: the ledger's numbers of the samples: int64, shape (n,), on the CPU; n may be 0.
+        stage: of the running loop, from 0.
+        epoch: of the running loop, from 0.
+
+    Raises:
+        ValueError: `ids` has another dtype, or is not one-dimensional.
+    """
     if ids.dtype != torch.int64 or ids.dim() != 1:
         raise ValueError(f"ids must be int64 of shape (n,), got {ids.dtype} of shape {tuple(ids.shape)}")
     lo, hi = split_halves(mixed_sum(ids) * _factor(stage, epoch))
@@ -82,7 +96,12 @@ class DatasetSum:
         """How many ids are in the sum so far."""
 
     def advance(self, samples: int, left: int) -> None:
-        """Keep pace with an epoch that takes `samples` now, out of `left` that are still to come."""
+        """Keep pace with an epoch, by a part of the sum that is in proportion to its step.
+
+        Args:
+            samples: of the step that was just made.
+            left: samples that the epoch still had to come before the step.
+        """
         missing = self._n - self.done
         self._go_on(missing if samples >= left else -(-missing * samples // left))
 
@@ -106,7 +125,16 @@ def dataset_sum(n: int) -> DatasetSum:
 
 
 def expected_hash(n: int, stage: int, epoch: int) -> int:
-    """Return the hash of an epoch that takes each of the ids 0..n-1 once; makes what `dataset_sum` lacks."""
+    """Return the hash of an epoch that takes each of the ids 0..n-1 once; makes what `dataset_sum` lacks.
+
+    Args:
+        n: samples of the epoch.
+        stage: of the epoch.
+        epoch: its number in the stage, from 0.
+
+    Returns:
+        The hash, mod 2^64.
+    """
     return (dataset_sum(n).total() * _factor(stage, epoch)) & MASK_64
 
 
@@ -144,12 +172,21 @@ class Ledger:
         *,
         skipped: bool = False,
     ) -> Ledger:
-        """The ledger after a committed step.
+        """Return the ledger after a committed step.
 
-        before, after: the step's cursors; the epoch is compared when `after` lies in another one. count,
-        hash_lo, hash_hi: sums over all workers, as they come out of the float64 reduction. A loop that the
-        script left before its epoch's end is not counted as lost. Raise ValueError when the step does not
-        belong to the running epoch or a sum is no exact integer.
+        A loop that the script left before its epoch's end is not counted as lost.
+
+        Args:
+            before: the cursor that the step started from.
+            after: the cursor behind it; the epoch is compared when this lies in another one.
+            dataset_size: samples of one epoch.
+            count: samples of the step, summed over all workers by a float64 reduction.
+            hash_lo: low halves of the workers' hashes, summed likewise.
+            hash_hi: high halves.
+            skipped: the step changed no parameter, since a gradient was not finite.
+
+        Raises:
+            ValueError: the step does not belong to the running epoch, or a sum is no exact integer.
         """
         if count < 0 or count != int(count):
             raise ValueError(f"the number of samples of a step must be an integer >= 0, got {count!r}")

@@ -58,7 +58,15 @@ class LoopPlan:
         return self.order.ids(self.seed, cursor.epoch, cursor.position, stop)
 
     def account(self, ids: torch.Tensor, cursor: Cursor) -> torch.Tensor:
-        """The ledger's numbers for the global batch of the step that starts at the cursor."""
+        """Return the ledger's numbers for the global batch of a step.
+
+        Args:
+            ids: the samples of the global batch, int64 [n].
+            cursor: where the step starts.
+
+        Returns:
+            int64 [n]: the ids themselves, or their places in the pass (`Order.account`).
+        """
         return self.order.account(ids, cursor.position)
 
     def batch(
@@ -105,7 +113,19 @@ class LoopPlan:
         *,
         skipped: bool = False,
     ) -> tuple[Cursor, Ledger]:
-        """Cursor and ledger after the step at `cursor`, from the sums of the workers' contributions."""
+        """Return cursor and ledger after a committed step.
+
+        Args:
+            ledger: before the step.
+            cursor: where the step started.
+            count: samples of the step, summed over all workers by a float64 reduction.
+            hash_lo: low halves of the workers' hashes, summed likewise.
+            hash_hi: high halves.
+            skipped: the step changed no parameter, since a gradient was not finite.
+
+        Raises:
+            ValueError: the step does not belong to the ledger's epoch, or a sum is no exact integer.
+        """
         after = self.advance(cursor)
         return after, ledger.commit(cursor, after, self.order.size, count, hash_lo, hash_hi, skipped=skipped)
 
@@ -179,11 +199,27 @@ def plan_loop(
 ) -> LoopPlan:
     """Check the arguments of `batches` and make its plan.
 
-    batch_size: samples of the global batch, at least 1; it stays the same whatever the number of workers.
-    micro_batch: most samples that one worker computes at once, at least 2 * min_part - 1, so that every part
-    can be cut.
-    min_part: fewest samples that a worker computes at once (BatchNorm raises on one); smaller global batches
-    are exempt. Raise ValueError for a bad value, TypeError for a dataset without samples by number.
+    Args:
+        dataset: what `make_source` reads by id.
+        batch_size: samples of the global batch, at least 1; it stays the same whatever the number of workers.
+        epochs: passes over the data, at least 0.
+        seed: of the order and of random numbers in a step: an integer of 64 bits with sign.
+        micro_batch: most samples that one worker computes at once, at least 2 * min_part - 1, so that every
+            part can be cut; None: no limit.
+        min_part: fewest samples that a worker computes at once (BatchNorm raises on one); smaller global
+            batches are exempt.
+        shuffle: whether each epoch has an order of its own; False: the data set's order.
+        drop_last: whether an epoch's short last batch is left out.
+        weights: chances of the samples, one number for each, which are then drawn with replacement; None:
+            each once.
+        collate_fn: makes a batch's data of a list of samples; None: torch's `default_collate`.
+
+    Returns:
+        The plan, which decides what each step takes.
+
+    Raises:
+        ValueError: a value is out of its range, or two do not go together.
+        TypeError: the data set has no samples by number, or `collate_fn` is no function.
     """
     _at_least("batch_size", batch_size, 1)
     _at_least("epochs", epochs, 0)

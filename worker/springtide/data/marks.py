@@ -102,13 +102,29 @@ def mark(sample: Any) -> tuple[Mark, list[str]]:
 
 
 def same_mark(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Return whether two marks may be of the same sample."""
+    """Return whether two marks may be of the same sample.
+
+    Args:
+        one: a mark: its hash first, then the projections of its floating numbers.
+        other: another member's, of the same length.
+
+    Returns:
+        True when the hashes are equal, and the projections as near as two machines' arithmetic may differ.
+    """
     near = all(abs(a - b) <= _NEAR * _UNIT for a, b in zip(one[1:], other[1:], strict=True))
     return one[0] == other[0] and near
 
 
 def differing(mine: Mapping[str, Sequence[int]], theirs: Mapping[str, Sequence[int]]) -> list[int]:
-    """Return the numbers of the samples that both have marks of, and not the same."""
+    """Return the numbers of the samples that both have marks of, and not the same.
+
+    Args:
+        mine: marks by the number of the sample, in decimal.
+        theirs: another member's.
+
+    Returns:
+        The numbers in ascending order; empty when the two have no sample in common.
+    """
     both = [number for number in mine if number in theirs]
     return sorted(int(number) for number in both if not same_mark(mine[number], theirs[number]))
 
@@ -117,6 +133,14 @@ def is_other_data(wrong: Sequence[int], mine: Mapping[str, Any], theirs: Mapping
     """Return whether so many samples differ that the order must be another.
 
     One in a few may be read in a way that is random, seldom, and by no generator that can be seeded.
+
+    Args:
+        wrong: numbers of the samples that differ, as `differing` returns them.
+        mine: marks by the number of the sample.
+        theirs: another member's.
+
+    Returns:
+        True from half of the samples on that both have marks of.
     """
     return 2 * len(wrong) >= max(1, sum(number in theirs for number in mine))
 

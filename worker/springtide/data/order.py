@@ -34,7 +34,17 @@ class Order:
     weights: Weights | None = None
 
     def ids(self, seed: int, epoch: int, start: int, stop: int) -> torch.Tensor:
-        """The samples at places start..stop-1 of the pass: int64."""
+        """Return the samples at places start..stop-1 of a pass.
+
+        Args:
+            seed: of the loop.
+            epoch: number of the pass, from 0: each has an order of its own.
+            start: first place, from 0.
+            stop: behind the last place; what lies beyond the pass is left out.
+
+        Returns:
+            int64 [n] on the CPU.
+        """
         if self.weights is not None:
             return _drawn(self.weights, seed, epoch, torch.arange(start, min(stop, self.size)))
         if not self.shuffle:
@@ -42,9 +52,16 @@ class Order:
         return shuffled(self.samples, seed, epoch, start, min(stop, self.size))
 
     def account(self, ids: torch.Tensor, start: int) -> torch.Tensor:
-        """The numbers that the ledger counts for `ids`, which begin at place `start`.
+        """Return the numbers that the ledger counts for samples.
 
-        The ids themselves where a pass takes each of them once; else their places in the pass.
+        They are the ids themselves where a pass takes each of them once; else their places in the pass.
+
+        Args:
+            ids: samples in the order of the pass, int64 [n].
+            start: place of the first one.
+
+        Returns:
+            int64 [n].
         """
         if self.weights is None and self.size == self.samples:
             return ids
@@ -67,7 +84,19 @@ class Order:
 
 
 def make_order(samples: int, batch_size: int, shuffle: Any, drop_last: Any, weights: Any) -> Order:
-    """Check the arguments of `batches`. weights: numbers, one for each sample, or None. Raise ValueError."""
+    """Check the arguments of `batches`, and make the order of an epoch.
+
+    Args:
+        samples: of the whole data set, at least 1.
+        batch_size: samples of the global batch.
+        shuffle: a bool: each epoch has an order of its own.
+        drop_last: a bool: leave out the samples that do not fill a batch.
+        weights: chances, one number for each sample, finite and not negative; None: each sample once.
+
+    Raises:
+        ValueError: a value is of another kind, nothing is left of the data set, or weights are given without
+            shuffling.
+    """
     for name, value in (("shuffle", shuffle), ("drop_last", drop_last)):
         if not isinstance(value, bool):
             raise ValueError(f"batches(): {name} must be True or False, got {value!r}")

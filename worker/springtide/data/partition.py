@@ -18,10 +18,21 @@ def _even(n: int, parts: int) -> list[Part]:
 
 
 def partition(n: int, world_size: int, min_part: int = 2) -> list[Part]:
-    """Cut a global batch of n samples into contiguous parts in rank order, as even as possible.
+    """Cut a global batch into contiguous parts in rank order, as even as possible.
 
     No part is below min_part unless the whole batch is: a short batch goes to the first ranks, the others get
-    size 0 (their start is n). Raise ValueError for n, world_size or min_part below 1.
+    size 0 (their start is n).
+
+    Args:
+        n: samples of the global batch, at least 1.
+        world_size: parts to make, at least 1.
+        min_part: fewest samples of a part that has any, at least 1.
+
+    Returns:
+        One part for each rank.
+
+    Raises:
+        ValueError: n, world_size or min_part is below 1.
     """
     if n < 1 or world_size < 1 or min_part < 1:
         raise ValueError(f"partition needs values >= 1: n={n}, world_size={world_size}, min_part={min_part}")
@@ -30,11 +41,20 @@ def partition(n: int, world_size: int, min_part: int = 2) -> list[Part]:
 
 
 def pieces(n: int, wanted: int = 1, micro_batch: int | None = None, min_part: int = 1) -> list[Part]:
-    """Cut one worker's part of n samples into micro-batches, sizes as even as possible.
+    """Cut one worker's part into micro-batches, sizes as even as possible.
 
     There are `wanted` of them, fewer if they would fall below min_part, more if they would exceed
     micro_batch: the memory bound comes first. With micro_batch >= 2 * min_part - 1 both always hold for n >=
     min_part.
+
+    Args:
+        n: samples of the part, at least 1.
+        wanted: micro-batches to make where the limits allow it.
+        micro_batch: most samples of one; None: no limit.
+        min_part: fewest samples of one.
+
+    Raises:
+        ValueError: a value is below 1.
     """
     if n < 1 or wanted < 1 or min_part < 1 or (micro_batch is not None and micro_batch < 1):
         raise ValueError(f"pieces needs values >= 1: {n=}, {wanted=}, {micro_batch=}, {min_part=}")

@@ -29,13 +29,15 @@ _POSITIVE = (1 << 63) - 1
 def shuffled(n: int, seed: int, epoch: int, start: int, stop: int) -> torch.Tensor:
     """Return the samples at places start..stop-1 of the epoch: int64, shape (stop - start,), on the CPU.
 
-    Args:
-        n: samples of the epoch; each of 0..n-1 has one place.
-        seed, epoch: integers of 64 bits that choose the order.
-        start, stop: places, 0 <= start <= stop; what lies beyond n is left out.
-
     The result may share memory with later results: do not write into it. The global random state is neither
     read nor moved. A batch of consecutive places costs time in proportion to its length.
+
+    Args:
+        n: samples of the epoch; each of 0..n-1 has one place.
+        seed: an integer of 64 bits that chooses the order.
+        epoch: another one.
+        start: first place, from 0.
+        stop: behind the last one, not below `start`; what lies beyond n is left out.
 
     Raises:
         ValueError: n is below 1, or the places are not in order.
@@ -71,7 +73,8 @@ def keyed(n: int, seed: int, epoch: int, places: torch.Tensor) -> torch.Tensor:
 
     Args:
         n: samples of the epoch, at least 1.
-        seed, epoch: integers of 64 bits that choose the order.
+        seed: an integer of 64 bits that chooses the order.
+        epoch: another one.
         places: int64, shape (m,), each in 0..n-1.
 
     Returns:

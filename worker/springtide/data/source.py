@@ -171,11 +171,17 @@ def _runs(ids: list[int]) -> list[tuple[int, int]]:
 
 
 def make_source(dataset: Any, collate_fn: Any = None) -> Source:
-    """Read by id from a map-style dataset, a TensorDataset, tensors (one, a tuple or a dict of them), or an
-    IterableDataset with `read_range`.
+    """Make a source of samples by id.
 
-    collate_fn(list of samples) makes a batch's data of them; torch's `default_collate` if None. Raise
-    TypeError for what cannot be read by id, ValueError for an empty dataset; each says what to do.
+    Args:
+        dataset: a map-style dataset, a TensorDataset, tensors (one, a tuple or a dict of them), or an
+            IterableDataset with `read_range`.
+        collate_fn: makes a batch's data of a list of samples; None: torch's `default_collate`.
+
+    Raises:
+        TypeError: it cannot be read by id (a DataLoader, say), or `collate_fn` is no function; the text says
+            what to do.
+        ValueError: the data set is empty.
     """
     if collate_fn is not None and not callable(collate_fn):
         raise TypeError(

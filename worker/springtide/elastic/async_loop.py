@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from springtide import faults
-from springtide.comm.combine import Rule, Share, pack, unpack
+from springtide.comm.combine import Packing, Rule, Share
 from springtide.comm.process_group import Group, peers_in
 from springtide.coordination.membership import Membership, generation_of
 from springtide.data.cursor import Cursor
@@ -177,7 +177,12 @@ class AsyncLoop:
         return worker_group
 
     def commit(self, trainer: Trainer, body: StepContext) -> None:
-        """Count a body whose gradients are on their way."""
+        """Count a body whose gradients are on their way.
+
+        Args:
+            trainer: holds the transaction, which ends here.
+            body: the body that has ended; it has its result.
+        """
         assignment = body.assignment
         assert body.result is not None
         seconds = time.perf_counter() - body.began
@@ -225,12 +230,14 @@ class AsyncLoop:
         # Where nobody who is left has computed anything, the first member's buffers count.
         weight = self._samples + (1e-9 if group.rank == 0 else 0.0)
         shared = [index for index, rule in enumerate(trainer.buffers.rules) if rule is not Rule.LOCAL]
-        buffers = trainer.buffers.chosen(shared)
+        current, copies = trainer.buffers.current(), trainer.buffers.committed
+        buffers, before = [current[index] for index in shared], [copies[index] for index in shared]
+        packing = Packing(buffers, [trainer.buffers.rules[index] for index in shared])
         wish = self._saver.checkpoints.wish(group.rank == 0)
         steps = self._schedules.report_steps()
         votes = [weight, wish, float(self.stops_at_the_end), *steps]
         own = torch.tensor(votes, dtype=torch.float64)
-        vector = torch.cat((own, pack(*buffers, Share(weight, group.rank, group.size))))
+        vector = torch.cat((own, packing.pack(buffers, before, Share(weight, group.rank, group.size))))
         faults.reach("meeting", stop + 1)
         group.start_sum(vector).wait()
         audit = servers.audit(first, stop)
@@ -239,7 +246,7 @@ class AsyncLoop:
         self._schedules.take_reports(vector[counted : len(votes)].tolist())
         self._schedules.go_to(stop)
         self._schedules.begin()
-        values = unpack(vector[len(votes) :], *buffers, float(vector[0]), group.size)
+        values = packing.unpack(vector[len(votes) :], before, float(vector[0]), group.size)
         trainer.buffers.write(shared, dict(zip(shared, values, strict=True)))
         if trainer.buffers.awaited:
             adopt_arrived(trainer.buffers, group.rank == 0, lambda tensor: group.start_sum(tensor).wait())

@@ -65,7 +65,15 @@ class DataCheck:
 
 
 def exchange(group: Group, row: Row) -> list[Row]:
-    """Return the rows of all members, by rank. Raise RuntimeError of the group's."""
+    """Return the rows of all members, by rank; one collective call of all of them.
+
+    Args:
+        group: of the generation.
+        row: this member's; its marks are left out where the text would exceed ROW_BYTES.
+
+    Raises:
+        RuntimeError: the group's, when a member is lost meanwhile.
+    """
     sent = torch.zeros((group.size, ROW_BYTES), dtype=torch.uint8)
     text = _text(row, row.marks)
     if len(text) > ROW_BYTES:  # an unusual plan; members compare the marks that both have

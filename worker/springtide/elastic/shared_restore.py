@@ -44,9 +44,19 @@ class SharedRestore:
     # ---- the first member
 
     def read(self, storage: Storage, name: str) -> tuple[Any, Manifest]:
-        """Read a checkpoint, together with the others if they can.
+        """Read a checkpoint, together with the others if they can; else by this process alone.
 
-        Raise CorruptError, StorageError; RuntimeError when a member is lost meanwhile.
+        Args:
+            storage: where it lies.
+            name: its folder, which has the name of the state.
+
+        Returns:
+            The state's tree and the manifest.
+
+        Raises:
+            CorruptError: a file is not what was written.
+            StorageError: storage does not answer.
+            RuntimeError: a member is lost meanwhile.
         """
         self._say({"uri": storage.uri, "name": name})
         found = self._together(storage, name)
@@ -136,10 +146,17 @@ class SharedRestore:
 
 
 def assign(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Return the numbers of the files that each of `count` members reads: about equally many bytes each.
+    """Return which files each member reads: about equally many bytes each.
 
     The largest first, each to the member that has least so far: Graham, Bounds on Multiprocessing Timing
     Anomalies, 1969.
+
+    Args:
+        sizes: of the files, in bytes.
+        count: members, at least 1.
+
+    Returns:
+        By member: the numbers of its files, ascending.
     """
     found: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count

@@ -31,7 +31,14 @@ class Collects(Protocol):
 
     def collect(self, weight: torch.Tensor) -> None: ...
 
-    def step(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None: ...
+    def step(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        """Make the table's step, if the gradients are this collector's to take.
+
+        Args:
+            optimizer: makes the dense step now; it has the table's parameter.
+            group: the optimizer's parameter group with that parameter.
+        """
+        ...
 
 
 class Handle:
@@ -71,9 +78,14 @@ class Handle:
         return self.local.spec.by_frequency
 
     def lookup(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """The rows of these ids (each once) as a model uses them, with gradients that go to the table.
+        """Return rows as a model uses them, with gradients that go to the table.
 
-        places: int64 [lookups], which of them each lookup is.
+        Args:
+            ids: int64 [n], each id once.
+            places: int64 [lookups]: which of `ids` each lookup is.
+
+        Returns:
+            [n, dim], on the device of the module's parameter.
         """
         spec, heads = self.local.spec, ids
         if spec.by_frequency and torch.is_grad_enabled() and self.weight.requires_grad:
@@ -88,7 +100,15 @@ class Handle:
         return self.local.held() if self.read_all is None else self.read_all()
 
     def load(self, ids: torch.Tensor, rows: torch.Tensor, seed: int, init: str, scale: float) -> None:
-        """Hold these rows, and make others as this says."""
+        """Hold exactly these rows, and make others by the given rule.
+
+        Args:
+            ids: int64 [n], each id once.
+            rows: float32 [n, dim].
+            seed: of rows to be made.
+            init: "normal", "uniform" or "zeros".
+            scale: standard deviation, or the bound, of the first values.
+        """
         spec = replace(self.local.spec, seed=seed, init=init, scale=scale)
         self.local = LocalRows(spec, len(self.local.slices))
         self.local.hold(ids, rows)

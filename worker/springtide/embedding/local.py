@@ -33,9 +33,16 @@ def by_slice(ids: torch.Tensor, slices: int) -> list[torch.Tensor]:
 def merged(
     parts: list[tuple[torch.Tensor, torch.Tensor]], dim: int, has_counts: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int64 [n], each once, sums float32 [n, dim]) of such pairs, each of which names an id once.
+    """Return one pair of ids and sums from several.
 
-    Or heads, by id and call. has_counts: so that without pairs, too, these are of that form.
+    Args:
+        parts: (ids, sums) pairs, each of which names an id once; the ids int64 [n], or heads [n, 2] by id and
+            call; the sums float32 [n, dim].
+        dim: numbers of a row, for the case without pairs.
+        has_counts: whether ids are heads, for the case without pairs.
+
+    Returns:
+        The same form, each id once.
     """
     if len(parts) == 1:
         return parts[0]
@@ -55,7 +62,12 @@ class LocalRows:
         self.slices = [Slice(each, 0, 0, [{}]) for _ in range(slices)]
 
     def use(self, optimizer: str, initial: Mapping[str, Any]) -> None:
-        """Make later steps with this optimizer; the state of another one is forgotten, rows stay."""
+        """Make later steps with this optimizer; the state of another one is forgotten, rows stay.
+
+        Args:
+            optimizer: "sgd", "adagrad" or "adam".
+            initial: what a new row's state begins with, by the option's name.
+        """
         if (optimizer, initial) == (self.spec.optimizer, self.spec.options):
             return
         self.spec = replace(self.spec, optimizer=optimizer, options=dict(initial))
@@ -73,7 +85,14 @@ class LocalRows:
         return found
 
     def apply(self, ids: torch.Tensor, sums: torch.Tensor, scale: float, options: Mapping[str, Any]) -> None:
-        """One step with the sums of gradients (each id once, or heads), multiplied by `scale`."""
+        """Make one step.
+
+        Args:
+            ids: int64 [n], each id once, or heads [n, 2].
+            sums: of gradients: float32 [n, dim].
+            scale: that the sums are multiplied by.
+            options: of the optimizer's parameter group.
+        """
         step_spec = StepSpec(scale, False, (dict(options),))
         for piece, own in zip(self.slices, by_slice(ids, len(self.slices)), strict=True):
             piece.apply(records(ids[own], sums[own]).view(-1), step_spec)
@@ -86,7 +105,12 @@ class LocalRows:
         return ids[order], rows[order]
 
     def hold(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Hold exactly these rows (each id once), without state of an optimizer."""
+        """Hold exactly these rows, without state of an optimizer.
+
+        Args:
+            ids: int64 [n], each id once.
+            rows: float32 [n, dim].
+        """
         for number, own in enumerate(by_slice(ids, len(self.slices))):
             spec = self.slices[number].table.spec
             self.slices[number] = _slice_of(
@@ -106,7 +130,12 @@ def _slice_of(spec: TableSpec, ids: torch.Tensor, touched: torch.Tensor, rows: t
 
 
 def cut_anew(pieces: list[Slice], count: int) -> list[Slice]:
-    """The rows of a whole table's slices in another number of slices, with the optimizer's state."""
+    """Cut the rows of a whole table into another number of slices, with the optimizer's state.
+
+    Args:
+        pieces: all slices of the table; they are left as they are.
+        count: slices to make.
+    """
     held = [piece.table.held() for piece in pieces]
     ids, touched, *data = (torch.cat(parts) for parts in zip(*held, strict=True))
     made = [Slice(pieces[0].table.spec, 0, 0, [{}]) for _ in range(count)]

@@ -271,7 +271,19 @@ class EmbeddingBag(_TableModule):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """float [bags, dim]; arguments as torch's. Raise IndexError for an id out of range."""
+        """Reduce each bag of rows to one row.
+
+        Args:
+            ids: int64 or int32: [bags, n], or [n] with `offsets`.
+            offsets: int64 or int32 [bags]: where each bag begins in `ids`; None for two-dimensional ids.
+            per_sample_weights: float, of the shape of `ids`, for mode "sum"; None: all 1.
+
+        Returns:
+            float [bags, dim].
+
+        Raises:
+            IndexError: an id is out of range.
+        """
         rows, inverse, padding = self._gather(ids)
         if not len(rows):
             rows = rows.new_zeros(1, self.embedding_dim)  # torch looks at a row even for empty bags

@@ -21,9 +21,18 @@ _MUST_BE_OFF: Final = ("momentum", "weight_decay", "amsgrad")
 def group_among(
     optimizers: Sequence[torch.optim.Optimizer], weight: torch.Tensor, name: str
 ) -> tuple[int, int]:
-    """(number of the optimizer, of its parameter group) that the table's parameter is in.
+    """Find the optimizer that has a table's parameter.
 
-    Raise UsageError when it is in none.
+    Args:
+        optimizers: of the script.
+        weight: the parameter.
+        name: of the table, for the error.
+
+    Returns:
+        Number of the optimizer, and of its parameter group.
+
+    Raises:
+        UsageError: no optimizer has it.
     """
     for owner, optimizer in enumerate(optimizers):
         for number, group in enumerate(optimizer.param_groups):
@@ -38,10 +47,20 @@ def group_among(
 def sparse_rule(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], name: str
 ) -> tuple[str, dict[str, Any]]:
-    """(name of the tables' optimizer, what a new row's state begins with).
+    """Return how a table's rows are updated.
 
-    SGD and Adagrad are torch's with sparse gradients, Adam and AdamW are `SparseAdam`. Raise UsageError for
-    an optimizer that has no sparse counterpart, and for options that would touch rows that were not used.
+    SGD and Adagrad are torch's with sparse gradients, Adam and AdamW are `SparseAdam`.
+
+    Args:
+        optimizer: the script's.
+        group: its parameter group with the table's parameter.
+        name: of the table, for the error.
+
+    Returns:
+        Name of the tables' optimizer, and what a new row's state begins with.
+
+    Raises:
+        UsageError: the optimizer has no sparse counterpart, or an option would touch rows that were not used.
     """
     kind = _SPARSE.get(type(optimizer))
     if kind is None:

@@ -57,9 +57,15 @@ class StepTables:
                 self._parts[index] = [(carried(ids), sums * factor)]
 
     def put(self, index: int, scale: float, last: bool, micro: int = 0) -> None:
-        """A backward pass has reached parameter `index`; scale: of its micro-batch, 0 leaves its rows out.
+        """Take the gradients of rows that a backward pass has made.
 
-        micro: number of the micro-batch. A call is known by its number among the micro-batch's.
+        A call is known by its number among the micro-batch's.
+
+        Args:
+            index: number of the parameter that the pass has reached; others than tables' are ignored.
+            scale: of the micro-batch's gradients; 0 leaves its rows out.
+            last: it is the step's last micro-batch: the table's gradients leave now.
+            micro: number of the micro-batch.
         """
         if index not in self._parts:
             return
@@ -119,12 +125,28 @@ class LocalHome:
         self._staged = {}
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
+        """Refuse: dense parameters are this process's own.
+
+        Args:
+            gradients: float [n] of one bucket.
+            bucket: its number.
+
+        Raises:
+            NotImplementedError: always.
+        """
         raise NotImplementedError("dense parameters are this process's own")
 
     def ends(self, wanted: bool) -> bool:
         return wanted
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
+        """Keep the gradients of a table until the step is made.
+
+        Args:
+            index: number of the table's parameter.
+            ids: int64 [n], each id once, or heads [n, 2].
+            sums: float32 [n, dim].
+        """
         self._staged[index] = ids, sums
 
     def prepare(self) -> float | None:
@@ -141,11 +163,25 @@ class LocalHome:
     def stage_tables(
         self, optimizer: torch.optim.Optimizer, scale: float, factor: float, unused: Collection[int]
     ) -> None:
-        """Make it now: nobody else is in this step."""
+        """Make the tables' part of an optimizer's step now: nobody else is in this step.
+
+        Args:
+            optimizer: whose tables step.
+            scale: that gradients are multiplied by, for the weights of samples.
+            factor: that they are multiplied by besides: a GradScaler's and that of clipping.
+            unused: numbers of parameters that no worker used.
+        """
         own = [index for index, (owner, _) in self._groups.items() if owner is optimizer]
         self._apply(own, scale * factor, unused)
 
     def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
+        """Make the step of all tables with gradients.
+
+        Args:
+            scale: that gradients are multiplied by.
+            unused: numbers of parameters that no worker used.
+            skip: nothing is to change: a scaler found gradients that are not finite.
+        """
         if not skip:
             self._apply(self._staged, scale, unused)
 

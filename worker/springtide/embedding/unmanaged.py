@@ -44,6 +44,16 @@ class Collected:
         self._handle.calls = 0
 
     def step(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        """Make the table's step with the gradients since the last `zero_grad()`, if there are any.
+
+        Args:
+            optimizer: makes the dense step now; it has the table's parameter.
+            group: the optimizer's parameter group with that parameter.
+
+        Raises:
+            UsageError: the optimizer has no sparse counterpart, or an option would touch rows that were not
+                used.
+        """
         handle, name = self._handle, "of this model"
         if handle.managed or handle.weight.grad is None or handle.weight.grad is not self._seen:
             return

@@ -120,8 +120,13 @@ class ExactBuckets(Buckets):
         last: bool = True,
         exponents: torch.Tensor | None = None,
     ) -> None:
-        """Start a step with its first part. last: it is the only one of this worker. exponents: int32 by
-        block, if not the committed ones."""
+        """Start a step with its first part.
+
+        Args:
+            start_sum: starts the sum of a bucket's int32 integers over the workers.
+            last: it is the only part of this worker.
+            exponents: int32 by block; None: the committed ones.
+        """
         if self._soiled:
             for flat in self._flats:
                 flat.zero_()

@@ -30,9 +30,17 @@ def pack_parts(
     rules: Sequence[Rule],
     logical: int,
 ) -> torch.Tensor:
-    """float64 [n] on the CPU: what this worker's parts put into the sum for the buffers `indices`.
+    """Return what this worker's parts put into the sum of buffers.
 
-    committed, rules: of all buffers. logical: the number of logical parts.
+    Args:
+        kept: this worker's finished parts.
+        indices: numbers of the buffers.
+        committed: all buffers, as the step found them.
+        rules: how each of all buffers is combined.
+        logical: the number of logical parts.
+
+    Returns:
+        float64 [n] on the CPU.
     """
     total = torch.zeros(
         sum(_numbers(committed[index]) * _places(rules[index], logical) for index in indices),
@@ -74,10 +82,20 @@ def unpack_parts(
     rules: Sequence[Rule],
     weights: Sequence[float],
 ) -> list[torch.Tensor]:
-    """New tensors on the CPU, otherwise like the buffers `indices`, from the sum over the workers.
+    """Combine buffers from the sum over the workers.
 
-    weights: by logical part; those without any are left out, but for part 0 where it is the first one that
-    counts. Means are added up in logical order, in float64.
+    Means are added up in logical order, in float64.
+
+    Args:
+        total: float64 [n], as `pack_parts` lays it out.
+        indices: numbers of the buffers.
+        committed: all buffers, as the step found them.
+        rules: how each of all buffers is combined.
+        weights: by logical part; those without any are left out, but for part 0 where it is the first one
+            that counts.
+
+    Returns:
+        New tensors on the CPU, otherwise like the buffers.
     """
     combined, offset = [], 0
     for index in indices:

@@ -76,16 +76,25 @@ def exponent_of(largest: torch.Tensor) -> torch.Tensor:
 
 
 def raised(exponents: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
-    """Exponents of a step that is done again. needed: by block, the maximum over all parts that did not fit
-    (LOWEST where all did)."""
+    """Return the exponents of a step that is done again.
+
+    Args:
+        exponents: int32 by block, of the attempt that did not fit.
+        needed: int32 by block: the maximum over all parts that did not fit, LOWEST where all did.
+    """
     return torch.maximum(exponents, needed)
 
 
 def needed(misfits: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """int32 by block, for doing the step again; LOWEST where nothing is needed.
+    """Return the exponents that a step needs when it is done again.
 
-    misfits: the largest magnitude where one did not fit, 0 elsewhere. A block whose exponent says that it is
-    not finite was left out on purpose.
+    Args:
+        misfits: by block: the largest magnitude where one did not fit, 0 elsewhere.
+        exponents: int32 by block, of this attempt; a block whose exponent says that it is not finite was left
+            out on purpose.
+
+    Returns:
+        int32 by block; LOWEST where nothing is needed.
     """
     return torch.where(exponents == NOT_FINITE, LOWEST, exponent_of(misfits))
 
@@ -98,12 +107,21 @@ def after_commit(
     parameters: int,
     step: int,
 ) -> torch.Tensor:
-    """The exponents that are committed with a step.
+    """Return the exponents that are committed with a step.
 
-    committed: of the step before. used: of this step (may be NOT_FINITE). largest: by block, the largest
-    magnitude of the step's sum. owners: by block, the number of its parameter, from 0; parameters: how many
-    there are. step: the number that the step is committed under. A block that summed up to zeros or was not
-    finite keeps what it has (the rows of an embedding that a step does not touch).
+    A block that summed up to zeros or was not finite keeps what it has (the rows of an embedding that a step
+    does not touch).
+
+    Args:
+        committed: int32 by block, of the step before.
+        used: int32 by block, of this step (may be NOT_FINITE).
+        largest: by block, the largest magnitude of the step's sum.
+        owners: int64 by block: the number of its parameter, from 0.
+        parameters: how many there are.
+        step: the number that the step is committed under.
+
+    Returns:
+        int32 by block.
     """
     base = torch.where(used < NOT_FINITE, used, committed)
     seen = (largest > 0) & torch.isfinite(largest)

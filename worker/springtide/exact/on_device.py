@@ -28,13 +28,29 @@ class DeviceRounder:
         self._limit = float(1 << bits) * _SAFE
 
     def begin(self, exponents: torch.Tensor, factors: torch.Tensor) -> None:
+        """Start a step, and forget the largest magnitudes of the last one.
+
+        Args:
+            exponents: int32 by block, on the device.
+            factors: float32 by block, on the device.
+        """
         self._exponents, self._factors = exponents, factors
         self._largest = torch.zeros(exponents.shape, dtype=torch.float64, device=exponents.device)
 
     def add(
         self, gradient: torch.Tensor, weight: float, blocks: slice, total: torch.Tensor, fresh: bool
     ) -> None:
-        """See `Rounding`."""
+        """Add weight * gradient, rounded, into a sum; nothing waits for the device.
+
+        The sum of a block that does not fit has no meaning.
+
+        Args:
+            gradient: of any shape and floating type, n values, on the device.
+            weight: of the part.
+            blocks: where its blocks lie, ceil(n / BLOCK) long.
+            total: int32 of shape (n,), contiguous.
+            fresh: `total` is replaced, not added to.
+        """
         values = gradient.detach().reshape(-1)
         factors, largest = self._factors[blocks], self._largest[blocks]
         weighted = factors if weight == 1.0 else factors * weight

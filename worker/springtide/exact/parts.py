@@ -52,10 +52,19 @@ def assignment(used: int, world_size: int) -> list[range]:
 def assign(
     plan: LoopPlan, cursor: Cursor, rank: int, world_size: int, logical_workers: int
 ) -> list[LogicalPart]:
-    """The parts of the step at the cursor that this rank computes, in order; one stand-in if it has none.
+    """Return the parts of a step that a rank computes, in order; one stand-in if it has none.
 
-    The cut depends on the batch's size and logical_workers alone. Raise ValueError for a rank outside of the
-    world.
+    The cut depends on the batch's size and logical_workers alone.
+
+    Args:
+        plan: of the loop.
+        cursor: where the step starts.
+        rank: of this worker in its generation.
+        world_size: workers of the generation.
+        logical_workers: parts that each global batch is cut into.
+
+    Raises:
+        ValueError: the rank is outside of the world.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of a world of {world_size}")

@@ -21,15 +21,26 @@ class Rounding(Protocol):
     """Rounds the parts of one step, of all blocks of a layout; `begin` first."""
 
     def begin(self, exponents: torch.Tensor, factors: torch.Tensor) -> None:
-        """A step with these exponents (int32 by block) and what follows from them (float32 by block)."""
+        """Start a step.
+
+        Args:
+            exponents: int32 by block.
+            factors: float32 by block, which follow from them.
+        """
 
     def add(
         self, gradient: torch.Tensor, weight: float, blocks: slice, total: torch.Tensor, fresh: bool
     ) -> None:
-        """Add weight * gradient into `total`, or replace it if fresh.
+        """Add weight * gradient, rounded, into a sum.
 
-        gradient: any shape and floating type, n values. blocks: where they lie, ceil(n / BLOCK) long. total:
-        int32 of shape (n,), contiguous. The sum of a block that does not fit has no meaning.
+        The sum of a block that does not fit has no meaning.
+
+        Args:
+            gradient: of any shape and floating type, n values.
+            weight: of the part.
+            blocks: where its blocks lie, ceil(n / BLOCK) long.
+            total: int32 of shape (n,), contiguous.
+            fresh: `total` is replaced, not added to.
         """
 
     @property
@@ -47,13 +58,27 @@ class Rounder:
         self._integers = torch.empty(_PIECE, dtype=torch.int32)
 
     def begin(self, exponents: torch.Tensor, factors: torch.Tensor) -> None:
+        """Start a step, of which nothing has failed to fit yet.
+
+        Args:
+            exponents: int32 by block, on the CPU.
+            factors: float32 by block, on the CPU.
+        """
         self._exponents, self._factors = exponents, factors
         self.needed = torch.full(exponents.shape, scale.LOWEST, dtype=torch.int32)
 
     def add(
         self, gradient: torch.Tensor, weight: float, blocks: slice, total: torch.Tensor, fresh: bool
     ) -> None:
-        """See `Rounding`; blocks that do not fit add zeros."""
+        """Add weight * gradient, rounded, into a sum; blocks that do not fit add zeros.
+
+        Args:
+            gradient: of any shape and floating type, n values, on the CPU.
+            weight: of the part.
+            blocks: where its blocks lie, ceil(n / BLOCK) long.
+            total: int32 of shape (n,), contiguous.
+            fresh: `total` is replaced, not added to.
+        """
         values = gradient.detach().reshape(-1)
         factors = self._factors[blocks]
         weighted = factors if weight == 1.0 else factors * weight
@@ -102,11 +127,14 @@ def restore(
     largest: torch.Tensor | None,
     most: int = _PIECE,
 ) -> None:
-    """Write the integer sum times its units into `target`.
+    """Write an integer sum times its units into a tensor of floating numbers.
 
-    total: int32, shape (n,), n a multiple of BLOCK. units: float32, shape (n / BLOCK,). target: floating,
-    shape (n,). largest: float32, shape (n / BLOCK,), is set to each block's largest magnitude if given. most:
-    values that are worked on at once.
+    Args:
+        total: int32, shape (n,), n a multiple of BLOCK.
+        units: float32, shape (n / BLOCK,).
+        target: floating, shape (n,).
+        largest: float32, shape (n / BLOCK,), is set to each block's largest magnitude; None: nobody asks.
+        most: values that are worked on at once.
     """
     count = total.numel()
     for start, end in pieces(count, count, most):
@@ -124,6 +152,15 @@ def restore(
 
 
 def pieces(whole: int, count: int, most: int) -> list[tuple[int, int]]:
-    """Ranges of at most `most` values: whole blocks, then the rest of a last block."""
+    """Cut a row of values into ranges: whole blocks, then the rest of a last block.
+
+    Args:
+        whole: values of whole blocks.
+        count: values in all.
+        most: values of a range, at most.
+
+    Returns:
+        (start, stop) of each range, in order.
+    """
     cuts = [(start, min(start + most, whole)) for start in range(0, whole, most)]
     return cuts if whole == count else [*cuts, (whole, count)]

@@ -26,7 +26,15 @@ class ExactStep:
     def begin(
         self, group: Group, number: int, first: bool, last: bool, start_sum: Callable[[torch.Tensor], Work]
     ) -> None:
-        """A part begins. number: of the step that would be committed. first, last: of this worker's parts."""
+        """Start a part.
+
+        Args:
+            group: of the generation.
+            number: of the step that would be committed.
+            first: it is the first of this worker's parts.
+            last: it is the last of them.
+            start_sum: starts the sum of a bucket's integers over the workers.
+        """
         if not first:
             self._buckets.begin_part(last)
             return
@@ -70,7 +78,19 @@ class ExactStep:
         rules: Sequence[Rule],
         extra: Sequence[float],
     ) -> list[torch.Tensor]:
-        """The buffers `indices`, combined. extra: summed over the members."""
+        """Combine buffers from the sum over the members.
+
+        Args:
+            total: float64 [n], as the members' parts were packed.
+            indices: numbers of the buffers.
+            committed: all buffers, as the step found them.
+            rules: how each of all buffers is combined.
+            extra: what the members added to the commit vote, summed: one number, then the weights by logical
+                part.
+
+        Returns:
+            New tensors on the CPU, otherwise like the buffers.
+        """
         return unpack_parts(total, indices, committed, rules, extra[1:])
 
     def total_weight(self, extra: Sequence[float]) -> float:
@@ -82,7 +102,13 @@ class ExactStep:
         return self._buckets.needed
 
     def do_again(self, group: Group, number: int, needed: torch.Tensor) -> None:
-        """The next attempt at this step in this generation uses exponents that fit."""
+        """Have the next attempt at this step in this generation use exponents that fit.
+
+        Args:
+            group: of the generation; with another one the exponents are found anew.
+            number: of the step that would be committed.
+            needed: int32 by block, as `exponents.needed` returns it, the maximum over the members.
+        """
         self._raised = group, number, self._buckets.raised(needed)
 
     def commit(self, number: int) -> None:

@@ -80,16 +80,34 @@ class KVStore:
             client.close()
 
     def set_update(self, name: str, *, timeout: float = 60.0, **options: Any) -> None:
-        """Choose what later pushes do, on all servers: "assign" (at first), "sum", "sgd", "adam", "adamw",
-        "adagrad", "rmsprop", with the options of torch's optimizer of that name. Raises RefusedError.
+        """Choose what later pushes do, on all servers.
+
+        Args:
+            name: "assign" (at first), "sum", "sgd", "adam", "adamw", "adagrad" or "rmsprop".
+            timeout: seconds until all servers have to have answered.
+            options: those of torch's optimizer of that name.
+
+        Raises:
+            RefusedError: a server does not know the name or an option.
+            TimeoutError: a server did not answer; it is named.
         """
         parts = [(client.update(name, **options), client.address) for client in self._clients]
         Handle(f"set_update({name!r})", parts).wait(timeout)
 
     def init(self, key: str | int, value: torch.Tensor, *, timeout: float = 60.0) -> bool:
-        """Make a key; False when another process made it first, whose values then stand.
+        """Make a key.
 
-        Raises RefusedError when the key is there with another shape or dtype, or a server has no room.
+        Args:
+            key: its name; a number counts as its decimal digits.
+            value: its first values, of any shape; the key keeps shape and dtype.
+            timeout: seconds until all servers have to have answered.
+
+        Returns:
+            False when another process made it first, whose values then stand.
+
+        Raises:
+            RefusedError: the key is there with another shape or dtype, or a server has no room.
+            TimeoutError: a server did not answer; it is named.
         """
         name = str(key)
         flat = self._flat(value)
@@ -103,27 +121,73 @@ class KVStore:
         return all(bool(future.result().meta.get("created")) for future, _ in parts)
 
     def push(self, key: str | int, value: torch.Tensor) -> Handle:
-        """Send `value` (the key's shape and dtype) and return at once.
+        """Send values and return at once.
 
-        Raises KeyError for a key that this process did not init(), ValueError for another size or dtype,
-        TypeError for what is no tensor, TimeoutError that names the server when 4096 requests wait to be sent
-        there and none has left for a minute.
+        Args:
+            key: that this process has made by `init`.
+            value: of the key's size and dtype; leave it as it is until the handle's `wait()` is over.
+
+        Returns:
+            The handle to wait for the servers' answers with.
+
+        Raises:
+            KeyError: this process did not `init()` the key.
+            ValueError: the tensor has another size or dtype.
+            TypeError: it is no tensor.
+            TimeoutError: 4096 requests wait to be sent to a server, and none has left for a minute; the
+                server is named.
         """
         flat = self._flat(value)
         return self._each("push", key, flat, lambda c, chunk, part: c.push(chunk, part))
 
     def pull(self, key: str | int, out: torch.Tensor, *, timeout: float = 60.0) -> torch.Tensor:
-        """Fill `out` with the key's values, and return it."""
+        """Fill a tensor with the key's values, and return it.
+
+        Args:
+            key: that this process has made by `init`.
+            out: of the key's size and dtype, contiguous, on the CPU.
+            timeout: seconds until all servers have to have answered.
+
+        Raises:
+            KeyError: this process did not `init()` the key.
+            ValueError: the tensor cannot take the values.
+            TimeoutError: a server did not answer; it is named.
+        """
         self.start_pull(key, out).wait(timeout)
         return out
 
     def start_pull(self, key: str | int, out: torch.Tensor) -> Handle:
-        """Let the values land in `out` (contiguous, on the CPU); use it after `wait()`."""
+        """Let the key's values land in a tensor; use it after the handle's `wait()`.
+
+        Args:
+            key: that this process has made by `init`.
+            out: of the key's size and dtype, contiguous, on the CPU.
+
+        Returns:
+            The handle to wait for the servers' answers with.
+
+        Raises:
+            KeyError: this process did not `init()` the key.
+            ValueError: the tensor cannot take the values.
+        """
         flat = self._target(out)
         return self._each("pull", key, flat, lambda c, chunk, part: c.pull(chunk, part))
 
     def push_pull(self, key: str | int, value: torch.Tensor, out: torch.Tensor) -> Handle:
-        """Push `value`, and let the values that this push made land in `out` (contiguous, on the CPU)."""
+        """Push values, and let the values that this push made land in a tensor.
+
+        Args:
+            key: that this process has made by `init`.
+            value: what is pushed: of the key's shape and dtype.
+            out: of the key's size and dtype, contiguous, on the CPU; use it after the handle's `wait()`.
+
+        Returns:
+            The handle to wait for the servers' answers with.
+
+        Raises:
+            KeyError: this process did not `init()` the key.
+            ValueError: one of the tensors has another size or dtype, or `out` cannot take the values.
+        """
         flat, target = self._flat(value), self._target(out)
         self._placed("push_pull", key, target)
         handle = []
@@ -151,13 +215,27 @@ class KVStore:
     ) -> Table:
         """Make an embedding table, or find the one that another process made.
 
-        optimizer: "sgd", "adagrad" or "adam", with `lr` and the other options of torch's. init, scale, seed:
-        the first values of a row ("normal", "uniform" or "zeros"), the same on any number of servers.
-        max_rows (of all servers together), max_age (in pushes): rows that were touched longest ago go; 0
-        keeps all. max_norm, norm_type: rows that are looked up have at most this norm, as those of torch's
-        Embedding. scale_grad_by_freq: a push divides a row's gradient by how often it names the row; each
-        push is a step of its own, so other workers' pushes are not counted. Raises TableError for what
-        cannot be, RefusedError when the table is there as another.
+        Args:
+            name: of the table, the same in every process.
+            dim: numbers of a row.
+            optimizer: "sgd", "adagrad" or "adam".
+            init: the first values of a row: "normal", "uniform" or "zeros".
+            scale: of these values: standard deviation, or the bound.
+            seed: of these values, which are the same on any number of servers.
+            max_rows: of all servers together; rows that were touched longest ago go; 0 keeps all.
+            max_age: in pushes; rows that were not touched for longer go; 0 keeps all.
+            max_norm: rows that are looked up have at most this norm, as those of torch's Embedding; None:
+                any.
+            norm_type: the p of that norm.
+            scale_grad_by_freq: a push divides a row's gradient by how often it names the row; each push is a
+                step of its own, so other workers' pushes are not counted.
+            timeout: seconds until all servers have to have answered.
+            options: `lr` and the other options of torch's optimizer.
+
+        Raises:
+            TableError: the options cannot be.
+            RefusedError: the table is there as another.
+            TimeoutError: a server did not answer; it is named.
         """
         per_server = -(-max_rows // len(self._clients))
         spec = TableSpec(
@@ -243,10 +321,23 @@ def connect(
     chunk_bytes: int = CHUNK_BYTES,
     tls: ssl.SSLContext | None = None,
 ) -> KVStore:
-    """Connect to every server of the list ("host:port").
+    """Connect to every server of a list.
 
-    Raises ValueError for a bad list, RejectedError for a wrong token, OSError that names the server that
-    cannot be reached within `timeout` seconds.
+    Args:
+        servers: "host:port" of each, the same list in the same order in every process.
+        token: by which the servers know their clients.
+        timeout: seconds for each connection.
+        chunk_bytes: larger tensors are cut into pieces of this size, which are spread over the servers; the
+            same in every process.
+        tls: the context of encrypted connections; None: unencrypted.
+
+    Returns:
+        The store, connected to all servers.
+
+    Raises:
+        ValueError: the list is bad.
+        RejectedError: the token is wrong.
+        OSError: a server cannot be reached in time; it is named.
     """
     clients: list[ServerClient] = []
     try:

@@ -63,7 +63,19 @@ class Table:
         self._clients = clients
 
     def lookup(self, ids: torch.Tensor, timeout: float = 60.0) -> torch.Tensor:
-        """The rows of `ids`, float32 [*ids.shape, dim]; rows that are not there yet are made."""
+        """Return rows by id; rows that are not there yet are made.
+
+        Args:
+            ids: int64 or int32, of any shape.
+            timeout: seconds until all servers have to have answered.
+
+        Returns:
+            float32 [*ids.shape, dim], on the CPU.
+
+        Raises:
+            TypeError: the ids are of another dtype.
+            TimeoutError: a server did not answer; it is named.
+        """
         return self.prefetch(ids).result(timeout)
 
     def prefetch(self, ids: torch.Tensor) -> Lookup:
@@ -86,11 +98,20 @@ class Table:
         return Lookup(self.name, self.spec, parts, rows, place[inverse], ids.shape)
 
     def push(self, ids: torch.Tensor, gradients: torch.Tensor) -> Push:
-        """One step of the table's optimizer; gradients of a repeated id are summed, or with
-        scale_grad_by_freq averaged. Returns at once.
+        """Make one step of the table's optimizer; return at once.
 
-        gradients: float32 [*ids.shape, dim]. Raise ValueError for another shape, TypeError for ids that
-        are no int64 or int32.
+        Gradients of a repeated id are summed, or with scale_grad_by_freq averaged.
+
+        Args:
+            ids: int64 or int32, of any shape.
+            gradients: float32 [*ids.shape, dim], on any device.
+
+        Returns:
+            The push, whose `wait()` waits for the servers' answers.
+
+        Raises:
+            ValueError: the gradients have another shape.
+            TypeError: the ids are of another dtype.
         """
         flat = _flat(ids)
         if tuple(gradients.shape) != (*ids.shape, self.spec.dim):
@@ -159,7 +180,17 @@ def _flat(ids: torch.Tensor) -> torch.Tensor:
 
 
 def settle(what: str, parts: Sequence[tuple[Future[Answer], str]], timeout: float) -> None:
-    """Wait for the answers (future, server) of one request. Raises TimeoutError that names who is missing."""
+    """Wait for the answers of one request.
+
+    Args:
+        what: the request in words, for the error.
+        parts: (future of the answer, server) of each part.
+        timeout: seconds for all of them together.
+
+    Raises:
+        TimeoutError: an answer is missing; its server is named. An error that a server answered with is
+            raised as it is.
+    """
     wait([future for future, _ in parts], timeout)
     missing = sorted({server for future, server in parts if not future.done()})
     if missing:

@@ -8,7 +8,13 @@ from pathlib import Path
 
 
 def threads(allowed: int, quota: float | None, processes: int) -> int:
-    """OMP_NUM_THREADS of each of `processes`: an equal part of the CPUs that may be used, at least one."""
+    """Return OMP_NUM_THREADS of each process: an equal part of the CPUs that may be used, at least one.
+
+    Args:
+        allowed: CPUs that this container may run on.
+        quota: CPUs of its limit; None: there is none.
+        processes: in this container, at least one.
+    """
     cpus = float(allowed) if quota is None else min(float(allowed), quota)
     return max(1, int(cpus / processes))
 
@@ -29,12 +35,20 @@ def pinning(
     nodes: Mapping[int, frozenset[int]],
     gpu_nodes: Sequence[int] = (),
 ) -> list[frozenset[int] | None]:
-    """CPUs by local rank; None: no pinning.
+    """Choose the CPUs of each process.
 
-    allowed: CPUs of this container. nodes: CPUs by NUMA node. gpu_nodes: node of the GPU with that local
-    rank, negative where the machine does not say. A process goes to its GPU's node; without that the
-    processes are spread over the nodes in equal blocks. Those of one node share its CPUs. Nobody is pinned on
-    a machine of one node, nor where that would leave a process less than a CPU.
+    A process goes to its GPU's node; without that the processes are spread over the nodes in equal blocks.
+    Those of one node share its CPUs. Nobody is pinned on a machine of one node, nor where that would leave a
+    process less than a CPU.
+
+    Args:
+        processes: in this container.
+        allowed: CPUs of this container.
+        nodes: CPUs by NUMA node.
+        gpu_nodes: node of the GPU with that local rank, negative where the machine does not say.
+
+    Returns:
+        CPUs by local rank; None: no pinning.
     """
     usable = {number: cpus & allowed for number, cpus in nodes.items() if cpus & allowed}
     if len(usable) < 2:

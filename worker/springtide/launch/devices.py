@@ -14,10 +14,19 @@ _SECONDS = 120.0
 
 
 def count(root: Path = Path("/"), ask: Callable[[], str] | None = None) -> int:
-    """Number of CUDA devices as torch counts them (CUDA_VISIBLE_DEVICES holds); 0 without a driver.
+    """Count CUDA devices as torch does (CUDA_VISIBLE_DEVICES holds).
 
-    Torch is asked in a process of its own, so that the launcher stays small. Raise SpringtideError when
-    there is a driver and torch cannot be asked.
+    Torch is asked in a process of its own, so that the launcher stays small.
+
+    Args:
+        root: of the file system in which device files are looked for.
+        ask: returns what such a process prints; None: start one.
+
+    Returns:
+        The number; 0 without a driver.
+
+    Raises:
+        SpringtideError: there is a driver, and torch cannot be asked.
     """
     if not any((root / "dev").glob("nvidia[0-9]*")) and not (root / "dev/dxg").exists():
         return 0

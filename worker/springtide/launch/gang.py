@@ -31,6 +31,16 @@ class Gang:
         return self._spawn("the gang begins")
 
     def ended(self, rank: int, end: End, now: float) -> list[Action]:
+        """Note that a process has ended; the first one that fails ends all others.
+
+        Args:
+            rank: its local rank.
+            end: how it ended.
+            now: monotonic time in seconds.
+
+        Returns:
+            Actions, in order.
+        """
         self.running.discard(rank)
         actions: list[Action] = []
         if end.code and self.cause is None and not self.stopping:
@@ -45,7 +55,15 @@ class Gang:
         return actions
 
     def asked(self, number: int, now: float) -> list[Action]:
-        """The launcher got a signal that ends processes."""
+        """Note that the launcher got a signal that ends processes.
+
+        Args:
+            number: of the signal.
+            now: monotonic time in seconds; not looked at.
+
+        Returns:
+            The signal to each process that runs.
+        """
         name = signal.Signals(number).name
         self.stopping = self.stopping or name
         self.code = self.code or (128 + number if self.cause is not None else 0)

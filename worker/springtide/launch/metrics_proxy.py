@@ -91,7 +91,15 @@ class MetricsProxy:
         self._of_processes = ThrottledValue(self._scrape_all)
 
     def start(self, address: str, port: int) -> int:
-        """Serve; a taken port is replaced by a free one. Return the port; 0 when none could be had."""
+        """Serve; a taken port is replaced by a free one.
+
+        Args:
+            address: to listen on; all when empty.
+            port: to listen on; 0 for a free one.
+
+        Returns:
+            The port; 0 when none could be had.
+        """
         for candidate in (port, 0):
             try:
                 self._server = BoundedServer(self.answer, address, candidate)

@@ -32,7 +32,16 @@ class Options:
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
-    """Raise UsageError that says what is wrong; SystemExit(0) after --help."""
+    """Read the launcher's command line.
+
+    Args:
+        arguments: without the program's name.
+        environ: gives the number of processes where no option does.
+
+    Raises:
+        UsageError: it says what is wrong.
+        SystemExit: with 0, after --help.
+    """
     parser = _Parser(
         prog="springtide launch",
         usage="springtide launch [options] -- command [arguments]",

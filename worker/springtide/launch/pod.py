@@ -30,7 +30,15 @@ _GRACE = 60.0
 
 
 def machine(count: int, numa: bool) -> tuple[int | None, Sequence[frozenset[int] | None]]:
-    """(OMP_NUM_THREADS, CPUs by local rank) for `count` processes on this machine; None: as it is."""
+    """Share this machine out among processes.
+
+    Args:
+        count: processes of the launcher.
+        numa: whether each is to run near its memory and its GPU.
+
+    Returns:
+        OMP_NUM_THREADS, None: as it is; and CPUs by local rank, None: no pinning.
+    """
     allowed = frozenset(os.sched_getaffinity(0))
     quota = cgroup.cpu_limit()
     threads = cpus.threads(len(allowed), quota, count) if count > 1 or quota is not None else None

@@ -70,7 +70,15 @@ class Folder:
 def environment(
     environ: Mapping[str, str], rank: int, count: int, place: ProcessFiles, threads: int | None
 ) -> dict[str, str]:
-    """The environment of one process. threads: OMP_NUM_THREADS where nobody has set it; None: not set."""
+    """Return the environment of one process.
+
+    Args:
+        environ: the launcher's.
+        rank: local rank of the process.
+        count: processes of the launcher.
+        place: files by which the process talks to the launcher.
+        threads: OMP_NUM_THREADS where it is not set already; None: not set.
+    """
     result = {
         **environ,
         "LOCAL_RANK": str(rank),

@@ -64,9 +64,19 @@ def spawn(
 ) -> Child:
     """Start a process. It is killed when the calling thread ends.
 
-    prefix: before each line of its output; "": its output is not touched, unless relayed, so that its last
-    lines are known. cpus: that it may run on. Raise
-    CannotStart.
+    Args:
+        rank: its local rank.
+        command: program and arguments.
+        environment: all of it; nothing is inherited.
+        prefix: before each line of its output; "": its output is not touched, unless relayed.
+        relayed: its output passes through the launcher, so that its last lines are known.
+        cpus: that it may run on; None: any.
+
+    Returns:
+        The running process.
+
+    Raises:
+        CannotStart: the system refuses, in its own words.
     """
     parent = os.getpid()
 

@@ -41,9 +41,17 @@ class Rendezvous:
 def variables(
     environ: Mapping[str, str], members: Sequence[Member], me: str, rendezvous: Rendezvous
 ) -> dict[str, str]:
-    """The script's environment: torchrun's names added, what makes a process a member of the job left out.
+    """Return the script's environment: torchrun's names added, what makes a process a member of the job left
+    out.
 
-    Raise ValueError when `me` is not one of the members.
+    Args:
+        environ: the launcher's.
+        members: of the generation, by rank.
+        me: id of this member.
+        rendezvous: where the script's processes meet.
+
+    Raises:
+        ValueError: `me` is not one of the members.
     """
     ids = [member.id for member in members]
     rank = ids.index(me)
@@ -96,10 +104,17 @@ class Failure:
 
 
 def culprit(failures: Mapping[str, Failure], members: Iterable[str]) -> str:
-    """Id of the member whose script ended the last generation; "" for nobody.
+    """Return the member whose script ended the last generation.
 
     The first failure is the cause and the others follow from it, as peers lose their connections. Where a
     member of the failed generation is gone, its loss was the cause.
+
+    Args:
+        failures: by the member's id: when its script failed, and with which members it ran.
+        members: ids of the members of now.
+
+    Returns:
+        Its id; "" for nobody.
     """
     present = set(members)
     failed = {member: failure for member, failure in failures.items() if math.isfinite(failure.at)}

@@ -65,7 +65,15 @@ class ScriptLauncher:
     # ---- from the seats' threads
 
     def spawn(self, rank: int, environment: Mapping[str, str]) -> Child:
-        """Start the script of one seat. Raise CannotStart."""
+        """Start the script of one seat; called from the seat's thread.
+
+        Args:
+            rank: of the seat in this pod.
+            environment: of the script, with RANK.
+
+        Raises:
+            CannotStart: the system refuses, in its own words.
+        """
         # Under the lock, so that its end is not noticed before it is known.
         with self._lock:
             child = spawn(

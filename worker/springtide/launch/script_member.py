@@ -44,9 +44,27 @@ _POLL_SECONDS = 0.5
 class Launcher(Protocol):
     """The launcher, as a script's member needs it."""
 
-    def spawn(self, rank: int, environment: Mapping[str, str]) -> Child: ...
+    def spawn(self, rank: int, environment: Mapping[str, str]) -> Child:
+        """Start the script of one seat.
+
+        Args:
+            rank: of the seat in this pod.
+            environment: of the script.
+
+        Raises:
+            CannotStart: the system refuses, in its own words.
+        """
+        ...
+
     def one_too_many(self) -> bool: ...
-    def describe(self, rank: int, end: End) -> Failed: ...
+    def describe(self, rank: int, end: End) -> Failed:
+        """Return the outcome of a script that failed.
+
+        Args:
+            rank: of its seat in this pod.
+            end: how its process ended.
+        """
+        ...
 
 
 class ScriptMember:

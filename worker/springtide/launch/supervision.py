@@ -101,7 +101,16 @@ class Supervisor:
         return [Spawn(rank, "the pod begins") for rank in range(self.count)]
 
     def ended(self, rank: int, end: End, now: float) -> list[Action]:
-        """A process has ended."""
+        """Note that a process has ended, and decide whether it is started again.
+
+        Args:
+            rank: its local rank.
+            end: how it ended.
+            now: monotonic time in seconds.
+
+        Returns:
+            Actions of now, in order; a start that waits for its time comes later.
+        """
         process = self.processes[rank]
         process.phase, process.end, process.since, process.due = Phase.ENDED, end, now, math.inf
         if end.well or self.stopping:
@@ -119,7 +128,16 @@ class Supervisor:
         return []
 
     def asked(self, number: int, now: float) -> list[Action]:
-        """The launcher got a signal that ends processes: it goes to all, and nobody is started any more."""
+        """Note that the launcher got a signal that ends processes: it goes to all, and nobody is started any
+        more.
+
+        Args:
+            number: of the signal.
+            now: monotonic time in seconds.
+
+        Returns:
+            Actions, in order.
+        """
         name = signal.Signals(number).name
         self.stopping = self.stopping or name
         return self._announce_all(number, name, now)

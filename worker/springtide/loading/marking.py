@@ -58,9 +58,17 @@ def read_marks(source: Source, count: int, *, in_child: bool) -> Marks:
 def read_within(
     source: Source, ids: Sequence[int], seconds: float, clock: Callable[[], float] = time.monotonic
 ) -> Marks:
-    """Return the marks of the first samples, as many as can be read in so many seconds and at least one.
+    """Return the marks of the first samples, as many as can be read in time and at least one.
 
-    Return none where the data differ from themselves. Raise what the data set raises.
+    Args:
+        source: whose samples are read; what a data set raises goes through.
+        ids: numbers of the samples, in the order in which they are read.
+        seconds: most time for it; looked at between two samples.
+        clock: monotonic time in seconds.
+
+    Returns:
+        Marks by the number of the sample, in decimal; none where a sample is another one each time it is
+        read.
     """
     began = clock()
     marks: Marks = {}

@@ -85,10 +85,15 @@ class Wanted:
         self.made: dict[int, list[Request]] = {}
 
     def stand_at(self, cursor: Cursor, rank: int, size: int, read: Sequence[int] = ()) -> None:
-        """The worker is about to compute the step at the cursor. Forget what lies behind; after a change of
-        the members, a jump of the cursor or another way to split, plan from here.
+        """Note the step that the worker is about to compute, and forget what lies behind.
 
-        read: sizes of the micro-batches that the last step was read in.
+        After a change of the members, a jump of the cursor or another way to split, plan from here.
+
+        Args:
+            cursor: where that step starts.
+            rank: of this worker in its generation.
+            size: workers of the generation.
+            read: sizes of the micro-batches that the last step was read in.
         """
         for kept in (self.held, self.made):
             for step in [step for step in kept if step < cursor.step]:
@@ -144,9 +149,14 @@ class Wanted:
         return request
 
     def comes(self, step: int, ids: list[int]) -> bool:
-        """Whether some of these are under way, or this very micro-batch.
+        """Return whether to wait for samples of a step, since they come from the processes.
 
-        Or whether it is behind what was asked for before the last plan, and is asked for when that is here.
+        That is so if some of these are under way, or this very micro-batch; or if it is behind what was asked
+        for before the last plan, and is asked for when that is here.
+
+        Args:
+            step: the number of the step.
+            ids: samples of one micro-batch.
         """
         if self._collates and self._passed:
             return True
@@ -226,7 +236,13 @@ class Loader:
         """Samples that the script's own process had to read."""
 
     def stand_at(self, cursor: Cursor, rank: int, size: int) -> None:
-        """The step at the cursor comes next."""
+        """Note that the step at the cursor comes next, and forget what was read for steps before it.
+
+        Args:
+            cursor: where the step starts.
+            rank: of this worker in its generation.
+            size: workers of the generation.
+        """
         for kept in (self._chunks, self._made):
             for step in [step for step in kept if step < cursor.step]:
                 del kept[step]
@@ -234,7 +250,15 @@ class Loader:
         self._read = {}
 
     def read(self, step: int, ids: torch.Tensor) -> Any:
-        """The collated samples `ids` of the step."""
+        """Return samples of a step, collated; what no process has read is read here.
+
+        Args:
+            step: its number.
+            ids: the samples of one micro-batch, int64 [n], in order.
+
+        Returns:
+            Their collated form, on the CPU.
+        """
         numbers = ids.tolist()
         if self._halves is not None:
             return self._read_collated(self._halves, step, numbers)

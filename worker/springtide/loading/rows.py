@@ -20,7 +20,16 @@ def is_rows(collated: Any) -> bool:
 
 
 def take_rows(collated: Any, start: int, stop: int) -> Any:
-    """Rows start..stop-1 of everything, as views."""
+    """Return some rows of everything that was collated, as views.
+
+    Args:
+        collated: tensors whose first dimension counts samples, and dicts, tuples and lists of them.
+        start: first row.
+        stop: behind the last one.
+
+    Returns:
+        The same kinds of containers around the views.
+    """
     if isinstance(collated, torch.Tensor):
         return collated[start:stop]
     if isinstance(collated, Mapping):

@@ -11,14 +11,19 @@ moved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from springtide.comm.combine import Rule, is_floating
 from springtide.comm.layout import Field, field_of
 from springtide.errors import UsageError
+
+_VERSION = operator.attrgetter("_version")
+_COUNTING = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)
+"""What moves `num_batches_tracked` with every batch that it takes statistics of."""
 
 
 class Buffers:
@@ -33,6 +38,10 @@ class Buffers:
         self._given = dict(rules or {})
         self._device = next((item.device for item in model.parameters()), torch.device("cpu"))
         self._places: list[tuple[torch.nn.Module, str]] = []
+        self._norms: list[_NormBase | None] = []
+        """By buffer: the norm layer that has it."""
+        self._tells = True
+        """Whether a forward pass that writes buffers moves at least one version."""
         self._late: dict[str, tuple[torch.nn.Module, str]] = {}
         self._adopted: dict[str, None] = {}
         self.names: list[str] = []
@@ -49,12 +58,22 @@ class Buffers:
                     self._add(full, module, name, buffer)
         self._check_given()
         self._copies = [buffer.detach().clone() for buffer in self.current()]
-        self._seen: list[tuple[int, int]] = []
+        self._seen: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        """Of those seen, as of `_note`."""
         self._trained: list[bool] = []
+        self._taken: tuple[list[torch.Tensor], list[int], dict[int, torch.Tensor]] | None = None
+        """As `take` has left them: the buffers, their versions, and by number what it has written."""
         self._note()
 
     def _add(self, full: str, module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:
         self._places.append((module, name))
+        norm = module if isinstance(module, _NormBase) else None
+        self._norms.append(norm)
+        counts = type(module).forward in _COUNTING and isinstance(
+            module._buffers.get("num_batches_tracked"), torch.Tensor
+        )
+        self._tells = self._tells and (norm is None or counts)
         self.names.append(full)
         self.rules.append(rule_of(full, module, buffer, self._given))
 
@@ -88,7 +107,12 @@ class Buffers:
         return module._buffers.get(name)
 
     def adopt(self, full: str, value: torch.Tensor) -> None:
-        """An awaited buffer is this tensor from now on, for all members."""
+        """Take a tensor for an awaited buffer from now on, for all members.
+
+        Args:
+            full: name of the buffer in the model.
+            value: its first value.
+        """
         module, name = self._late.pop(full)
         own = module._buffers.get(name)
         if own is None:
@@ -107,7 +131,7 @@ class Buffers:
         """The buffer, once adopted, is None again."""
         index = self.names.index(full)
         module, name = self._places.pop(index)
-        del self.names[index], self.rules[index], self._copies[index]
+        del self.names[index], self.rules[index], self._copies[index], self._norms[index]
         module._buffers[name] = None
         self._late[full] = module, name
         del self._adopted[full]
@@ -115,13 +139,12 @@ class Buffers:
 
     def current(self) -> list[torch.Tensor]:
         """The buffers themselves, in the order of `names`. Raise KeyError if the script removed one."""
-        found = []
-        for (module, name), full in zip(self._places, self.names, strict=True):
-            buffer = module._buffers.get(name)
-            if buffer is None:
-                raise KeyError(f"the model's buffer {full} is gone; buffers may change, but not disappear")
-            found.append(buffer)
-        return found
+        found: list[torch.Tensor | None] = [module._buffers.get(name) for module, name in self._places]
+        kept = [buffer for buffer in found if buffer is not None]
+        if len(kept) < len(found):
+            full = next(name for name, buffer in zip(self.names, found, strict=True) if buffer is None)
+            raise KeyError(f"the model's buffer {full} is gone; buffers may change, but not disappear")
+        return kept
 
     @property
     def fields(self) -> list[Field]:
@@ -132,21 +155,6 @@ class Buffers:
     def committed(self) -> list[torch.Tensor]:
         """The copies, in the order of `names`."""
         return self._copies
-
-    def chosen(
-        self, indices: Sequence[int], since: Mapping[int, torch.Tensor] | None = None
-    ) -> tuple[list[torch.Tensor], list[Rule], list[torch.Tensor]]:
-        """Return three lists for these buffers: their tensors, their rules, and the values that they had
-        before.
-
-        Those come from `since`, or else from the copies.
-        """
-        current, since = self.current(), since or {}
-        return (
-            [current[index] for index in indices],
-            [self.rules[index] for index in indices],
-            [since.get(index, self._copies[index]) for index in indices],
-        )
 
     def copies(self, indices: list[int]) -> dict[int, torch.Tensor]:
         """Return a copy of each of these buffers, by index. Raise UsageError if shape or type differ from
@@ -165,19 +173,39 @@ class Buffers:
 
     def moved(self) -> list[bool]:
         """Return for each buffer whether it may differ from its copy."""
+        return self._moved_of(self.current())
+
+    def _moved_of(self, buffers: list[torch.Tensor]) -> list[bool]:
         return [
-            (id(buffer), buffer._version) != seen or trained or _writes_silently(module)
-            for buffer, seen, trained, (module, _) in zip(
-                self.current(), self._seen, self._trained, self._places, strict=True
+            now is not seen or now._version != version or trained or (norm is not None and norm.training)
+            for now, seen, version, trained, norm in zip(
+                buffers, self._seen, self._versions, self._trained, self._norms, strict=True
             )
         ]
 
     def remember(self) -> None:
         """Refresh the copies of what moved."""
         buffers = self.current()
+        kept = self._kept_values(buffers)
+        for index, value in kept.items():
+            self._copies[index] = value
+        if len(kept) < len(buffers):
+            self._refresh(buffers, kept)
+        self._note(buffers)
+
+    def _kept_values(self, buffers: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return by number what `take` was given, of the buffers that still hold it."""
+        if self._taken is None or not self._tells:
+            return {}
+        taken, versions, values = self._taken
+        # All or none: statistics move silently, but then the layer's own counter moves too.
+        same = all(map(operator.is_, buffers, taken)) and list(map(_VERSION, buffers)) == versions
+        return values if same else {}
+
+    def _refresh(self, buffers: list[torch.Tensor], known: Collection[int]) -> None:
         kept, moving = [], []
-        for index, moved in enumerate(self.moved()):
-            if moved:
+        for index, moved in enumerate(self._moved_of(buffers)):
+            if moved and index not in known:
                 buffer, copy = buffers[index], self._copies[index]
                 if copy.shape == buffer.shape and copy.dtype == buffer.dtype:
                     kept.append(copy)
@@ -187,7 +215,23 @@ class Buffers:
         if kept:
             with torch.no_grad():
                 torch._foreach_copy_(kept, moving)
-        self._note()
+
+    def take(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Replace buffers by what all members have made of them in this step, in place.
+
+        Args:
+            values: by buffer's number; like the buffer in shape and dtype. Nobody may write into them: once
+                the step is committed, they are the copies.
+        """
+        if not values:
+            return
+        buffers = self.current()
+        ours, theirs = [buffers[index] for index in values], list(values.values())
+        with torch.no_grad():
+            torch._foreach_copy_(ours, theirs)
+        same = [value.is_cpu and buffer.is_cpu for value, buffer in zip(theirs, ours, strict=True)]
+        there = {index: value for (index, value), here in zip(values.items(), same, strict=True) if here}
+        self._taken = buffers, list(map(_VERSION, buffers)), there
 
     def put_back(self) -> None:
         """Copy the remembered values into what moved."""
@@ -197,8 +241,11 @@ class Buffers:
         self._note()
 
     def write(self, indices: list[int], values: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]) -> None:
-        """Replace the buffers `indices` by values[index], in place; a buffer of another shape is replaced as
-        an object.
+        """Replace buffers in place; a buffer of another shape is replaced as an object.
+
+        Args:
+            indices: numbers of the buffers.
+            values: by the buffer's number.
         """
         ours, theirs = [], []
         with torch.no_grad():
@@ -218,15 +265,27 @@ class Buffers:
             if ours:
                 torch._foreach_copy_(ours, theirs)
 
-    def _note(self) -> None:
-        self._seen = [(id(buffer), buffer._version) for buffer in self.current()]
-        self._trained = [_writes_silently(module) for module, _ in self._places]
+    def _note(self, buffers: list[torch.Tensor] | None = None) -> None:
+        self._seen = self.current() if buffers is None else buffers
+        self._versions = list(map(_VERSION, self._seen))
+        self._trained = [norm is not None and norm.training for norm in self._norms]
+        self._taken = None
 
 
 def rule_of(
     full: str, module: torch.nn.Module, buffer: torch.Tensor, given: Mapping[str, Rule] | None = None
 ) -> Rule:
-    """Return the rule that was given for the buffer (the longest name wins), or the one that fits it."""
+    """Return the rule that was given for the buffer (the longest name wins), or the one that fits it.
+
+    Args:
+        full: name of the buffer in the model.
+        module: that has it.
+        buffer: its value.
+        given: rules by name, or by the end of a name.
+
+    Raises:
+        UsageError: the mean of integers is asked for.
+    """
     named = [wanted for wanted in given or {} if _ends(full, wanted)]
     if given and named:
         rule = given[max(named, key=len)]
@@ -244,6 +303,10 @@ def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether both show the same memory in the same way.
 
     A tensor that only wraps others has an address of 0, as all of its kind.
+
+    Args:
+        one: a tensor.
+        other: another one.
     """
     return (
         (one.device, one.dtype, one.shape, one.stride())
@@ -255,7 +318,3 @@ def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _ends(full: str, wanted: str) -> bool:
     return full == wanted or full.endswith(f".{wanted}")
-
-
-def _writes_silently(module: torch.nn.Module) -> bool:
-    return isinstance(module, _NormBase) and module.training

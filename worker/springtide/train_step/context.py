@@ -72,7 +72,15 @@ class StepContext:
     samples: int = 0
 
     def note(self, values: Mapping[str, float], weight: float) -> None:
-        """Values are reported. Raise UsageError for too many."""
+        """Take in reported values.
+
+        Args:
+            values: by name.
+            weight: samples that they are means over.
+
+        Raises:
+            UsageError: there are too many names in this step.
+        """
         for name, value in values.items():
             self.reports.setdefault(name, []).append((float(value), weight))
         if len(self.reports) > commit_vote.MOST_VALUES:
@@ -116,9 +124,14 @@ def _mean(entries: list[tuple[float, float]]) -> float:
 
 
 def check_whole(body: StepContext, used: bool) -> None:
-    """Raise UsageError unless all samples of the body have had their backward.
+    """Check that all samples of the body have had their backward, before sums are made.
 
-    It is called before sums are made. used: there is a gradient.
+    Args:
+        body: the running one.
+        used: there is a gradient.
+
+    Raises:
+        UsageError: some have not; their number is told.
     """
     batch = body.assignment.batch
     missing = batch.micro.remaining_samples
@@ -130,9 +143,16 @@ def check_whole(body: StepContext, used: bool) -> None:
 
 
 def check_ended(body: StepContext, phase: Phase, used: bool) -> None:
-    """The script's code of the body is over: raise UsageError unless it was one whole step.
+    """Check that the script's code of the body, which is over, was one whole step.
 
-    used: whether there was a gradient. Raise SpringtideError for a step that is half made.
+    Args:
+        body: the running one.
+        phase: of the transaction.
+        used: there is a gradient.
+
+    Raises:
+        UsageError: a part of the step is missing; the text says which.
+        SpringtideError: the step is half made.
     """
     if phase in (Phase.OPEN, Phase.DROPPED):
         missing = (

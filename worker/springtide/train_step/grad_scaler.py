@@ -210,8 +210,14 @@ class ScalerState:
 
 
 def agree(scalers: Sequence[GradScaler], group: Group) -> None:
-    """Have all members go on with the first one's scales: sums of their gradients have one scale. Raise
-    RuntimeError.
+    """Have all members go on with the first one's scales: sums of their gradients have one scale.
+
+    Args:
+        scalers: of the script, in an order that all members have.
+        group: of the generation.
+
+    Raises:
+        RuntimeError: the group's, when a member is lost meanwhile.
     """
     enabled = [scaler for scaler in scalers if scaler.is_enabled()]
     if group.size == 1 or not enabled:

@@ -165,9 +165,11 @@ class Gradients:
         return self._aside.keys()
 
     def place(self, used: list[bool], correction: float) -> None:
-        """The sums are complete: make them the parameters' gradients, multiplied by the correction.
+        """Make the sums, which are complete, the parameters' gradients.
 
-        used: by parameter, whether any member has a gradient for it; the others keep none.
+        Args:
+            used: by parameter, whether any member has a gradient for it; the others keep none.
+            correction: that they are multiplied by.
         """
         if correction != 1.0:
             self._buckets.scale(correction)
@@ -222,9 +224,11 @@ class Gradients:
 
     @only_looks
     def show(self, used: list[bool], copied: bool = False) -> None:
-        """The sums are elsewhere: let the script see what this worker has put into them, and take it away.
+        """Let the script see what this worker has put into sums that are elsewhere, and take it away.
 
-        used: as for `place`. copied: in memory of its own.
+        Args:
+            used: by parameter, whether any member has a gradient for it; the others keep none.
+            copied: in memory of its own.
         """
         self._shown, self._factors = {}, {}
         for index, parameter in enumerate(self.parameters):
@@ -345,7 +349,12 @@ class Gradients:
         return math.sqrt(float(self._buckets.square_norm(indices)))
 
     def clip_here(self, optimizers_own: Iterable[torch.Tensor] | None, scale: float) -> None:
-        """Clip the gradients where none are elsewhere, by `clip`; on a device nothing is waited for."""
+        """Clip the gradients where none are elsewhere, by `clip`; on a device nothing is waited for.
+
+        Args:
+            optimizers_own: parameters of one optimizer, whose gradients are clipped by themselves; None: all.
+            scale: that a GradScaler has multiplied them by.
+        """
         indices = self._to_clip(optimizers_own)
         if self._clip_norm is None or not indices:
             return

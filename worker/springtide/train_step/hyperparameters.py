@@ -22,6 +22,8 @@ COMPARED: Final = (
     *("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "alpha", "centered"),
     *("lr_decay", "rho", "amsgrad", "maximize", "lambd", "etas", "step_sizes", "ns_steps"),
 )
+_FIXED: Final = frozenset([int, float, str, bool, type(None)])
+"""Types of values that nobody can change in place."""
 _STEPS: Final = 1e6
 _HASHES: Final = 1 << 20
 _SHOWN_GROUPS: Final = 4
@@ -33,9 +35,23 @@ class Hyperparameters:
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
         self._last: tuple[list[Any], tuple[int, int]] = [], hashes([])
+        self._seen: list[Any] | None = None
+        """The options themselves, as of the last hash, where all of them are plain values."""
 
     def hashes(self) -> tuple[int, int]:
         """Two numbers below 2^20. Of options that are equal within a millionth, one is (mostly both are)."""
+        options = [
+            group.get(name)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for name in COMPARED
+        ]
+        if all(map(_is_fixed, options)):
+            if options == self._seen:
+                return self._last[1]
+            self._seen = options
+        else:
+            self._seen = None
         found = list(_flat(value for _, value in self._named()))
         if found != self._last[0]:
             self._last = found, hashes(found)
@@ -59,6 +75,11 @@ class Hyperparameters:
                     value = _plain(group.get(name), group)
                     if value is not None:
                         yield f"{which}group {place} {name}", value
+
+
+def _is_fixed(value: Any) -> bool:
+    kind = type(value)
+    return kind in _FIXED or (kind is tuple and all(type(item) in _FIXED for item in value))
 
 
 def _plain(value: Any, group: Mapping[str, Any]) -> Any:

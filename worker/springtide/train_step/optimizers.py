@@ -22,7 +22,12 @@ def scale_of(optimizer: torch.optim.Optimizer) -> float:
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
-    """The closure among the arguments of a step; args[0] is the optimizer."""
+    """Return the closure among the arguments of a step; None where there is none.
+
+    Args:
+        args: of the call of `step`; args[0] is the optimizer.
+        kwargs: of the call of `step`.
+    """
     if kwargs.get("closure") is not None:
         closure: Callable[[], Any] = kwargs["closure"]
         return closure
@@ -32,7 +37,13 @@ def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], An
 def with_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], closure: Callable[[], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with another closure in its place."""
+    """Return the arguments of a step with another closure in place of theirs.
+
+    Args:
+        args: of the call of `step`; args[0] is the optimizer.
+        kwargs: of the call of `step`.
+        closure: the other one.
+    """
     if kwargs.get("closure") is not None:
         return args, {**kwargs, "closure": closure}
     return (*args[:1], closure, *args[2:]), kwargs

@@ -16,6 +16,11 @@ def seed_part(seed: int, step: int, part: int) -> None:
     """Seed torch (CPU, and CUDA once in use), numpy (if imported) and `random` for one part of one step.
 
     Called at the start of each part, so that a step that is done again draws the same numbers.
+
+    Args:
+        seed: of the loop.
+        step: number that the step would be committed under.
+        part: number of the part in the step.
     """
     value = mix(seed, step, part)
     torch.default_generator.manual_seed(signed(value))

@@ -15,7 +15,7 @@ import torch
 from springtide import faults
 from springtide.comm import commit_vote
 from springtide.comm.buckets import Buckets
-from springtide.comm.combine import Rule, Share, on_device, pack, pack_there, unpack, unpack_there
+from springtide.comm.combine import Packing, Rule, Share, on_device
 from springtide.comm.process_group import Group, Work, peers_in, wait_for
 from springtide.data.ledger import contribution
 from springtide.embedding.handle import Handle
@@ -69,10 +69,16 @@ def commit_on(
     skip: bool = False,
     held: float = 1.0,
 ) -> None:
-    """The home makes its part of the step; the script's optimizer finds no gradients of that.
+    """Have the home make its part of the step; the script's optimizer finds no gradients of that.
 
-    inverse: what a GradScaler multiplies them by. skip: a gradient is not finite, so nothing changes. held:
-    what the gradients in this process are still multiplied with.
+    Args:
+        home: of parameters or tables.
+        reduced: the step's sums.
+        gradients: of the parameters.
+        clip_norm: of all gradients together; None: no clipping.
+        inverse: that a GradScaler multiplies gradients by.
+        skip: a gradient is not finite, so nothing changes.
+        held: that the gradients in this process are still multiplied with.
     """
     scale = reduced.correction * inverse
     if clip_norm is not None and reduced.norm is not None and not skip:
@@ -92,6 +98,9 @@ def own_part(assignment: StepAssignment, buffers: Buffers, exact: bool) -> PartC
         assignment: of the body.
         buffers: of the model.
         exact: in exact mode, where the buffers that moved go along.
+
+    Raises:
+        UsageError: in exact mode, a buffer was None and is a tensor now.
     """
     ids = contribution(assignment.batch.micro.contributed_ids, assignment.stage, assignment.epoch)
     moved = [
@@ -109,16 +118,37 @@ def own_part(assignment: StepAssignment, buffers: Buffers, exact: bool) -> PartC
     return PartContribution(assignment.part, assignment.batch.micro.contributed_weight, ids, moved, values)
 
 
-@dataclass
-class _Packed:
-    """Buffers on their way: those that ride with the commit vote, and those that are summed on their device.
+@dataclass(frozen=True, slots=True)
+class _Riders:
+    """The buffers that members combine in a step, and their ways.
 
-    indices: whose numbers are in `here`, float64 on the CPU. indices_there: whose are in `there`.
+    Attributes:
+        indices: all of them.
+        host_indices: those that ride with the commit vote.
+        host: their way; unused in exact mode.
+        there_indices: those that are summed on their device.
+        there: their way.
     """
 
     indices: list[int]
+    host_indices: list[int]
+    host: Packing
+    there_indices: list[int]
+    there: Packing
+
+
+@dataclass
+class _Packed:
+    """Buffers on their way.
+
+    Attributes:
+        riders: which they are.
+        here: float64 on the CPU, the numbers that ride with the commit vote.
+        there: on their device.
+    """
+
+    riders: _Riders
     here: torch.Tensor
-    indices_there: list[int]
     there: list[torch.Tensor]
 
 
@@ -162,6 +192,7 @@ class Reduction:
         self._transaction = transaction
         self._body: StepContext | None = None
         self._moving: tuple[Group | None, list[int]] = (None, [])
+        self._riders: _Riders | None = None
         self._unused: tuple[Group | None, list[int]] = (None, [])
         """The parameters without a gradient in the group's last step, which all its members know alike."""
         self.expects_unused = False
@@ -223,8 +254,17 @@ class Reduction:
         return pushed
 
     def put_rows(self, index: int, scale: float, last: bool, micro: int) -> None:
-        """A backward pass has reached a parameter that may stand for a table; as `StepTables.put`. Raise
-        Dropped.
+        """Take the gradients of a table's rows, when a backward pass has reached a parameter that may stand
+        for one.
+
+        Args:
+            index: number of the parameter.
+            scale: of the micro-batch; 0 leaves its rows out.
+            last: it is the step's last micro-batch.
+            micro: number of the micro-batch.
+
+        Raises:
+            Dropped: the servers fail.
         """
         if self._tables is None:
             return
@@ -256,10 +296,19 @@ class Reduction:
         return None
 
     def complete(self, body: StepContext, parts: list[PartContribution]) -> Reduced:
-        """Wait for all sums of the round. parts: what this member's bodies have put in.
+        """Wait for all sums of the backward pass.
 
-        Raise Dropped when one fails or the step has to be done again, SpringtideError or UsageError when it
-        cannot be committed.
+        Args:
+            body: the running one.
+            parts: what this member's bodies have put in.
+
+        Returns:
+            The sums, and what follows from them for the step.
+
+        Raises:
+            Dropped: a sum fails, or the step has to be done again.
+            SpringtideError: the step cannot be committed.
+            UsageError: it cannot, for what the script does.
         """
         assignment = body.assignment
         faults.reach_in(body.backward_pass, "gradients", assignment.number)
@@ -270,7 +319,7 @@ class Reduction:
         fields = commit_vote.encode(part)
         expected = self._expected_buffers(assignment.group)
         riders = self._packed(expected, assignment)
-        vector = torch.cat((fields, riders.here))
+        vector = torch.cat((fields, riders.here)) if expected else fields
         norm = None
         if self._home is not None:
             # Before all gradients of all members are on the servers, nobody may learn that the step counts.
@@ -360,14 +409,30 @@ class Reduction:
         self._wait(lambda: group.start_sum(sums).wait())
 
     def mean(self, value: float, body: StepContext) -> float:
-        """The mean over the samples of all members. Raise Dropped when that fails."""
+        """Return the mean over the samples of all members.
+
+        Args:
+            value: mean over this member's samples.
+            body: the running one.
+
+        Raises:
+            Dropped: the sum fails.
+        """
         weight = body.weight
         sums = torch.tensor([value * weight if weight > 0 else 0.0, weight], dtype=torch.float64)
         self._wait(self.start_sum(sums).wait)
         return float(sums[0] / sums[1])
 
     def mean_loss(self, loss: Any, body: StepContext) -> Any:
-        """Return the mean of a closure's result: a number, a tensor with one element, or None."""
+        """Return the mean of a closure's result: a number, a tensor with one element, or None.
+
+        Args:
+            loss: of this member's samples.
+            body: the running one.
+
+        Raises:
+            Dropped: the sum fails.
+        """
         if loss is None:
             return None
         if not isinstance(loss, torch.Tensor):
@@ -382,7 +447,7 @@ class Reduction:
         combined: dict[int, torch.Tensor] = {}
         if changed and self._buffers_travel(assignment.group):
             packed = [expected]
-            known = {*expected.indices, *expected.indices_there}
+            known = set(expected.riders.indices)
             if late := [index for index in changed if index not in known]:
                 rest = self._packed(late, assignment)
                 for tensor in (rest.here, *rest.there):
@@ -463,33 +528,64 @@ class Reduction:
         """Whether there are buffers to combine: those of other members, or of logical parts."""
         return group.size > 1 or self._exact is not None
 
+    def _riders_of(self, indices: list[int], buffers: list[torch.Tensor]) -> _Riders:
+        """Return the ways of these buffers: those of the last step, unless they or their forms are others.
+
+        Args:
+            indices: of the buffers.
+            buffers: the present tensors, one for each index.
+        """
+        known = self._riders
+        if known is not None and known.indices == indices:
+            if not known.there_indices and known.host.fits(buffers):
+                return known
+            by_index = dict(zip(indices, buffers, strict=True))
+            if known.host.fits([by_index[index] for index in known.host_indices]) and known.there.fits(
+                [by_index[index] for index in known.there_indices]
+            ):
+                return known
+        rules = self._buffers.rules
+        moves = [on_device(buffer, rules[index]) for index, buffer in zip(indices, buffers, strict=True)]
+        ways = []
+        for wanted in (False, True):
+            chosen = [number for number, stays in enumerate(moves) if stays == wanted]
+            numbers = [indices[number] for number in chosen]
+            way = Packing([buffers[number] for number in chosen], [rules[number] for number in numbers])
+            ways.append((numbers, way))
+        (host_indices, host), (there_indices, there) = ways
+        return _Riders(indices, host_indices, host, there_indices, there)
+
     def _packed(self, indices: list[int], assignment: StepAssignment) -> _Packed:
+        current = self._buffers.current() if indices else []
+        self._riders = riders = self._riders_of(indices, [current[index] for index in indices])
         if self._exact is not None:
             here = self._exact.pack(indices, self._buffers.committed, self._buffers.rules)
-            return _Packed(indices, here, [], [])
+            return _Packed(riders, here, [])
         share = Share(assignment.batch.micro.contributed_weight, assignment.group.rank, assignment.group.size)
-        buffers, rules, _ = self._buffers.chosen(indices)
-        moves = [on_device(buffer, rule) for buffer, rule in zip(buffers, rules, strict=True)]
-        on_host = [index for index, stays in zip(indices, moves, strict=True) if not stays]
-        there = [index for index, stays in zip(indices, moves, strict=True) if stays]
-        return _Packed(
-            on_host,
-            pack(*self._buffers.chosen(on_host, self._summed), share),
-            there,
-            pack_there(*self._buffers.chosen(there)[:2], share) if there else [],
-        )
+        on_host = [current[index] for index in riders.host_indices]
+        here = riders.host.pack(on_host, self._committed(riders.host_indices), share)
+        there = riders.there.pack_there([current[index] for index in riders.there_indices], share)
+        return _Packed(riders, here, there)
+
+    def _committed(self, indices: list[int]) -> list[torch.Tensor]:
+        """Return what the running step, or its last round, has found in these buffers."""
+        committed, summed = self._buffers.committed, self._summed
+        if not summed:
+            return [committed[index] for index in indices]
+        return [summed.get(index, committed[index]) for index in indices]
 
     def _unpacked(self, totals: _Packed, result: commit_vote.Result) -> dict[int, torch.Tensor]:
-        indices, buffers = totals.indices, self._buffers
+        riders, buffers = totals.riders, self._buffers
         if self._exact is not None:
-            values = self._exact.unpack(totals.here, indices, buffers.committed, buffers.rules, result.extra)
+            indices, rules = riders.indices, buffers.rules
+            values = self._exact.unpack(totals.here, indices, buffers.committed, rules, result.extra)
             return dict(zip(indices, values, strict=True))
-        chosen = buffers.chosen(indices, self._summed)
-        values = unpack(totals.here, *chosen, result.weight, self._running().assignment.group.size)
-        combined = dict(zip(indices, values, strict=True))
-        if there := totals.indices_there:
-            values = unpack_there(totals.there, *buffers.chosen(there)[:2], result.weight)
-            combined |= zip(there, values, strict=True)
+        size, committed = self._running().assignment.group.size, self._committed(riders.host_indices)
+        values = riders.host.unpack(totals.here, committed, result.weight, size)
+        combined = dict(zip(riders.host_indices, values, strict=True))
+        if totals.there:
+            values = riders.there.unpack_there(totals.there, result.weight)
+            combined |= zip(riders.there_indices, values, strict=True)
         return combined
 
     def do_again(self, reason: str) -> NoReturn:

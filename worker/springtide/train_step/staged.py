@@ -18,9 +18,14 @@ from springtide.train_step.reduction import Reduced, Reduction
 
 
 def check_carried(carried: float, correction: float) -> None:
-    """carried: the correction of gradients that were added to those of this round; 0: there are none.
+    """Check that gradients of two backward passes can be added up.
 
-    Raise UsageError.
+    Args:
+        carried: correction of gradients that were added to those of this pass; 0: there are none.
+        correction: of this pass.
+
+    Raises:
+        UsageError: their samples have other weights.
     """
     if carried and not math.isclose(carried, correction, rel_tol=1e-6):
         raise UsageError(
@@ -52,7 +57,12 @@ class HereSteps:
         self._factors: dict[torch.Tensor, float] = {}
 
     def begin_backward_pass(self, reduced: Reduced, reduction: Reduction) -> None:
-        """Another backward of the body begins."""
+        """Begin another backward pass of the body.
+
+        Args:
+            reduced: sums of the backward pass that is over.
+            reduction: makes the next ones.
+        """
         left = self._left()
         self._buckets.begin_backward_pass(reduction.start_sum, self._gradients.set_aside())
         if self._home is not None:
@@ -76,7 +86,13 @@ class HereSteps:
         check_carried(self._carried, reduced.correction)
 
     def stage(self, optimizer: torch.optim.Optimizer, reduced: Reduced, scalings: Scalings) -> None:
-        """The optimizer makes its step: clip its gradients, and have its tables make theirs."""
+        """Clip the gradients of an optimizer that makes its step, and have its tables make theirs.
+
+        Args:
+            optimizer: of the script.
+            reduced: sums of the backward pass.
+            scalings: of GradScalers.
+        """
         own, scale = parameters_of(optimizer), scale_of(optimizer)
         self._buckets.take(self._gradients.present(own))
         if self._home is None:
@@ -112,7 +128,16 @@ class StagedSteps:
         self._inverses: dict[int, float] = {}  # by id() of an optimizer that has stepped in this round
 
     def begin_backward_pass(self, reduced: Reduced, reduction: Reduction) -> None:
-        """Another backward of the body begins. Raise ServerError, UsageError."""
+        """Begin another backward pass of the body.
+
+        Args:
+            reduced: sums of the backward pass that is over.
+            reduction: makes the next ones.
+
+        Raises:
+            ServerError: servers fail.
+            UsageError: something that was left cannot be carried over.
+        """
         self._inverses = {}
         left = self._gradients.left()
         factors = {index: self._gradients.factor(index) for index in left}
@@ -131,7 +156,16 @@ class StagedSteps:
         self._gradients.show(reduced.result.used, copied=not self._servers.keeps_sums)
 
     def stage(self, optimizer: torch.optim.Optimizer, reduced: Reduced, scalings: Scalings) -> None:
-        """The script makes this optimizer's step. Raise UsageError where it cannot be made."""
+        """Have the servers make an optimizer's step.
+
+        Args:
+            optimizer: of the script.
+            reduced: sums of the backward pass.
+            scalings: of GradScalers.
+
+        Raises:
+            UsageError: it cannot be made.
+        """
         indices = self._servers.optimizers.parameters_of(optimizer)
         # A second step with the same gradients finds them unscaled.
         inverse = scalings.inverse(optimizer) * self._inverses.get(id(optimizer), 1.0)

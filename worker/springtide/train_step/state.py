@@ -100,9 +100,12 @@ class State:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def read(self, position: Position, plan: Mapping[str, Any]) -> dict[str, Any]:
-        """The tree; its tensors share memory with the live ones, so send it before anything changes.
+        """Return the state as a tree; its tensors share memory with the live ones, so send it before anything
+        changes.
 
-        plan: fingerprint of the training loop, which the receiver compares with its own.
+        Args:
+            position: of the committed state.
+            plan: fingerprint of the training loop, which the receiver compares with its own.
         """
         return {
             "format": FORMAT,

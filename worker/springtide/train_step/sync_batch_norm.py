@@ -182,7 +182,12 @@ class _Normalize(torch.autograd.Function):
 
 
 def use_generation(model: torch.nn.Module, make: Callable[[], BatchStatistics]) -> bool:
-    """Have the model's SyncBatchNorm layers ask the members of each step; return whether there are any."""
+    """Have the model's SyncBatchNorm layers ask the members of each step; return whether there are any.
+
+    Args:
+        model: whose layers are changed.
+        make: makes the statistics that all of them share; called only if there is one.
+    """
     layers = [module for module in model.modules() if isinstance(module, torch.nn.SyncBatchNorm)]
     if layers:
         statistics = make()

@@ -57,9 +57,15 @@ class Timing:
         self._outside = self._fetched
 
     def committed(self, step: float, before_reduction: float, wait: float) -> tuple[float, float]:
-        """Count a committed step: its seconds, those until all gradients were there, and those of waiting.
+        """Count a committed step; all times are seconds.
 
-        Return the seconds of fetching in it, and of checkpoints since the step before.
+        Args:
+            step: of the whole step.
+            before_reduction: until all gradients were there.
+            wait: of it spent on waiting for others.
+
+        Returns:
+            Seconds of fetching in it, and of checkpoints since the step before.
         """
         data, paused = self._fetched, self._paused
         compute = max(0.0, before_reduction - (data - self._outside))

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from springtide import faults
-from springtide.comm.buckets import Buckets
+from springtide.comm.buckets import Buckets, removed
 from springtide.comm.combine import Rule
 from springtide.comm.compression import LowRankBuckets, make_buckets
 from springtide.comm.layout import field_of, layout_hash, plan_layout
@@ -30,6 +30,7 @@ from springtide.ps.snapshot import Snapshot
 from springtide.ps.states import states_of
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext, check_ended, check_whole
+from springtide.train_step.foreach_steps import ForeachSteps
 from springtide.train_step.grad_scaler import Scalings, enabled_among
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hooks import Hook
@@ -80,6 +81,7 @@ class Trainer:
         self.nccl_device = self.device if exchange == "nccl" else None
         self._exact: ExactStep | None = None
         self._optimizers = optimizers
+        self._foreach_steps = ForeachSteps()
         self._multi_step = multi_step
         self._depth = 0
         self._stepping: list[torch.optim.Optimizer] = []
@@ -196,15 +198,31 @@ class Trainer:
         return self._reduction.waiting_since
 
     def checkpoint_tree(self, position: Position, plan: Mapping[str, int]) -> dict[str, Any]:
-        """All of the state but what `take_snapshot` is for. Raise RuntimeError when servers fail."""
+        """Return all of the state but what `take_snapshot` is for.
+
+        Args:
+            position: of the committed state.
+            plan: fingerprint of the training loop.
+
+        Raises:
+            RuntimeError: servers fail.
+        """
         if self.servers is not None:
             self.servers.settle()
         return self.whole_state.read(position, plan)
 
     def take_snapshot(self, name: str, readers: int) -> Snapshot | None:
-        """Have the servers keep what they hold for a checkpoint; None without servers. See `Snapshot`.
+        """Have the servers keep what they hold for a checkpoint.
 
-        Raise RuntimeError when they fail.
+        Args:
+            name: of the checkpoint.
+            readers: members that ask for it.
+
+        Returns:
+            The snapshot; None without servers.
+
+        Raises:
+            RuntimeError: servers fail.
         """
         if self.servers is None:
             return None
@@ -360,10 +378,7 @@ class Trainer:
         micro = body.assignment.batch.micro
         gradient = parameter.grad
         if gradient is None:
-            raise UsageError(
-                f"the gradient of {self._gradients.names[index]} was removed by another hook: remove "
-                "that hook"
-            )
+            raise removed(self._gradients.names[index])
         last = micro.is_last
         if self.buckets.has(index, micro.index) and self._exact is None:
             self._repeated.found()
@@ -419,6 +434,7 @@ class Trainer:
         self._stepping.append(optimizer)
         if self._dense_here:
             self._gradients.lay_out()
+            self._foreach_steps.begin(optimizer)
         return arguments
 
     def _prepare_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -481,6 +497,7 @@ class Trainer:
         del self._stepping[-1:]
         if optimizer in self._stepping:
             return
+        self._foreach_steps.end()
         if not self._stepping:
             self._gradients.lay_back()
         if self._staged is not None:
@@ -530,7 +547,7 @@ class Trainer:
         if not assignment.last:
             self._end_gradients()
         reduced = self._reduction.complete(body, parts)
-        self._buffers.write(list(reduced.combined), reduced.combined)
+        self._buffers.take(reduced.combined)
         if self._dense_here:
             self._gradients.place(reduced.result.used, reduced.correction)
         else:

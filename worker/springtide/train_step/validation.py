@@ -49,12 +49,25 @@ def declare(
     strategy: str = "",
     consistency: str = "Synchronous",
 ) -> TrainerArguments:
-    """Check the arguments of `distribute()`; models and optimizers may be one or a list.
+    """Check the arguments of `distribute()`.
 
-    buffers: rules for some of them.
-    in_job: there are other workers. exact: sums are to be exact. compression: how dense gradients travel.
-    strategy, consistency: of the job; strategy is "" without one.
-    Raise UsageError.
+    Args:
+        model: a module, or a list of them.
+        optimizer: one, or a list.
+        clip_norm: as the script gave it.
+        tracked: objects by name.
+        buffers: rules for some of them, by name.
+        in_job: there are other workers.
+        exact: sums are to be exact.
+        compression: how dense gradients travel.
+        strategy: of the job; "" without one.
+        consistency: of the job's servers.
+
+    Returns:
+        Models and optimizers as lists, and the rules of buffers.
+
+    Raises:
+        UsageError: something cannot be distributed; the text says what to do.
     """
     models = list(model) if isinstance(model, list | tuple) else [model]
     optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
@@ -197,6 +210,16 @@ def _rules(buffers: Any, exact: bool, consistency: str) -> dict[str, Rule]:
 
 
 def check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: bool, exact: bool) -> None:
+    """Check the parameters of the models.
+
+    Args:
+        parameters: by name.
+        in_job: there are other workers.
+        exact: sums are to be exact.
+
+    Raises:
+        UsageError: one of them cannot be trained in a job; it is named.
+    """
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise UsageError("distribute(): no parameter of the model requires a gradient")
     for name, parameter in parameters.items():

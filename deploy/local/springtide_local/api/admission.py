@@ -19,7 +19,16 @@ _DEFAULT_TOLERATIONS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unre
 
 
 def mutate(store: ObjectStore, resource: ResourceType, obj: Object) -> None:
-    """Fill a new pod from its namespace and its priority class, in place. Raise ApiError 403."""
+    """Fill a new pod from its namespace and its priority class, in place.
+
+    Args:
+        store: of all objects.
+        resource: type of the new object.
+        obj: the new object; others than pods are left alone.
+
+    Raises:
+        ApiError: 403: what it names is not there.
+    """
     if resource.storage == "pods":
         _service_account(store, resource, obj)
         _priority(store, resource, obj)
@@ -29,8 +38,16 @@ def mutate(store: ObjectStore, resource: ResourceType, obj: Object) -> None:
 
 
 def admit(store: ObjectStore, resource: ResourceType, obj: Object, warnings: list[str]) -> None:
-    """Raise ApiError 403 when a policy of the namespace forbids a new object; warn where the namespace
-    wants that.
+    """Refuse a new object that a policy of its namespace forbids.
+
+    Args:
+        store: of all objects.
+        resource: type of the new object.
+        obj: the new object.
+        warnings: gets what the namespace wants to be warned of.
+
+    Raises:
+        ApiError: 403: a limit range, a security level or a quota is against it.
     """
     if not resource.namespaced:
         return

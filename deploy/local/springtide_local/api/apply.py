@@ -21,10 +21,21 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def apply(store: Store, target: Target, config: Object, options: Options, force: bool) -> tuple[Stored, bool]:
-    """The object after applying `config` as `options.manager`, and whether it was created.
+    """Apply a configuration server-side.
 
-    Raise ApiError 409 with one cause for each field that another manager owns with another value, unless
-    `force`.
+    Args:
+        store: of all objects.
+        target: the object that the request names.
+        config: the applied configuration.
+        options: of the write; `manager` is who applies.
+        force: take fields from their owners.
+
+    Returns:
+        The object as it is stored now, and whether it was created.
+
+    Raises:
+        ApiError: 409 with one cause for each field that another manager owns with another value, unless
+            `force`.
     """
     resource = target.resource
     _check(target, config)

@@ -68,7 +68,21 @@ class Tokens:
         audiences: tuple[str, ...] = (ISSUER,),
         pod: Object | None = None,
     ) -> tuple[str, float]:
-        """A token for a service account and when it expires (seconds since the epoch). Raise ApiError 404."""
+        """Issue a token for a service account.
+
+        Args:
+            namespace: of the account.
+            account: its name.
+            seconds: for which it is good; cut to what this server allows.
+            audiences: for whom it is meant.
+            pod: that the token is bound to, which it does not outlive; None: to none.
+
+        Returns:
+            The token, and when it expires, in unix seconds.
+
+        Raises:
+            ApiError: 404: there is no such account.
+        """
         if self._longest is not None:
             seconds = min(seconds, self._longest)
         found = self._store.get("serviceaccounts", account, namespace)
@@ -92,7 +106,12 @@ class Tokens:
         return self._sign(claims), float(int(now + seconds))
 
     def issue_user(self, user: str, groups: tuple[str, ...] = ()) -> str:
-        """A token without end for a user of this server."""
+        """Return a token without end for a user of this server.
+
+        Args:
+            user: the name.
+            groups: that the user is in.
+        """
         return self._sign({"iss": ISSUER, "sub": user, "groups": list(groups)})
 
     def _sign(self, claims: Object) -> str:
@@ -104,8 +123,14 @@ class Tokens:
         return _b64(hmac.new(self._key, f"{head}.{body}".encode(), hashlib.sha256).digest())
 
     def check(self, token: str, audiences: Collection[str] = (ISSUER,)) -> User | None:
-        """The user of a valid token, else None: forged, expired, meant for others, or its account (or pod) is
-        gone.
+        """Return the user of a token.
+
+        Args:
+            token: as the client sent it.
+            audiences: of which the token has to name one.
+
+        Returns:
+            None when it is forged, expired or meant for others, or its account (or pod) is gone.
         """
         if not token.isascii():
             return None

@@ -154,7 +154,16 @@ def _check_values(value: Any) -> None:
 
 
 def of_type(obj: Object, where: str, name: str, kind: str) -> Any:
-    """Return a field of the kind `string`, `int64`, `bool`, `object` or `[]string`, or None without it.
+    """Return a field of an object, if it has the type that it must have.
+
+    Args:
+        obj: decoded JSON.
+        where: name of the object's Go type, for the error.
+        name: of the field.
+        kind: `string`, `int64`, `bool`, `object` or `[]string`.
+
+    Returns:
+        The value; None without it.
 
     Raises:
         ApiError: 400, in the words of Go's decoder, for another type.

@@ -50,7 +50,16 @@ def _names_by_kind() -> dict[tuple[str, str, str], str]:
 
 
 def definition_name(group: str, version: str, kind: str) -> str:
-    """Raise KeyError for a kind that has no published schema."""
+    """Return the name of a kind's published schema.
+
+    Args:
+        group: of the API; "" for core.
+        version: of the API.
+        kind: as manifests spell it.
+
+    Raises:
+        KeyError: the kind has none.
+    """
     return _names_by_kind()[group, version, kind]
 
 
@@ -65,6 +74,16 @@ def node(name: str) -> Node:
 
 
 def kind_node(group: str, version: str, kind: str) -> Node:
+    """Return a kind's published schema, compiled.
+
+    Args:
+        group: of the API; "" for core.
+        version: of the API.
+        kind: as manifests spell it.
+
+    Raises:
+        KeyError: the kind has none.
+    """
     return node(definition_name(group, version, kind))
 
 

@@ -203,7 +203,17 @@ class Collection:
         sees: Callable[[Change], ChangeType | None] | None = None,
         limit: int | None = None,
     ) -> Subscription:
-        """Listen to changes from now on; the arguments are those of `Subscription`."""
+        """Listen to changes from now on.
+
+        Args:
+            namespace: whose objects are meant; None: of all.
+            sees: says as which change the listener sees one, None for not at all; None: as it is.
+            limit: bytes of JSON that may wait for the reader, besides the one object that is first; beyond it
+                the subscription is overrun. None: no limit.
+
+        Returns:
+            The queue of its events; it has to be cancelled.
+        """
         subscription = Subscription(self, namespace, sees, limit)
         self.subscriptions.add(subscription)
         return subscription
@@ -215,7 +225,15 @@ class Collection:
             self.history.clear()
 
     def changes_since(self, version: int, current: int) -> list[Change]:
-        """Raise ApiError 410 when the history does not reach back, or `version` was never given out."""
+        """Return the changes after a version, in order.
+
+        Args:
+            version: a resource version.
+            current: the store's newest.
+
+        Raises:
+            ApiError: 410: the history does not reach back, or `version` was never given out.
+        """
         if version < self.compacted:
             raise errors.expired(f"too old resource version: {version} ({self.compacted})")
         if version > current:
@@ -225,7 +243,18 @@ class Collection:
         return [change for change in self.history if change.version > version]
 
     def at(self, version: int, current: int) -> dict[Key, Stored]:
-        """The objects as they were at `version`. Raise ApiError 410 when that is too long ago."""
+        """Return the objects as they were at a version.
+
+        Args:
+            version: a resource version.
+            current: the store's newest.
+
+        Returns:
+            By (namespace, name).
+
+        Raises:
+            ApiError: 410: that is too long ago.
+        """
         items = dict(self.items)
         for change in reversed(self.changes_since(version, current)):
             if change.old is None:

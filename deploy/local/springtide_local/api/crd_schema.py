@@ -78,7 +78,15 @@ def schema_problems(raw: Object, path: str, *, has_status: bool = False) -> list
 
 
 def field_path_problem(raw: Object, field_path: str) -> str | None:
-    """Say why a rule's fieldPath does not lead to a field below the rule's schema; None where it does."""
+    """Say why a rule's fieldPath does not lead to a field below the rule's schema.
+
+    Args:
+        raw: the schema that the rule stands in, as it was written.
+        field_path: as it was written.
+
+    Returns:
+        None where it does.
+    """
     at: Any = raw
     position = 0
     while position < len(field_path):

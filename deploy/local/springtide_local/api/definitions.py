@@ -14,7 +14,12 @@ STORAGE = "customresourcedefinitions.apiextensions.k8s.io"
 
 
 def serve(store: ObjectStore, definition: Object) -> None:
-    """Serve every version that the definition says, in place of what it said before."""
+    """Serve every version that the definition says, in place of what it said before.
+
+    Args:
+        store: of all objects.
+        definition: the CustomResourceDefinition.
+    """
     spec = definition["spec"]
     store.registry.remove(spec["group"], spec["names"]["plural"])
     for resource, stores in resources_of(clone(definition)):
@@ -22,7 +27,12 @@ def serve(store: ObjectStore, definition: Object) -> None:
 
 
 def withdraw(store: ObjectStore, definition: Object) -> None:
-    """Stop to serve the definition's resource; its watches end."""
+    """Stop to serve the definition's resource; its watches end.
+
+    Args:
+        store: of all objects.
+        definition: the CustomResourceDefinition.
+    """
     spec = definition["spec"]
     name = f"{spec['names']['plural']}.{spec['group']}"
     store.drop_collection(name)
@@ -37,5 +47,11 @@ def hold(definition: Object) -> None:
 
 
 def is_terminating(store: ObjectStore, name: str) -> bool:
+    """Return whether a definition is there and being deleted.
+
+    Args:
+        store: of all objects.
+        name: of the definition.
+    """
     definition = store.peek(STORAGE, name)
     return definition is not None and bool(definition["metadata"].get("deletionTimestamp"))

@@ -55,6 +55,12 @@ def api_versions() -> Object:
 
 
 def group(registry: Registry, name: str) -> Object | None:
+    """Return the APIGroup of a group; None when it is not served.
+
+    Args:
+        registry: the resources that are served.
+        name: of the group; the core group is not listed here.
+    """
     versions = group_versions(registry).get(name) if name else None
     return None if versions is None else {"kind": "APIGroup", "apiVersion": "v1", **_group(name, versions)}
 
@@ -70,7 +76,13 @@ def _group(name: str, versions: list[str]) -> Object:
 
 
 def resources(registry: Registry, group_name: str, version: str) -> Object | None:
-    """The APIResourceList of a group version, or None when it is not served."""
+    """Return the APIResourceList of a group version; None when it is not served.
+
+    Args:
+        registry: the resources that are served.
+        group_name: "" for core.
+        version: of the group.
+    """
     if version not in group_versions(registry).get(group_name, ()):
         return None
     listed: list[Object] = []
@@ -126,8 +138,12 @@ def _resource(resource: ResourceType) -> Object:
 
 
 def aggregated(registry: Registry, core: bool, version: str) -> Object:
-    """All groups with their resources in one document; `version` is that of the discovery API (v2 or
-    v2beta1).
+    """Return all groups with their resources in one document.
+
+    Args:
+        registry: the resources that are served.
+        core: the core group alone; False: all others.
+        version: of the discovery API, v2 or v2beta1.
     """
     items = []
     for name, versions in group_versions(registry).items():

@@ -51,35 +51,86 @@ def shown(value: Any) -> str:
 
 
 def field_required(path: str, detail: str = "") -> FieldError:
+    """Return the error of a field that is missing.
+
+    Args:
+        path: of the field, as `spec.names[0]`.
+        detail: why it is needed; "" for nothing more to say.
+    """
     return FieldError(path, REQUIRED, "Required value" + (f": {detail}" if detail else ""))
 
 
 def field_invalid(path: str, value: Any, detail: str) -> FieldError:
+    """Return the error of a value that cannot be.
+
+    Args:
+        path: of the field, as `spec.names[0]`.
+        value: that the field has.
+        detail: what is wrong with it.
+    """
     return FieldError(path, INVALID, f"Invalid value: {shown(value)}: {detail}")
 
 
 def field_unsupported(path: str, value: Any, supported: Sequence[Any]) -> FieldError:
+    """Return the error of a value that is none of those that are known.
+
+    Args:
+        path: of the field, as `spec.names[0]`.
+        value: that the field has.
+        supported: those that are.
+    """
     listed = ", ".join(shown(choice) for choice in supported)
     return FieldError(path, NOT_SUPPORTED, f"Unsupported value: {shown(value)}: supported values: {listed}")
 
 
 def field_forbidden(path: str, detail: str) -> FieldError:
+    """Return the error of a field that must not be set, or not be changed.
+
+    Args:
+        path: of the field, as `spec.names[0]`.
+        detail: why.
+    """
     return FieldError(path, FORBIDDEN, f"Forbidden: {detail}")
 
 
 def field_duplicate(path: str, value: Any) -> FieldError:
+    """Return the error of a value that must not be there twice.
+
+    Args:
+        path: of the field, as `spec.names[0]`.
+        value: that the field has.
+    """
     return FieldError(path, DUPLICATE, f"Duplicate value: {shown(value)}")
 
 
 def field_not_found(path: str, value: Any) -> FieldError:
+    """Return the error of a value that names something that is not there.
+
+    Args:
+        path: of the field, as `spec.names[0]`.
+        value: that the field has.
+    """
     return FieldError(path, NOT_FOUND, f"Not found: {shown(value)}")
 
 
 def qualified(group: str, name: str) -> str:
+    """Return a resource's name with its group, as messages have it.
+
+    Args:
+        group: of the API; "" for core.
+        name: plural of the resource.
+    """
     return f"{name}.{group}" if group else name
 
 
 def not_found(group: str, plural: str, name: str) -> ApiError:
+    """Return the refusal, 404, of an object that is not there.
+
+    Args:
+        group: of the API; "" for core.
+        plural: the resource's name.
+        name: of the object.
+    """
     message = f'{qualified(group, plural)} "{name}" not found'
     return ApiError(404, "NotFound", message, _details(group, plural, name))
 
@@ -89,21 +140,52 @@ def no_such_path() -> ApiError:
 
 
 def already_exists(group: str, plural: str, name: str) -> ApiError:
+    """Return the refusal, 409, of a name that is taken.
+
+    Args:
+        group: of the API; "" for core.
+        plural: the resource's name.
+        name: of the object.
+    """
     message = f'{qualified(group, plural)} "{name}" already exists'
     return ApiError(409, "AlreadyExists", message, _details(group, plural, name))
 
 
 def conflict(group: str, plural: str, name: str, why: str) -> ApiError:
+    """Return the refusal, 409, of a write that does not fit what is stored.
+
+    Args:
+        group: of the API; "" for core.
+        plural: the resource's name.
+        name: of the object.
+        why: in words.
+    """
     message = f'Operation cannot be fulfilled on {qualified(group, plural)} "{name}": {why}'
     return ApiError(409, "Conflict", message, _details(group, plural, name))
 
 
 def modified(group: str, plural: str, name: str) -> ApiError:
+    """Return the refusal, 409, of a write onto an older version of the object.
+
+    Args:
+        group: of the API; "" for core.
+        plural: the resource's name.
+        name: of the object.
+    """
     why = "the object has been modified; please apply your changes to the latest version and try again"
     return conflict(group, plural, name, why)
 
 
 def forbidden(group: str, plural: str, name: str, why: str, causes: Sequence[Object] = ()) -> ApiError:
+    """Return the refusal, 403, of something that a policy is against.
+
+    Args:
+        group: of the API; "" for core.
+        plural: the resource's name.
+        name: of the object.
+        why: in words.
+        causes: one object for each reason, for `details.causes`.
+    """
     message = f'{qualified(group, plural)} "{name}" is forbidden: {why}'
     details = _details(group, plural, name)
     if causes:
@@ -112,7 +194,13 @@ def forbidden(group: str, plural: str, name: str, why: str, causes: Sequence[Obj
 
 
 def not_allowed(user: str, asked: Attributes, reason: str = "") -> ApiError:
-    """Return the refusal of a request that the user has no right to."""
+    """Return the refusal, 403, of a request that the user has no right to.
+
+    Args:
+        user: the name.
+        asked: what the request wants to do.
+        reason: in words; "" for nothing more to say.
+    """
     if asked.resource:
         place = f'in the namespace "{asked.namespace}"' if asked.namespace else "at the cluster scope"
         about = f'resource "{asked.combined}" in API group "{asked.group}" {place}'
@@ -128,7 +216,14 @@ def not_allowed(user: str, asked: Attributes, reason: str = "") -> ApiError:
 
 
 def invalid(group: str, kind: str, name: str, errors: Sequence[FieldError]) -> ApiError:
-    """422 with one cause for each wrong field; kubectl prints the causes."""
+    """Return the refusal, 422, with one cause for each wrong field; kubectl prints the causes.
+
+    Args:
+        group: of the API; "" for core.
+        kind: of the object.
+        name: of the object.
+        errors: at least one; equal ones are told once.
+    """
     texts = list(dict.fromkeys(str(error) for error in errors))
     joined = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
     message = f'{qualified(group, kind)} "{name}" is invalid: {joined}'
@@ -163,12 +258,24 @@ def expired(message: str) -> ApiError:
 
 
 def too_large_resource_version(asked: int, current: int) -> ApiError:
+    """Return the refusal, 504, of a resource version of the future.
+
+    Args:
+        asked: the one that the client named.
+        current: the server's newest.
+    """
     message = f"Timeout: Too large resource version: {asked}, current: {current}"
     causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
     return ApiError(504, "Timeout", message, {"causes": causes, "retryAfterSeconds": 1})
 
 
 def too_many_requests(message: str, cause: str) -> ApiError:
+    """Return the refusal, 429, of an eviction that a disruption budget is against.
+
+    Args:
+        message: of the answer.
+        cause: which budget, and what it needs.
+    """
     return ApiError(
         429, "TooManyRequests", message, {"causes": [{"reason": "DisruptionBudget", "message": cause}]}
     )

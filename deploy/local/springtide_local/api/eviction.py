@@ -34,10 +34,14 @@ def is_healthy(pod: Object) -> bool:
 
 
 def budget(spec: Object, pods: list[Object], controlled: int | None) -> Budget:
-    """The state of a budget. `controlled` is what the owners' scales promise; without it the pods are
-    counted.
+    """Return the state of a disruption budget.
 
     Percentages round up, as in Kubernetes' disruption controller.
+
+    Args:
+        spec: of the PodDisruptionBudget.
+        pods: that it selects.
+        controlled: pods that the owners' scales promise; None: the pods are counted.
     """
     running = [pod for pod in pods if pod.get("status", {}).get("phase") not in _DONE]
     healthy = sum(is_healthy(pod) for pod in running)
@@ -59,6 +63,12 @@ def _amount(value: int | str, whole: int) -> int:
 
 
 def current(store: Store, pdb: Object) -> Budget:
+    """Return the state of a disruption budget from the pods as they are.
+
+    Args:
+        store: of all objects.
+        pdb: the PodDisruptionBudget.
+    """
     namespace = pdb["metadata"]["namespace"]
     selector = selector_of((pdb.get("spec") or {}).get("selector"))
     pods = [pod for pod in store.scan("pods", namespace) if selector.matches(pod["metadata"].get("labels"))]
@@ -92,7 +102,19 @@ def _controlled(store: Store, pods: list[Object]) -> int | None:
 
 
 def evict(store: Store, name: str, namespace: str, body: Object, options: Options) -> None:
-    """Delete a pod gracefully unless a budget forbids it. Raise ApiError 404, 429, 500 (two budgets)."""
+    """Delete a pod gracefully unless a budget forbids it.
+
+    Args:
+        store: of all objects.
+        name: of the pod.
+        namespace: of the pod.
+        body: the Eviction.
+        options: of the write; `dry_run` is set where the Eviction asks for it.
+
+    Raises:
+        ApiError: 404: there is no such pod; 409: it is another one; 429: a budget is against it; 500: two
+            budgets select it.
+    """
     resource = store.registry.stored("pods")
     pod = store.get_stored(resource, name, namespace).object
     asked = bodies.of_type(body, "Eviction", "deleteOptions", "object") or {}
@@ -158,7 +180,12 @@ def _mark(store: Store, name: str, namespace: str) -> None:
 
 
 def refresh_status(store: Store, namespace: str) -> None:
-    """Bring the status of a namespace's budgets up to date; written only where it changed."""
+    """Bring the status of a namespace's budgets up to date; written only where it changed.
+
+    Args:
+        store: of all objects.
+        namespace: whose objects are meant.
+    """
     for pdb in list(store.scan(PDBS, namespace)):
         state = current(store, pdb)
         status = {

@@ -42,6 +42,12 @@ def dump(trie: Trie) -> Trie:
 
 
 def union(left: Trie, right: Trie) -> Trie:
+    """Return the fields that are in either set; parts are shared.
+
+    Args:
+        left: a set of fields.
+        right: another one.
+    """
     made = dict(left)
     for key, below in right.items():
         made[key] = union(made[key], below) if key in made else below
@@ -49,7 +55,12 @@ def union(left: Trie, right: Trie) -> Trie:
 
 
 def difference(left: Trie, right: Trie) -> Trie:
-    """Paths of `left` that are not in `right`."""
+    """Return the fields of `left` that are not in `right`; parts are shared.
+
+    Args:
+        left: a set of fields.
+        right: another one.
+    """
     made: Trie = {}
     for key, below in left.items():
         if key not in right:
@@ -62,6 +73,12 @@ def difference(left: Trie, right: Trie) -> Trie:
 
 
 def intersection(left: Trie, right: Trie) -> Trie:
+    """Return the fields that are in both sets.
+
+    Args:
+        left: a set of fields.
+        right: another one.
+    """
     made: Trie = {}
     for key, below in left.items():
         if key == "." and key in right:
@@ -74,8 +91,12 @@ def intersection(left: Trie, right: Trie) -> Trie:
 
 
 def without_below(left: Trie, right: Trie) -> Trie:
-    """`left` without the paths of `right` and everything below them (what is removed takes its fields with
-    it).
+    """Return `left` without the fields of `right` and everything below them (a field that is removed takes
+    its own with it).
+
+    Args:
+        left: a set of fields.
+        right: another one.
     """
     made: Trie = {}
     for key, below in left.items():
@@ -90,7 +111,12 @@ def without_below(left: Trie, right: Trie) -> Trie:
 
 
 def paths(trie: Trie, path: str = "") -> Iterator[str]:
-    """The members in the form `.spec.containers[name="a"].image`."""
+    """Yield the members in the form `.spec.containers[name="a"].image`, sorted.
+
+    Args:
+        trie: a set of fields.
+        path: of the set itself.
+    """
     if "." in trie:
         yield path
     for key, below in sorted(trie.items()):
@@ -109,13 +135,24 @@ def shown(key: str) -> str:
 
 
 def child(node: Node | None, name: str) -> Node | None:
+    """Return the schema of a field; None where there is none.
+
+    Args:
+        node: schema of the object.
+        name: of the field.
+    """
     if node is None:
         return None
     return node.properties.get(name, node.additional)
 
 
 def item_key(node: Node, item: Any) -> str:
-    """The key of an item of a map list or a set."""
+    """Return the key of an item of a map list or a set.
+
+    Args:
+        node: schema of the list.
+        item: of the list.
+    """
     if node.list_type == "set":
         return "v:" + json.dumps(item, separators=(",", ":"), sort_keys=True)
     keys = {}
@@ -133,16 +170,33 @@ def item_key(node: Node, item: Any) -> str:
 
 
 def is_granular_map(node: Node | None, value: Any) -> bool:
+    """Return whether the fields of a value are owned one by one.
+
+    Args:
+        node: schema of the value; None: none is known.
+        value: decoded JSON.
+    """
     return isinstance(value, dict) and (node is None or node.map_type != "atomic")
 
 
 def is_granular_list(node: Node | None, value: Any) -> bool:
+    """Return whether the items of a value are owned one by one.
+
+    Args:
+        node: schema of the value; None: none is known.
+        value: decoded JSON.
+    """
     return isinstance(value, list) and node is not None and node.list_type in ("map", "set")
 
 
 def fields_of(value: Any, node: Node | None) -> Trie:
-    """The set of all fields of a value. Lists that no schema describes are one field, as are empty
-    objects.
+    """Return the set of all fields of a value.
+
+    Lists that no schema describes are one field, as are empty objects.
+
+    Args:
+        value: decoded JSON.
+        node: schema of the value; None: none is known.
     """
     if is_granular_map(node, value) and value:
         return {f"f:{name}": fields_of(item, child(node, name)) for name, item in value.items()}
@@ -156,7 +210,16 @@ def fields_of(value: Any, node: Node | None) -> Trie:
 
 
 def compare(old: Any, new: Any, node: Node | None) -> tuple[Trie, Trie]:
-    """The fields that are new or changed, and those that are gone."""
+    """Return the fields in which two values differ.
+
+    Args:
+        old: decoded JSON.
+        new: decoded JSON.
+        node: schema of both; None: none is known.
+
+    Returns:
+        The fields that are new or changed, and those that are gone.
+    """
     if old == new:
         return {}, {}
     changed: Trie = {}
@@ -187,8 +250,15 @@ def compare(old: Any, new: Any, node: Node | None) -> tuple[Trie, Trie]:
 
 
 def merge(live: Any, config: Any, node: Node | None) -> Any:
-    """`config` laid over `live`: maps and keyed lists merge, the rest is replaced. A new value, sharing
-    parts.
+    """Lay a configuration over a value: maps and keyed lists merge, the rest is replaced.
+
+    Args:
+        live: the value; it stays as it is.
+        config: laid over it.
+        node: schema of both; None: none is known.
+
+    Returns:
+        A new value that shares parts with both.
     """
     if is_granular_map(node, config) and isinstance(live, dict):
         made = dict(live)
@@ -206,8 +276,15 @@ def merge(live: Any, config: Any, node: Node | None) -> Any:
 
 
 def remove(value: Any, trie: Trie, node: Node | None) -> Any:
-    """`value` without the fields of `trie`; containers that become empty by it go too. A new value,
-    sharing parts.
+    """Take fields out of a value; containers that become empty by it go too.
+
+    Args:
+        value: it stays as it is.
+        trie: the fields to take out.
+        node: schema of the value; None: none is known.
+
+    Returns:
+        A new value that shares parts with the old one.
     """
     if isinstance(value, dict):
         made = {}
@@ -239,7 +316,16 @@ def _rest(item: Any, trie: Trie, node: Node | None) -> Any:
 
 
 def value_at(value: Any, key: str, node: Node | None) -> tuple[Any, Node | None]:
-    """The value and schema one step down, or MISSING."""
+    """Return value and schema one step down.
+
+    Args:
+        value: decoded JSON.
+        key: of a trie: a field or an item.
+        node: schema of the value; None: none is known.
+
+    Returns:
+        `MISSING` in place of a value that is not there; None for a schema that is not known.
+    """
     kind, _, text = key.partition(":")
     if kind == "f":
         found = value.get(text, MISSING) if isinstance(value, dict) else MISSING
@@ -251,7 +337,14 @@ def value_at(value: Any, key: str, node: Node | None) -> tuple[Any, Node | None]
 
 
 def differing(trie: Trie, left: Any, right: Any, node: Node | None) -> Trie:
-    """The members of `trie` at which two values differ."""
+    """Return the members of a set at which two values differ.
+
+    Args:
+        trie: a set of fields.
+        left: a value.
+        right: another one.
+        node: schema of both; None: none is known.
+    """
     made: Trie = {}
     inner = [key for key in trie if key != "."]
     if "." in trie and not inner and left != right:

@@ -52,6 +52,11 @@ _CHECKS: dict[str, Callable[[str], bool]] = {
 
 
 def format_problem(name: str, value: str) -> bool:
-    """Whether `value` is not of the format `name`; formats that are not known are not checked."""
+    """Return whether a value is not of a format.
+
+    Args:
+        name: of the format; those that are not known are not checked.
+        value: a string.
+    """
     check = _CHECKS.get(name)
     return check is not None and not check(value)

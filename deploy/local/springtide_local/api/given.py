@@ -17,7 +17,12 @@ _ABOUT = (
 
 
 def missing(store: ObjectStore, namespace: str) -> list[tuple[str, Object]]:
-    """Return what the namespace lacks, as (resource, object); nothing for a namespace that goes away."""
+    """Return what the namespace lacks, as (resource, object); nothing for a namespace that goes away.
+
+    Args:
+        store: of all objects.
+        namespace: its name.
+    """
     space = store.peek("namespaces", namespace)
     if space is None or space["metadata"].get("deletionTimestamp"):
         return []

@@ -105,7 +105,12 @@ class Housekeeper:
 
 
 def refresh_quotas(store: Store, namespace: str) -> None:
-    """Bring the status of a namespace's quotas up to date; written only where it changed."""
+    """Bring the status of a namespace's quotas up to date; written only where it changed.
+
+    Args:
+        store: of all objects.
+        namespace: whose quotas are meant.
+    """
     for item in list(store.scan(QUOTAS, namespace)):
         used = {name: format_quantity(amount) for name, amount in quota_usage(store, item).items()}
         status = {"hard": dict(item["spec"].get("hard") or {}), "used": used}

@@ -22,8 +22,15 @@ Step = Callable[[Any], list[Any]]
 
 
 def find(obj: Any, path: str) -> list[Any]:
-    """All values at `path` (`.status.conditions[?(@.type=="Ready")].status`). Raise ValueError for a path "
-    "that is none."""
+    """Return all values at a path.
+
+    Args:
+        obj: decoded JSON.
+        path: such as `.status.conditions[?(@.type=="Ready")].status`.
+
+    Raises:
+        ValueError: it is no such path.
+    """
     values = [obj]
     for step in _steps(path):
         values = [found for value in values for found in step(value)]

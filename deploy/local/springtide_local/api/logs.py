@@ -30,7 +30,17 @@ LogProvider = Callable[[Object, LogOptions], AsyncIterator[bytes]]
 
 
 def log_options(pod: Object, query: Mapping[str, str], now: float) -> LogOptions:
-    """Raise ApiError 400 for a container that is not named or not there."""
+    """Read the options of a request for logs.
+
+    Args:
+        pod: the Pod.
+        query: parameters of the URL.
+        now: in unix seconds, for `sinceSeconds`.
+
+    Raises:
+        ApiError: 400: a container is not named or not there, or a time cannot be read; 422: a number is out
+            of range.
+    """
     containers = [
         container["name"]
         for part in ("initContainers", "containers", "ephemeralContainers")

@@ -52,7 +52,12 @@ def read(obj: Object) -> list[Entry]:
 
 
 def write(obj: Object, entries: list[Entry]) -> None:
-    """Set the managed fields of `obj`; entries without fields are dropped, applies come first."""
+    """Set the managed fields of an object; applies come first.
+
+    Args:
+        obj: is changed in place.
+        entries: by manager; those without fields are dropped.
+    """
     listed = []
     for entry in sorted(
         _capped(entries), key=lambda entry: (entry.operation != APPLY, entry.time, entry.manager)
@@ -102,7 +107,16 @@ def owned_part(obj: Object) -> Object:
 def track(
     old: Object | None, obj: Object, resource: ResourceType, manager: str, subresource: str | None, now: float
 ) -> None:
-    """Record an update in `obj`: the writer owns what it changed, the others lose it."""
+    """Record an update: the writer owns what it changed, the others lose it.
+
+    Args:
+        old: the object as it is stored; None: it is new.
+        obj: as it is to be stored; its managed fields are changed in place.
+        resource: its type.
+        manager: the writer.
+        subresource: that was written to; None: the object itself.
+        now: in unix seconds.
+    """
     given = obj["metadata"].get("managedFields")
     if given is None and old is not None and "managedFields" in old["metadata"]:
         obj["metadata"]["managedFields"] = old["metadata"]["managedFields"]

@@ -25,8 +25,16 @@ _NAME_LIMIT = 63 - 5
 
 
 def prepare_create(resource: ResourceType, obj: Object, namespace: str, now: float) -> None:
-    """Name, uid and times of a new object, in place. Raise ApiError 400 for another namespace than the
-    request's.
+    """Set name, uid and times of a new object, in place.
+
+    Args:
+        resource: its type.
+        obj: the new object.
+        namespace: of the request; "" for objects without.
+        now: in unix seconds.
+
+    Raises:
+        ApiError: 400: the object names another namespace than the request.
     """
     meta = obj["metadata"]
     given = meta.get("namespace") or ""
@@ -56,7 +64,12 @@ def prepare_create(resource: ResourceType, obj: Object, namespace: str, now: flo
 
 
 def prepare_update(obj: Object, old: Object) -> None:
-    """Carry over what only the system sets, in place."""
+    """Carry over what only the system sets, in place.
+
+    Args:
+        obj: as it is to be stored.
+        old: as it is stored.
+    """
     meta, before = obj["metadata"], old["metadata"]
     meta.pop("selfLink", None)
     for name in _SYSTEM:
@@ -114,7 +127,15 @@ def check(resource: ResourceType, obj: Object) -> list[FieldError]:
 
 
 def undecodable(resource: ResourceType, obj: Object) -> str | None:
-    """Why an object cannot even be decoded (a wrong JSON type where Kubernetes has a Go type), or None."""
+    """Return why an object cannot even be decoded: a wrong JSON type where Kubernetes has a Go type.
+
+    Args:
+        resource: its type.
+        obj: as it came.
+
+    Returns:
+        The reason in the words of Go's decoder, or None.
+    """
     meta = obj.get("metadata")
     if meta is not None and not isinstance(meta, dict):
         return _cannot(resource.kind, "metadata", schema.json_type(meta), "ObjectMeta")
@@ -136,6 +157,12 @@ def _cannot(kind: str, path: str, got: str, expected: str) -> str:
 
 
 def check_update(obj: Object, old: Object) -> list[FieldError]:
+    """Return what is wrong with a change of the metadata.
+
+    Args:
+        obj: as it is to be stored.
+        old: as it is stored.
+    """
     found: list[FieldError] = []
     if old["metadata"].get("deletionTimestamp"):
         before = old["metadata"].get("finalizers") or []

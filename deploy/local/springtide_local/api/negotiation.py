@@ -20,10 +20,14 @@ class Shape(NamedTuple):
 
 
 def negotiate(accept: str, offered: tuple[str, ...]) -> Shape:
-    """The first entry of an Accept header that can be served; `offered` are the kinds known besides plain
-    JSON.
+    """Return the first entry of an Accept header that can be served.
 
-    Raise ApiError 406 when JSON in no known shape is accepted.
+    Args:
+        accept: the header's value; "" for none.
+        offered: the kinds that are known besides plain JSON.
+
+    Raises:
+        ApiError: 406: JSON in no known shape is accepted.
     """
     if not accept:
         return Shape()

@@ -72,36 +72,92 @@ class ObjectStore:
                 subscription.end()
 
     def peek(self, resource: str, name: str, namespace: str | None = None) -> Object | None:
-        """The stored object itself, or None; never change it."""
+        """Return a stored object.
+
+        Args:
+            resource: name of the storage, as `pods`.
+            name: of the object.
+            namespace: of the object; None: it has none.
+
+        Returns:
+            The object itself, which nobody may change; None when it is not there.
+        """
         stored = self.collection(resource).items.get((namespace or "", name))
         return stored.object if stored is not None else None
 
     def scan(self, resource: str, namespace: str | None = None) -> list[Object]:
-        """The stored objects themselves; never change them."""
+        """Return the stored objects of a resource.
+
+        Args:
+            resource: name of the storage, as `pods`.
+            namespace: of the objects; None: all.
+
+        Returns:
+            The objects themselves, which nobody may change.
+        """
         items = self.collection(resource).items
         if namespace is None:
             return [stored.object for stored in items.values()]
         return [stored.object for key, stored in items.items() if key[0] == namespace]
 
     def get_stored(self, resource: ResourceType, name: str, namespace: str | None) -> Stored:
-        """Raise ApiError 404."""
+        """Return a stored object with its bytes.
+
+        Args:
+            resource: its type.
+            name: of the object.
+            namespace: of the object; None: it has none.
+
+        Raises:
+            ApiError: 404: it is not there.
+        """
         stored = self.collection(resource.storage).items.get((namespace or "", name))
         if stored is None:
             raise resource.not_found(name)
         return stored
 
     def get(self, resource: str, name: str, namespace: str | None = None) -> Object:
+        """Return a copy of a stored object.
+
+        Args:
+            resource: name of the storage, as `pods`.
+            name: of the object.
+            namespace: of the object; None: it has none.
+
+        Raises:
+            ApiError: 404: it is not there.
+        """
         return clone(self.get_stored(self.registry.stored(resource), name, namespace).object)
 
     def list(
         self, resource: str, namespace: str | None = None, label_selector: str = "", field_selector: str = ""
     ) -> list[Object]:
+        """Return copies of the stored objects that are selected.
+
+        Args:
+            resource: name of the storage, as `pods`.
+            namespace: of the objects; None: all.
+            label_selector: as `kubectl -l` has it; "" for all.
+            field_selector: as `kubectl --field-selector` has it; "" for all.
+
+        Raises:
+            ApiError: 400: a selector cannot be read.
+        """
         found = self.registry.stored(resource)
         labels = parse_label_selector(label_selector)
         fields = parse_field_selector(field_selector, found.field_getters)
         return [clone(obj) for obj in self.scan(resource, namespace) if selected(obj, labels, fields)]
 
     async def watch(self, resource: str, namespace: str | None = None) -> AsyncIterator[WatchEvent]:
+        """Yield what is there, then every change.
+
+        Args:
+            resource: name of the storage, as `pods`.
+            namespace: of the objects; None: all.
+
+        Raises:
+            RuntimeError: the reader fell too far behind.
+        """
         self.registry.stored(resource)
         collection = self.collection(resource)
         subscription = collection.subscribe(namespace)
@@ -118,8 +174,16 @@ class ObjectStore:
             subscription.cancel()
 
     def commit(self, resource: ResourceType, type_: ChangeType, obj: Object, old: Stored | None) -> Stored:
-        """Give `obj` the next resourceVersion and make it, or its removal, known. `obj` belongs to the
-        store from now on.
+        """Give an object the next resourceVersion and make it, or its removal, known.
+
+        Args:
+            resource: its type.
+            type_: of the change.
+            obj: belongs to the store from now on.
+            old: as it was stored; None: it is new.
+
+        Returns:
+            As it is stored now.
         """
         self._version += 1
         meta = obj["metadata"]
@@ -138,6 +202,13 @@ class ObjectStore:
 
 
 def selected(obj: Object, labels: LabelSelector, fields: FieldSelector) -> bool:
+    """Return whether an object is selected by both selectors.
+
+    Args:
+        obj: the object.
+        labels: an empty one selects all.
+        fields: an empty one selects all.
+    """
     if labels and not labels.matches(obj["metadata"].get("labels")):
         return False
     return not fields or fields.matches(obj)

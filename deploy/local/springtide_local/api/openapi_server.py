@@ -35,7 +35,16 @@ class Documents:
         self._cache: dict[str, tuple[int, bytes]] = {}
 
     def answer(self, path: str, accept: str, asked_hash: str) -> web.Response:
-        """Raise ApiError 404, 406."""
+        """Return the index or a document.
+
+        Args:
+            path: of the URL, from `/openapi` on.
+            accept: the header's value.
+            asked_hash: from the URL's parameters; with one the answer may be kept by the client. "" for none.
+
+        Raises:
+            ApiError: 404: there is no such document; 406: its form is not served.
+        """
         if path == "/openapi/v2":
             return _version_2(accept)
         if path == "/openapi/v3":

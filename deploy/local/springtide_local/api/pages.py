@@ -41,7 +41,15 @@ class Page(NamedTuple):
 
 
 def selection(target: Target, query: Mapping[str, str]) -> Selection:
-    """Raise ApiError 400."""
+    """Read the selectors of a request.
+
+    Args:
+        target: the resource and namespace that the request names.
+        query: parameters of the URL.
+
+    Raises:
+        ApiError: 400: a selector cannot be read.
+    """
     labels = parse_label_selector(query.get("labelSelector", ""))
     return Selection(
         labels, parse_field_selector(query.get("fieldSelector", ""), target.resource.field_getters)
@@ -49,10 +57,18 @@ def selection(target: Target, query: Mapping[str, str]) -> Selection:
 
 
 def page(store: Store, target: Target, query: Mapping[str, str]) -> Page:
-    """The asked part of a list, ordered by namespace and name.
+    """Return the asked part of a list, ordered by namespace and name.
 
-    A list in pieces is consistent: later pieces show the state of the first. Raise ApiError 400, 410 (that
-    state is too long ago), 504 (a resourceVersion of the future).
+    A list in pieces is consistent: later pieces show the state of the first.
+
+    Args:
+        store: of all objects.
+        target: the resource and namespace that the request names.
+        query: parameters of the URL.
+
+    Raises:
+        ApiError: 400: a parameter is wrong; 410: that state is too long ago; 504: the resourceVersion is of
+            the future.
     """
     chosen = selection(target, query)
     limit = number(query, "limit")

@@ -16,7 +16,15 @@ from springtide_local.ports import ApiError, Object
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """A new value: objects merge, null removes, everything else replaces."""
+    """Return a value patched by RFC 7386: objects merge, null removes, everything else replaces.
+
+    Args:
+        target: decoded JSON; it stays as it is.
+        patch: decoded JSON.
+
+    Returns:
+        A new value; parts of `target` that stay are shared.
+    """
     if not isinstance(patch, dict):
         return clone_value(patch)
     result = dict(target) if isinstance(target, dict) else {}
@@ -29,7 +37,15 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Object, operations: Any) -> Object:
-    """Raise ApiError 400 for operations that are malformed, 422 for those that do not apply."""
+    """Return an object patched by RFC 6902.
+
+    Args:
+        target: decoded JSON; it stays as it is.
+        operations: decoded JSON.
+
+    Raises:
+        ApiError: 400: they are malformed; 422: they do not apply.
+    """
     if not isinstance(operations, list):
         raise errors.bad_request(
             "error decoding patch: json: cannot unmarshal object into Go value of type []patch"
@@ -52,10 +68,18 @@ def _not_applied(why: str) -> ApiError:
 
 
 def strategic_merge(target: Any, patch: Any, node: Node | None) -> Any:
-    """A new value, merged by the schema: lists with a merge key merge item by item, sets unite.
+    """Return a value merged by the schema: lists with a merge key merge item by item, sets unite.
 
     Knows the directives `$patch: replace|delete|merge`, `$retainKeys`, `$deleteFromPrimitiveList/NAME` and
     `$setElementOrder/NAME`. Source: "Strategic Merge Patch" of the Kubernetes API conventions.
+
+    Args:
+        target: decoded JSON; it stays as it is.
+        patch: decoded JSON.
+        node: schema of both; None: none is known.
+
+    Returns:
+        A new value; parts of `target` that stay are shared.
     """
     if not isinstance(patch, dict):
         return clone_value(patch)

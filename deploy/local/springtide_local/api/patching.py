@@ -23,7 +23,22 @@ APPLY = "application/apply-patch+yaml"
 def patch(
     store: Store, target: Target, kind: str, body: Any, options: Options, force: bool
 ) -> tuple[Stored, bool]:
-    """The patched object, and whether it was created (server-side apply does). Raise ApiError."""
+    """Patch an object, or apply a configuration.
+
+    Args:
+        store: of all objects.
+        target: the object, and the subresource, that the request names.
+        kind: content type of the patch.
+        body: the decoded patch.
+        options: of the write.
+        force: take fields from their owners (server-side apply).
+
+    Returns:
+        The object as it is stored now, and whether it was created, as server-side apply does.
+
+    Raises:
+        ApiError: the patch does not fit, or the write is refused.
+    """
     resource = target.resource
     if target.subresource in ("log", "eviction", "binding", "token", "finalize"):
         raise errors.method_not_allowed()
@@ -42,7 +57,17 @@ def patch(
 
 
 def patched_object(resource: ResourceType | None, current: Object, kind: str, body: Any) -> Object:
-    """A new object. `resource` None (a Scale) has no strategic merge. Raise ApiError 400, 415, 422."""
+    """Return a patched object.
+
+    Args:
+        resource: its type; None (a Scale) has no strategic merge.
+        current: the object; it stays as it is.
+        kind: content type of the patch.
+        body: the decoded patch.
+
+    Raises:
+        ApiError: 400: the patch is malformed; 415: its kind is not served; 422: it does not apply.
+    """
     if kind == JSON_PATCH:
         return json_patch(current, body)
     if not isinstance(body, dict):
@@ -59,6 +84,21 @@ def patched_object(resource: ResourceType | None, current: Object, kind: str, bo
 
 
 def patch_scale(store: Store, target: Target, kind: str, body: Any, options: Options) -> Object:
+    """Patch the scale of an object.
+
+    Args:
+        store: of all objects.
+        target: the object, and the subresource, that the request names.
+        kind: content type of the patch.
+        body: the decoded patch.
+        options: of the write.
+
+    Returns:
+        The Scale as it is now.
+
+    Raises:
+        ApiError: the patch does not fit, or the write is refused.
+    """
     current = store.get_stored(target.resource, target.name, target.namespace).object
     scale = subresources.scale_of(target, current)
     made = patched_object(None, scale, MERGE_PATCH if kind == STRATEGIC else kind, body)

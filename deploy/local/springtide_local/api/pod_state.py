@@ -9,7 +9,15 @@ from springtide_local.ports import Object
 
 
 def pod_cells(pod: Object, now: float) -> tuple[Any, ...]:
-    """Ready, Status, Restarts, Age, IP, Node, Nominated Node, Readiness Gates."""
+    """Return the cells of a pod's row.
+
+    Args:
+        pod: the Pod.
+        now: in unix seconds, for ages.
+
+    Returns:
+        Ready, Status, Restarts, Age, IP, Node, Nominated Node, Readiness Gates.
+    """
     status, spec = pod.get("status") or {}, pod["spec"]
     statuses = status.get("containerStatuses") or []
     ready = sum(bool(container.get("ready")) for container in statuses)

@@ -23,7 +23,15 @@ _TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 
 def shown(resource: ResourceType, stored: Stored) -> Object:
-    """The object as `resource` shows it; possibly the stored one itself."""
+    """Return an object as a resource shows it.
+
+    Args:
+        resource: the type, in the version that is asked for.
+        stored: the object.
+
+    Returns:
+        Possibly the stored object itself, which nobody may change.
+    """
     obj = stored.object
     if resource.view is not None:
         return resource.view.show(obj)
@@ -44,6 +52,15 @@ def _response(body: bytes, content_type: str = "application/json") -> web.Respon
 
 
 def one(store: Store, target: Target, stored: Stored, shape: Shape, query: Mapping[str, str]) -> web.Response:
+    """Answer with one object.
+
+    Args:
+        store: of all objects.
+        target: the request's.
+        stored: the object.
+        shape: that the client accepts.
+        query: parameters of the URL.
+    """
     if shape.kind == "Table":
         return _response(encode(_table_of(store, target, stored, query)), _TABLE)
     if shape.kind:
@@ -52,6 +69,15 @@ def one(store: Store, target: Target, stored: Stored, shape: Shape, query: Mappi
 
 
 def many(store: Store, target: Target, page: Page, shape: Shape, query: Mapping[str, str]) -> web.Response:
+    """Answer with a list.
+
+    Args:
+        store: of all objects.
+        target: the request's.
+        page: its part that was asked for.
+        shape: that the client accepts.
+        query: parameters of the URL.
+    """
     meta: Object = {"resourceVersion": str(page.version)}
     if page.next:
         meta["continue"] = page.next
@@ -92,7 +118,17 @@ def _table_of(
 
 
 def shower(store: Store, target: Target, shape: Shape, query: Mapping[str, str]) -> Show:
-    """How a watch shows its objects. Of a watch's tables only the first one has headers."""
+    """Return how a watch shows its objects. Of a watch's tables only the first one has headers.
+
+    Args:
+        store: of all objects.
+        target: the request's.
+        shape: that the client accepts.
+        query: parameters of the URL.
+
+    Returns:
+        A function from a stored object to the bytes of one event's object.
+    """
     if shape.kind == "Table":
         state: dict[str, Any] = {"headers": True}
 

@@ -55,7 +55,15 @@ def usage(storage: str, obj: Object) -> dict[str, Decimal]:
 
 
 def total(storage_objects: dict[str, list[Object]], names: list[str]) -> dict[str, Decimal]:
-    """The use of all objects, for the given names of a quota."""
+    """Return the use of all objects.
+
+    Args:
+        storage_objects: of a namespace, by the name of their storage (`pods`).
+        names: of the quota's resources, as `requests.cpu`.
+
+    Returns:
+        In the units of each (cores, bytes, objects), for each of `names`.
+    """
     sums: dict[str, Decimal] = {}
     for storage, objects in storage_objects.items():
         for obj in objects:
@@ -78,7 +86,14 @@ def storages(names: list[str]) -> set[str]:
 
 
 def check(quota: Object, storage: str, obj: Object, used: dict[str, Decimal]) -> Refusal | None:
-    """Whether a quota has room for one more object; `used` is the namespace's use by the quota's names."""
+    """Return why a quota has no room for one more object; None where it has.
+
+    Args:
+        quota: the ResourceQuota; one with scopes is not enforced.
+        storage: name of the object's storage, as `pods`.
+        obj: the new object.
+        used: the namespace's use, by the quota's names.
+    """
     if lookup(quota, "spec", "scopes") or lookup(quota, "spec", "scopeSelector"):
         return None
     hard = lookup(quota, "spec", "hard") or {}
@@ -121,7 +136,12 @@ def _missing(pod: Object, names: list[str]) -> str:
 
 
 def apply_limit_range(limit_range: Object, spec: Object) -> None:
-    """Fill the requests and limits that containers lack, in place."""
+    """Fill the requests and limits that containers lack, in place.
+
+    Args:
+        limit_range: the LimitRange.
+        spec: of a pod.
+    """
     for item in lookup(limit_range, "spec", "limits") or ():
         if item.get("type") != "Container":
             continue

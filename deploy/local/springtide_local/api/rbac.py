@@ -108,7 +108,12 @@ def authorize(grants: Iterable[Grant], groups: Sequence[str], asked: Attributes)
 
 
 def url_matches(pattern: str, path: str) -> bool:
-    """Return whether a nonResourceURL of a rule covers a path; only a star at its end is one."""
+    """Return whether a nonResourceURL of a rule covers a path; only a star at its end is one.
+
+    Args:
+        pattern: of the rule.
+        path: of the URL.
+    """
     if pattern in (EVERYTHING, path):
         return True
     return pattern.endswith("*") and path.startswith(pattern.rstrip("*"))
@@ -134,7 +139,12 @@ class Policy:
 
     @classmethod
     def of(cls, roles: Iterable[Object], bindings: Iterable[Object]) -> Policy:
-        """Read all Roles and ClusterRoles, and all bindings of both kinds (cluster-wide ones first)."""
+        """Read roles and bindings.
+
+        Args:
+            roles: all Roles and ClusterRoles.
+            bindings: all of both kinds; cluster-wide ones come first in the policy.
+        """
         parsed = {
             (role["metadata"].get("namespace") or "", role["metadata"]["name"]): tuple(
                 parse_rule(rule) for rule in role.get("rules") or ()
@@ -145,7 +155,12 @@ class Policy:
         return cls(parsed, tuple(ordered))
 
     def grants(self, user: str, groups: Sequence[str]) -> tuple[Grant, ...]:
-        """Return what all bindings give to a user."""
+        """Return what all bindings give to a user.
+
+        Args:
+            user: the name.
+            groups: that the user is in.
+        """
         return tuple(self._grants(user, frozenset(groups)))
 
     def _grants(self, user: str, groups: frozenset[str]) -> Iterator[Grant]:
@@ -165,7 +180,16 @@ class Policy:
                 yield Grant(namespace, source, rules)
 
     def rules_of(self, kind: str, name: str, namespace: str) -> tuple[Rule, ...] | None:
-        """Return the rules of a role that a binding in `namespace` may name, or None where there is none."""
+        """Return the rules of a role that a binding names.
+
+        Args:
+            kind: Role or ClusterRole.
+            name: of the role.
+            namespace: of the binding; "" for one that holds everywhere.
+
+        Returns:
+            None where there is no such role.
+        """
         return self.roles.get(("" if kind == "ClusterRole" else namespace, name))
 
 
@@ -195,7 +219,12 @@ def _describe(binding: Object, subject: Object, namespace: str) -> str:
 
 
 def missing(held: Iterable[Rule], wanted: Iterable[Rule]) -> list[Rule]:
-    """Return the parts of the wanted rules that none of the held rules covers, with their verbs together."""
+    """Return the parts of the wanted rules that none of the held rules covers, with their verbs together.
+
+    Args:
+        held: rules that hold.
+        wanted: rules that are to be given.
+    """
     held = tuple(held)
     verbs: dict[Rule, set[str]] = {}
     for rule in wanted:

@@ -34,7 +34,15 @@ class Target:
 
 
 def parse_target(registry: Registry, path: str) -> Target | None:
-    """The target of `/api/v1/...` or `/apis/GROUP/VERSION/...`; None when no served resource lies there."""
+    """Return what the path of a URL names.
+
+    Args:
+        registry: the resources that are served.
+        path: `/api/v1/...` or `/apis/GROUP/VERSION/...`.
+
+    Returns:
+        None when no served resource lies there.
+    """
     parts = path.strip("/").split("/")
     if parts[0] == "api" and len(parts) > 2:
         group, version, rest = "", parts[1], parts[2:]
@@ -115,7 +123,16 @@ def _only_name(selector: str) -> str:
 
 
 def verb_of(method: str, target: Target, watch: bool) -> str:
-    """The verb as RBAC and audit name it. Raise ApiError 405."""
+    """Return the verb of a request, as RBAC and audit name it.
+
+    Args:
+        method: of HTTP.
+        target: of the request.
+        watch: it asks for changes, not for a list.
+
+    Raises:
+        ApiError: 405: the method is not served there.
+    """
     if method in ("GET", "HEAD"):
         if target.name:
             return "get"
@@ -129,11 +146,28 @@ def verb_of(method: str, target: Target, watch: bool) -> str:
 
 
 def flag(query: Mapping[str, str], name: str) -> bool:
+    """Return whether a parameter is set.
+
+    Args:
+        query: parameters of the URL.
+        name: of the parameter.
+    """
     return query.get(name, "").lower() in ("1", "true", "t")
 
 
 def number(query: Mapping[str, str], name: str) -> int | None:
-    """Raise ApiError 400 for text that is no number."""
+    """Return a parameter that is a number.
+
+    Args:
+        query: parameters of the URL.
+        name: of the parameter.
+
+    Returns:
+        None without it.
+
+    Raises:
+        ApiError: 400: it is no integer of 64 bits.
+    """
     text = query.get(name, "")
     if not text:
         return None
@@ -153,7 +187,15 @@ def decimal(text: str) -> int | None:
 
 
 def deletion(body: Mapping[str, Any], query: Mapping[str, str]) -> Deletion:
-    """Return what a DELETE asks for by its body and its query. Raise ApiError 400, 422."""
+    """Return what a DELETE asks for.
+
+    Args:
+        body: DeleteOptions; empty without.
+        query: parameters of the URL, which count where the body says nothing.
+
+    Raises:
+        ApiError: 400: a field has another type; 422: it has a value that does not exist.
+    """
     options = dict(body)
     where = "DeleteOptions"
     for name, expected in (("kind", where), ("apiVersion", None)):
@@ -177,7 +219,16 @@ def deletion(body: Mapping[str, Any], query: Mapping[str, str]) -> Deletion:
 
 
 def write_options(query: Mapping[str, str], user_agent: str, subresource: str = "") -> Options:
-    """Raise ApiError 422 for values of dryRun and fieldValidation that do not exist."""
+    """Return the options of a write.
+
+    Args:
+        query: parameters of the URL.
+        user_agent: of the request; it names the manager where the query does not.
+        subresource: that is written; "" for the object itself.
+
+    Raises:
+        ApiError: 422: a value of dryRun, fieldManager or fieldValidation cannot be.
+    """
     dry_run = query.get("dryRun", "")
     validation = query.get("fieldValidation", "") or "Warn"
     found: list[FieldError] = []
@@ -226,6 +277,14 @@ class Audit:
         self.counts: Counter[Use] = Counter()
 
     def count(self, user: str, verb: str, target: Target, user_agent: str) -> None:
+        """Count a request.
+
+        Args:
+            user: who asks.
+            verb: as `verb_of` names it.
+            target: of the request.
+            user_agent: the header's value.
+        """
         resource = target.resource
         self.counts[Use(user, verb, resource.group, resource.plural, target.subresource, user_agent)] += 1
 

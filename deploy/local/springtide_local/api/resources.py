@@ -89,9 +89,22 @@ class ResourceType:
         return errors.not_found(self.group, self.plural, name)
 
     def invalid(self, name: str, found: list[errors.FieldError]) -> ApiError:
+        """Return the refusal, 422, of an object.
+
+        Args:
+            name: of the object.
+            found: one error for each wrong field.
+        """
         return errors.invalid(self.group, self.kind, name, found)
 
     def forbidden(self, name: str, why: str, causes: list[Object] | None = None) -> ApiError:
+        """Return the refusal, 403, of a write.
+
+        Args:
+            name: of the object.
+            why: in words.
+            causes: one object for each reason, for `details.causes`.
+        """
         return errors.forbidden(self.group, self.plural, name, why, causes or [])
 
 
@@ -106,19 +119,37 @@ class Registry:
             self.add(resource)
 
     def add(self, resource: ResourceType, stores: bool = True) -> None:
-        """`stores` makes it the version in which objects are kept."""
+        """Serve a resource.
+
+        Args:
+            resource: in one version; it takes the place of the same one.
+            stores: it is the version in which objects are kept.
+        """
         self._by_path[resource.group, resource.version, resource.plural] = resource
         if stores and resource.view is None:
             self._by_storage[resource.storage] = resource
         self.changed += 1
 
     def remove(self, group: str, plural: str) -> None:
+        """Serve a resource no more, in any version.
+
+        Args:
+            group: of the API; "" for core.
+            plural: name of the resource in URLs.
+        """
         for path in [path for path in self._by_path if path[0] == group and path[2] == plural]:
             removed = self._by_path.pop(path)
             self._by_storage.pop(removed.storage, None)
         self.changed += 1
 
     def find(self, group: str, version: str, plural: str) -> ResourceType | None:
+        """Return the resource of a URL; None when it is not served.
+
+        Args:
+            group: of the API; "" for core.
+            version: of the API.
+            plural: name of the resource in URLs.
+        """
         return self._by_path.get((group, version, plural))
 
     def stored(self, storage: str) -> ResourceType:
@@ -132,6 +163,12 @@ class Registry:
         return list(self._by_storage)
 
     def of_kind(self, api_version: str, kind: str) -> ResourceType | None:
+        """Return the resource of a manifest; None when it is not served.
+
+        Args:
+            api_version: with the group, as `apps/v1`.
+            kind: as manifests spell it.
+        """
         for resource in self:
             if resource.kind == kind and resource.api_version == api_version:
                 return resource
@@ -162,6 +199,12 @@ def version_priority(version: str) -> tuple[int, int, int]:
 
 
 def get_path(obj: Any, path: tuple[str, ...]) -> Any:
+    """Return the value at a path; None where there is none.
+
+    Args:
+        obj: decoded JSON.
+        path: names of fields, from the outermost on.
+    """
     for step in path:
         if not isinstance(obj, dict):
             return None
@@ -170,6 +213,13 @@ def get_path(obj: Any, path: tuple[str, ...]) -> Any:
 
 
 def set_path(obj: Object, path: tuple[str, ...], value: Any) -> None:
+    """Set the value at a path, in place; objects on the way are made.
+
+    Args:
+        obj: decoded JSON.
+        path: names of fields, at least one.
+        value: decoded JSON.
+    """
     for step in path[:-1]:
         obj = obj.setdefault(step, {})
     obj[path[-1]] = value

@@ -61,19 +61,37 @@ class Rights:
         return found
 
     def decide(self, user: User, asked: Attributes) -> Decision:
-        """Decide whether the user may do what he asks for."""
+        """Decide whether the user may do something.
+
+        Args:
+            user: of the request.
+            asked: what the request wants to do.
+        """
         if MASTERS in user.groups:
             return Decision(True)
         return rbac.authorize(self.grants(user), user.groups, asked)
 
     def demand(self, user: User, asked: Attributes) -> None:
-        """Raise ApiError 403, in the API server's words, for what the user may not do."""
+        """Refuse what the user may not do.
+
+        Args:
+            user: of the request.
+            asked: what the request wants to do.
+
+        Raises:
+            ApiError: 403, in the API server's words.
+        """
         decision = self.decide(user, asked)
         if not decision.allowed:
             raise errors.not_allowed(user.name, asked, decision.reason)
 
     def rules(self, user: User, namespace: str) -> list[Rule]:
-        """Return all rules that hold for the user in a namespace ("": only those that hold everywhere)."""
+        """Return all rules that hold for the user in a namespace.
+
+        Args:
+            user: of the request.
+            namespace: its name; "": only those that hold everywhere.
+        """
         if MASTERS in user.groups:
             return list(_ALL)
         return [

@@ -93,8 +93,18 @@ Resolve = Callable[[str], Node]
 
 
 def compile_schema(raw: Object, resolve: Resolve | None = None, node: Node | None = None) -> Node:
-    """Compile a JSON schema. `resolve` answers `$ref`; without it a `$ref` is a KeyError. `node` is filled
-    when given.
+    """Compile a JSON schema.
+
+    Args:
+        raw: as it was written.
+        resolve: answers `$ref`; None: there must be none.
+        node: is filled; None: a new one is.
+
+    Returns:
+        The compiled schema.
+
+    Raises:
+        KeyError: there is a `$ref` that nothing answers.
     """
     if "$ref" in raw:
         if resolve is None:
@@ -173,10 +183,15 @@ def _anything() -> Node:
 def prune(
     node: Node, value: Any, path: str, unknown: list[str], *, drop_nulls: bool = False, root: bool = False
 ) -> None:
-    """Drop, in place, the fields that the schema does not know and list their paths in `unknown`.
+    """Drop, in place, the fields that the schema does not know.
 
-    `drop_nulls` removes null fields too, as the decoding of built-in kinds does. `root` keeps apiVersion,
-    kind, metadata.
+    Args:
+        node: the schema.
+        value: decoded JSON.
+        path: of the value; "" for the object itself.
+        unknown: gets the paths of what was dropped.
+        drop_nulls: null fields go too, as in the decoding of built-in kinds.
+        root: it is a whole object: apiVersion, kind and metadata stay.
     """
     if isinstance(value, dict):
         for name in list(value):
@@ -206,6 +221,10 @@ def prune(
 def apply_defaults(node: Node, value: Any) -> None:
     """Fill absent fields that have a default, in place; a null in a field that may not be null counts as
     absent.
+
+    Args:
+        node: the schema.
+        value: decoded JSON.
     """
     if isinstance(value, dict):
         for name, child in node.properties.items():
@@ -227,7 +246,14 @@ def apply_defaults(node: Node, value: Any) -> None:
 
 
 def validate(node: Node, value: Any, path: str, found: list[FieldError]) -> None:
-    """Append to `found` whatever the schema has against `value`."""
+    """Find what the schema has against a value.
+
+    Args:
+        node: the schema.
+        value: decoded JSON.
+        path: of the value, for errors.
+        found: gets one error for each problem.
+    """
     if value is None:
         if not node.nullable and (node.type or node.int_or_string):
             expected = node.type or "integer,string"

@@ -119,7 +119,15 @@ COMMON_FIELDS: dict[str, FieldGetter] = {
 
 
 def parse_field_selector(text: str, extra: Mapping[str, FieldGetter]) -> FieldSelector:
-    """`a=b,c!=d`. Raise ApiError 400 for a field that the kind cannot be selected by."""
+    """Read a field selector.
+
+    Args:
+        text: `a=b,c!=d`; "" selects all.
+        extra: fields of the kind besides those that every kind has.
+
+    Raises:
+        ApiError: 400: it cannot be read, or the kind cannot be selected by a field.
+    """
     getters = {**COMMON_FIELDS, **extra}
     terms: list[tuple[str, bool, str]] = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):

@@ -69,11 +69,23 @@ class ApiServer:
     def kubeconfig(
         self, user: str = ADMIN, groups: Sequence[str] = (MASTERS,), namespace: str = "default"
     ) -> str:
-        """A kubeconfig (YAML) with a client certificate for `user`."""
+        """Return a kubeconfig (YAML) with a client certificate.
+
+        Args:
+            user: its common name.
+            groups: that the user is in.
+            namespace: for commands that name none.
+        """
         pair = self.authority.client(user, groups)
         return kubeconfig(self.url, self.authority, client=pair, namespace=namespace)
 
     def token_kubeconfig(self, token: str, namespace: str = "default") -> str:
+        """Return a kubeconfig (YAML) with a bearer token.
+
+        Args:
+            token: that this server has issued.
+            namespace: for commands that name none.
+        """
         return kubeconfig(self.url, self.authority, token=token, namespace=namespace)
 
     def application(self) -> web.Application:

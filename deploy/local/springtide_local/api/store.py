@@ -25,6 +25,19 @@ class Store(ObjectStore):
         writes.bootstrap(self)
 
     def create(self, resource: str, obj: Object, namespace: str | None = None) -> Object:
+        """Add an object by the rules of every write.
+
+        Args:
+            resource: name of the storage, as `pods`.
+            obj: the object; it is copied.
+            namespace: of the object; None: the one that it says.
+
+        Returns:
+            A copy of the object as it is stored.
+
+        Raises:
+            ApiError: the write is refused.
+        """
         found = self.registry.stored(resource)
         made = clone(obj)
         space = namespace or lookup(made, "metadata", "namespace")
@@ -38,6 +51,21 @@ class Store(ObjectStore):
         change: Callable[[Object], None],
         subresource: str | None = None,
     ) -> Object:
+        """Change an object by the rules of every write; nothing is written when nothing changed.
+
+        Args:
+            resource: name of the storage, as `pods`.
+            name: of the object.
+            namespace: of the object; None: it has none.
+            change: changes a copy in place.
+            subresource: that is written; None: the object itself.
+
+        Returns:
+            A copy of the object as it is stored.
+
+        Raises:
+            ApiError: 404: it is not there. Another code: the write is refused.
+        """
         found = self.registry.stored(resource)
         obj = clone(self.get_stored(found, name, namespace).object)
         change(obj)
@@ -52,6 +80,21 @@ class Store(ObjectStore):
         grace_period_seconds: int | None = None,
         uid: str | None = None,
     ) -> Object:
+        """Delete an object, or mark it for that.
+
+        Args:
+            resource: name of the storage, as `pods`.
+            name: of the object.
+            namespace: of the object; None: it has none.
+            grace_period_seconds: for a bound pod; None: as its spec says.
+            uid: that it must have; None: any.
+
+        Returns:
+            A copy of the object's last state.
+
+        Raises:
+            ApiError: 404: it is not there; 409: it is another one.
+        """
         found = self.registry.stored(resource)
         request = writes.Deletion(grace=grace_period_seconds, uid=uid)
         return clone(writes.delete(self, found, name, namespace, request, Options(manager=LOCAL)).object)

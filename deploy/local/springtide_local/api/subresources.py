@@ -18,8 +18,15 @@ _LONGEST_TOKEN = 2**32
 
 
 def scale_of(target: Target, obj: Object) -> Object:
-    """The Scale of an object. Raise ApiError 500 when its spec has no number of replicas, as Kubernetes
-    does.
+    """Return the Scale of an object.
+
+    Args:
+        target: its resource has the paths of the numbers.
+        obj: the object.
+
+    Raises:
+        ApiError: 404: the resource has no scale; 500: the spec has no number of replicas, as Kubernetes
+            answers.
     """
     paths = target.resource.scale
     if paths is None:
@@ -67,7 +74,20 @@ def _selector_text(selector: object) -> str:
 
 
 def set_scale(store: Store, target: Target, scale: Object, options: Options) -> Object:
-    """Write the number of replicas; the rest of a Scale is ignored. Raise ApiError 409, 422."""
+    """Write the number of replicas; the rest of a Scale is ignored.
+
+    Args:
+        store: of all objects.
+        target: the object that the request names.
+        scale: as the client sent it.
+        options: of the write.
+
+    Returns:
+        The Scale as it is now.
+
+    Raises:
+        ApiError: 404: there is no such object; 409: it has changed since; 422: the number cannot be.
+    """
     paths = target.resource.scale
     if paths is None:
         raise errors.no_such_path()
@@ -88,7 +108,21 @@ def set_scale(store: Store, target: Target, scale: Object, options: Options) -> 
 
 
 def bind(store: Store, target: Target, binding: Object, options: Options) -> Object:
-    """Assign a pod to a node, once. Raise ApiError 409 when it has one already or is going away."""
+    """Assign a pod to a node, once.
+
+    Args:
+        store: of all objects.
+        target: the object that the request names.
+        binding: the Binding.
+        options: of the write.
+
+    Returns:
+        A Status.
+
+    Raises:
+        ApiError: 404: there is no such pod; 409: it has a node already or is going away; 422: no node is
+            named.
+    """
     to = bodies.of_type(binding, "Binding", "target", "object") or {}
     node = bodies.of_type(to, "ObjectReference", "name", "string")
     if not node:
@@ -122,12 +156,35 @@ def bind(store: Store, target: Target, binding: Object, options: Options) -> Obj
 
 
 def evict(store: Store, target: Target, body: Object, options: Options) -> Object:
+    """Delete a pod gracefully unless a budget forbids it.
+
+    Args:
+        store: of all objects.
+        target: the object that the request names.
+        body: the Eviction.
+        options: of the write.
+
+    Returns:
+        A Status.
+
+    Raises:
+        ApiError: 404, 409, 429 or 500, as `eviction.evict` has them.
+    """
     eviction.evict(store, target.name, target.namespace or "", body, options)
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
 
 def request_token(store: Store, tokens: Tokens, target: Target, body: Object) -> Object:
     """Issue a token for a service account, bound to a pod where one is named.
+
+    Args:
+        store: of all objects.
+        tokens: issues them.
+        target: the service account that the request names.
+        body: the TokenRequest.
+
+    Returns:
+        The TokenRequest with its status.
 
     Raises:
         ApiError: 400 and 422 for what cannot be asked for, 404 and 409 for a pod that is not there.

@@ -78,7 +78,14 @@ def definitions(columns: Sequence[Column]) -> list[Object]:
 
 
 def row(columns: Sequence[Column], obj: Object, now: float, include: str) -> Object:
-    """One row; `include` is what its `object` holds: None, Metadata or Object."""
+    """Return one row of a table.
+
+    Args:
+        columns: of the table.
+        obj: the object.
+        now: in unix seconds, for ages.
+        include: of the object: None, Metadata or Object.
+    """
     made: Object = {"cells": [column.cell(obj, now) for column in columns]}
     if include == "Object":
         made["object"] = obj
@@ -98,6 +105,15 @@ def table(
     meta: Object | None = None,
     headers: bool = True,
 ) -> Object:
+    """Return a Table.
+
+    Args:
+        columns: of the table.
+        rows: made by `row`.
+        version: resource version of the list.
+        meta: more of its metadata.
+        headers: with the definitions of the columns.
+    """
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",

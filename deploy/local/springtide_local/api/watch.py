@@ -47,7 +47,15 @@ class Plan(NamedTuple):
 
 
 def visible(chosen: Selection, change: Change) -> ChangeType | None:
-    """The type under which a watcher with a selection sees a change, or None when it sees nothing of it."""
+    """Return the type under which a watcher with a selection sees a change.
+
+    Args:
+        chosen: the selection.
+        change: of an object.
+
+    Returns:
+        None when the watcher sees nothing of it.
+    """
     if not chosen:
         return change.type
     was = change.old is not None and chosen.has(change.old)
@@ -59,6 +67,12 @@ def visible(chosen: Selection, change: Change) -> ChangeType | None:
 
 
 def line(type_: str, body: bytes) -> bytes:
+    """Return one event as a line of the stream.
+
+    Args:
+        type_: of the event, as ADDED.
+        body: JSON of the object.
+    """
     return b"".join(_pieces(type_, body))
 
 
@@ -67,7 +81,19 @@ def _pieces(type_: str, body: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def prepare(store: Store, target: Target, query: Mapping[str, str]) -> Plan:
-    """Subscribe and take what is due at once. Raise ApiError for options that are not served."""
+    """Subscribe, and take what is due at once.
+
+    Args:
+        store: of all objects.
+        target: of the request.
+        query: parameters of the URL.
+
+    Returns:
+        The watch, for `stream`.
+
+    Raises:
+        ApiError: an option is not served, or a value is wrong.
+    """
     if "sendInitialEvents" in query:
         text = "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
         found = [errors.field_forbidden("sendInitialEvents", text)]
@@ -102,8 +128,17 @@ def prepare(store: Store, target: Target, query: Mapping[str, str]) -> Plan:
 
 
 async def stream(store: Store, target: Target, plan: Plan, show: Show) -> AsyncIterator[bytes | memoryview]:
-    """The lines of a watch, in pieces of at most CHUNK bytes, until its time is over, the resource is gone,
-    or the watcher fell too far behind.
+    """Yield the lines of a watch until its time is over, the resource is gone, or the watcher fell too far
+    behind.
+
+    Args:
+        store: of all objects.
+        target: of the request.
+        plan: made by `prepare`; its subscription is used up.
+        show: makes the bytes of an event's object.
+
+    Yields:
+        Pieces of at most CHUNK bytes.
     """
     if plan.failure is not None:
         yield line("ERROR", encode(errors.status(plan.failure)))
@@ -150,6 +185,12 @@ def _chunks(pieces: Iterator[bytes]) -> Iterator[bytes | memoryview]:
 
 
 def bookmark(store: Store, target: Target) -> bytes:
+    """Return a line that says up to which version everything was sent.
+
+    Args:
+        store: whose version it is.
+        target: of the request.
+    """
     resource = target.resource
     body = {
         "kind": resource.kind,

@@ -69,9 +69,15 @@ class Deletion:
 
 
 def decode(resource: ResourceType, obj: Object, options: Options) -> None:
-    """Bring `obj` into the shape of its schema, in place: types of metadata, unknown fields, defaults.
+    """Bring an object into the shape of its schema, in place: types of metadata, unknown fields, defaults.
 
-    Raise ApiError 400 for what cannot be decoded and, with strict validation, for unknown fields.
+    Args:
+        resource: type of the object.
+        obj: as it came.
+        options: of the write; gets warnings of unknown fields.
+
+    Raises:
+        ApiError: 400: it cannot be decoded, or, with strict validation, has unknown fields.
     """
     given = (obj.get("apiVersion") or resource.api_version, obj.get("kind") or resource.kind)
     if given[0] != resource.api_version:
@@ -114,7 +120,15 @@ def _cannot_handle(resource: ResourceType, why: str) -> str:
 
 
 def check_decodable(resource: ResourceType, obj: Object) -> None:
-    """Raise ApiError 400 for JSON types that are refused as a whole, before validation."""
+    """Refuse an object with a JSON type that is refused as a whole, before validation.
+
+    Args:
+        resource: type of the object.
+        obj: as it came.
+
+    Raises:
+        ApiError: 400: the place is named.
+    """
     problem = meta.undecodable(resource, obj)
     if problem is not None:
         raise errors.bad_request(_cannot_handle(resource, problem))
@@ -140,8 +154,21 @@ def create(
     options: Options,
     prepared: Callable[[Object], None] | None = None,
 ) -> Stored:
-    """Create `obj`, which belongs to the store afterwards. `prepared` sets managed fields instead of the
-    usual tracking.
+    """Create an object.
+
+    Args:
+        store: of all objects.
+        resource: type of the object.
+        obj: belongs to the store afterwards.
+        namespace: of the object; None: it has none.
+        options: of the write.
+        prepared: sets managed fields instead of the usual tracking.
+
+    Returns:
+        The object as it is stored; with dry run, as it would be.
+
+    Raises:
+        ApiError: the write is refused.
     """
     decode(resource, obj, options)
     space = (namespace or "") if resource.namespaced else ""
@@ -236,10 +263,25 @@ def update(
     prepared: Callable[[Object], None] | None = None,
     demand_version: bool = False,
 ) -> Stored:
-    """Replace an object (or the part that `options.subresource` names); nothing is written when nothing
+    """Replace an object, or the part that `options.subresource` names; nothing is written when nothing
     changed.
 
-    `demand_version` refuses an update of a custom resource without a resourceVersion, as PUT does.
+    Args:
+        store: of all objects.
+        resource: type of the object.
+        name: of the object.
+        namespace: of the object; None: it has none.
+        obj: belongs to the store afterwards.
+        options: of the write.
+        prepared: sets managed fields instead of the usual tracking.
+        demand_version: an update of a custom resource without a resourceVersion is refused, as for PUT.
+
+    Returns:
+        The object as it is stored; with dry run, as it would be.
+
+    Raises:
+        ApiError: 404: it is not there; 409: it has changed since; 422: something is wrong with it. Another
+            code: a policy refuses it.
     """
     decode(resource, obj, options)
     stored = store.get_stored(resource, name, namespace)
@@ -363,7 +405,19 @@ def delete(
     """Remove the object, or mark it: for its finalizers, for the grace of a bound pod, for a namespace's
     contents.
 
-    The answer is the object's last state. Raise ApiError 404, or 409 when a precondition fails.
+    Args:
+        store: of all objects.
+        resource: type of the object.
+        name: of the object.
+        namespace: of the object; None: it has none.
+        request: preconditions, grace, and what becomes of dependents.
+        options: of the write.
+
+    Returns:
+        The object's last state.
+
+    Raises:
+        ApiError: 403: it may never be deleted; 404: it is not there; 409: a precondition fails.
     """
     stored = store.get_stored(resource, name, namespace)
     old = stored.object
@@ -456,6 +510,10 @@ def _deleted(store: ObjectStore, resource: ResourceType, obj: Object) -> None:
 
 def provide(store: ObjectStore, namespace: str) -> None:
     """Make what every namespace is given where it is missing.
+
+    Args:
+        store: of all objects.
+        namespace: its name.
 
     Raises:
         ApiError: a quota of the namespace is full.

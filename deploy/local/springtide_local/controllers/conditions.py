@@ -10,12 +10,23 @@ Object = dict[str, Any]
 
 
 def condition(obj: Object, kind: str) -> Object | None:
-    """The condition of that type, or None."""
+    """Return a condition; None where there is none of that type.
+
+    Args:
+        obj: with a status.
+        kind: type of the condition, as `Ready`.
+    """
     found: list[Object] = [c for c in (obj.get("status") or {}).get("conditions") or [] if c["type"] == kind]
     return found[0] if found else None
 
 
 def is_true(obj: Object, kind: str) -> bool:
+    """Return whether a condition is there and True.
+
+    Args:
+        obj: with a status.
+        kind: type of the condition, as `Ready`.
+    """
     found = condition(obj, kind)
     return found is not None and found["status"] == "True"
 
@@ -23,8 +34,16 @@ def is_true(obj: Object, kind: str) -> bool:
 def set_condition(
     status: Object, kind: str, value: str, reason: str, message: str, now: float, **more: str
 ) -> None:
-    """Change `status` in place. `lastTransitionTime` moves only with the value; the order of conditions
-    stays.
+    """Set a condition; the others, and their order, stay.
+
+    Args:
+        status: is changed in place.
+        kind: type of the condition, as `Ready`.
+        value: True, False or Unknown; `lastTransitionTime` moves only with it.
+        reason: one word in CamelCase.
+        message: in words.
+        now: in unix seconds.
+        more: further fields of the condition.
     """
     conditions = status.setdefault("conditions", [])
     old = next((c for c in conditions if c["type"] == kind), None)

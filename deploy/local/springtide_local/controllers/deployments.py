@@ -45,7 +45,16 @@ def template_hash(template: Object) -> str:
 
 
 def rounded(value: int | str, total: int, up: bool) -> int:
-    """`maxSurge` (rounded up) or `maxUnavailable` (down): a number, or a percentage of `total`."""
+    """Return `maxSurge` (rounded up) or `maxUnavailable` (down) as a number of pods.
+
+    Args:
+        value: a number, or a percentage such as `25%`.
+        total: pods that are wanted.
+        up: round up, not down.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if isinstance(value, int):
         return value
     if value.endswith("%"):
@@ -55,8 +64,16 @@ def rounded(value: int | str, total: int, up: bool) -> int:
 
 
 def limits(strategy: Object, wanted: int) -> tuple[int, int]:
-    """(surge, unavailable) of a RollingUpdate. Both zero would stand still for ever, so then one may be
-    unavailable, as in Kubernetes.
+    """Return the limits of a RollingUpdate.
+
+    Both zero would stand still for ever, so then one may be unavailable, as in Kubernetes.
+
+    Args:
+        strategy: of the Deployment.
+        wanted: pods that it asks for.
+
+    Returns:
+        Pods above that number, and pods of it that may be unavailable.
     """
     rolling = strategy.get("rollingUpdate") or {}
     surge = rounded(rolling.get("maxSurge", "25%"), wanted, up=True)
@@ -72,8 +89,16 @@ def decide(
     old_pods_left: bool,
     paused: bool = False,
 ) -> Sizes:
-    """The sizes of the next moment, from the ReplicaSets as they are (spec.replicas and
+    """Return the sizes of the next moment, from the ReplicaSets as they are (spec.replicas and
     status.availableReplicas).
+
+    Args:
+        wanted: pods that the Deployment asks for.
+        strategy: of the Deployment.
+        new: the ReplicaSet of the template of now; None: it is not made yet.
+        old: those of earlier templates.
+        old_pods_left: pods of those are still there, going away perhaps.
+        paused: nothing is rolled out.
     """
     sizes = {rs["metadata"]["name"]: _spec(rs) for rs in old}
     current = _spec(new) if new is not None else 0

@@ -25,8 +25,13 @@ class Endpoint(NamedTuple):
 
 
 def endpoints_of(service: Object, pods: list[Object]) -> list[Endpoint]:
-    """The pods that the Service selects and that have an address, by name. Ended pods are none; port
-    entries are (name, number, protocol).
+    """Return the pods that a Service selects and that have an address, by name.
+
+    Ended pods are none; port entries are (name, number, protocol).
+
+    Args:
+        service: the Service.
+        pods: of the Service's namespace.
     """
     spec = service["spec"]
     selector = spec.get("selector")
@@ -53,7 +58,15 @@ def endpoints_of(service: Object, pods: list[Object]) -> list[Endpoint]:
 
 
 def target_port(port: Object, pod: Object) -> int | None:
-    """The number of a Service port's target in this pod; None when the pod has no port of that name."""
+    """Return the number of a Service port's target in a pod.
+
+    Args:
+        port: of the Service.
+        pod: that it selects.
+
+    Returns:
+        None when the pod has no port of that name.
+    """
     target = port.get("targetPort") or port["port"]
     if isinstance(target, int) or str(target).isdigit():
         return int(target)
@@ -138,7 +151,12 @@ def _reference(pod: Object) -> Object:
 
 
 def endpoints_object(service: Object, found: list[Endpoint]) -> Object:
-    """The core/v1 Endpoints: one subset for each set of ports."""
+    """Return the core/v1 Endpoints: one subset for each set of ports.
+
+    Args:
+        service: the Service.
+        found: made by `endpoints_of`.
+    """
     by_ports: dict[tuple[tuple[str, int, str], ...], list[Endpoint]] = {}
     for endpoint in found:
         by_ports.setdefault(endpoint.ports, []).append(endpoint)
@@ -170,8 +188,13 @@ def endpoints_object(service: Object, found: list[Endpoint]) -> Object:
 
 
 def slice_object(service: Object, found: list[Endpoint]) -> Object:
-    """The EndpointSlice. One slice: pods whose named ports differ in number are left out of it after the
-    first kind of ports.
+    """Return the EndpointSlice.
+
+    There is one: pods whose named ports differ in number are left out of it after the first kind of ports.
+
+    Args:
+        service: the Service.
+        found: made by `endpoints_of`.
     """
     ports = next((endpoint.ports for endpoint in found if endpoint.ports), ())
     endpoints = [

@@ -36,6 +36,12 @@ class Controller:
         self._wake = asyncio.Event()
 
     def enqueue(self, namespace: str, name: str) -> None:
+        """Note that an object may need work.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+        """
         self._due[(namespace, name)] = None
         self._wake.set()
 

@@ -38,7 +38,12 @@ class Silence:
         self._looked: float | None = None
 
     def look(self, renewals: dict[str, str], now: float) -> dict[str, float]:
-        """`renewals`: renewTime by node; `now`: monotonic seconds. The answer is the silence of each node."""
+        """Return for how many seconds each node has been silent.
+
+        Args:
+            renewals: renewTime of the lease, by node.
+            now: monotonic time in seconds.
+        """
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * _TICK)
         self._looked = now
         for name, renewal in renewals.items():
@@ -52,8 +57,11 @@ class Silence:
 
 
 def wanted_taints(node: Object, now: float) -> list[Object]:
-    """The taints that follow from the node's Ready condition and its spec, and those of others. NoExecute
-    ones say since when.
+    """Return the taints that follow from a node's Ready condition and its spec, and those of others.
+
+    Args:
+        node: the Node.
+        now: in unix seconds: NoExecute ones say since when.
     """
     spec = node.get("spec") or {}
     taints = spec.get("taints") or []

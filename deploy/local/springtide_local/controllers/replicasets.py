@@ -23,7 +23,12 @@ RESOURCE = "replicasets.apps"
 
 
 def victims(pods: list[Object], count: int) -> list[Object]:
-    """The `count` pods to delete first: not bound, then not running, then not ready, then the youngest."""
+    """Return the pods to delete first: not bound, then not running, then not ready, then the youngest.
+
+    Args:
+        pods: of the ReplicaSet.
+        count: how many of them.
+    """
 
     def worth(pod: Object) -> tuple[bool, bool, bool, float]:
         status = pod.get("status") or {}
@@ -34,7 +39,13 @@ def victims(pods: list[Object], count: int) -> list[Object]:
 
 
 def available(pod: Object, min_ready_seconds: float, now: float) -> bool:
-    """Ready for at least that long."""
+    """Return whether a pod is available: ready for long enough.
+
+    Args:
+        pod: the Pod.
+        min_ready_seconds: for which it has to be ready.
+        now: in unix seconds.
+    """
     ready = condition(pod, "Ready")
     if ready is None or ready["status"] != "True":
         return False

@@ -24,7 +24,12 @@ class ConfigError(Exception):
 
 
 def expand(text: str, known: Mapping[str, str]) -> str:
-    """`$(NAME)` replaced by its value, `$$` by `$`; an unknown name stays as it is."""
+    """Expand references: `$(NAME)` is replaced by its value, `$$` by `$`; an unknown name stays as it is.
+
+    Args:
+        text: with references.
+        known: values by name.
+    """
 
     def replace(match: re.Match[str]) -> str:
         name = match.group(2)
@@ -36,7 +41,15 @@ def expand(text: str, known: Mapping[str, str]) -> str:
 
 
 def field_value(pod: Object, path: str) -> str:
-    """A `fieldRef`. Raise ConfigError for a path that pods do not offer."""
+    """Return the value of a `fieldRef`.
+
+    Args:
+        pod: the Pod, with its addresses in status.
+        path: as `metadata.labels['app']`.
+
+    Raises:
+        ConfigError: pods do not offer the path.
+    """
     metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     match = re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path)
     if match:
@@ -65,8 +78,16 @@ def _escape(text: str) -> str:
 
 
 def resource_value(reference: Object, container: Object, allocatable: Mapping[str, str]) -> str:
-    """A `resourceFieldRef`: limits fall back to the node's allocatable, requests to limits; divided by
-    `divisor`, rounded up.
+    """Return the value of a `resourceFieldRef`: limits fall back to the node's allocatable, requests to
+    limits.
+
+    Args:
+        reference: the `resourceFieldRef`; the amount is divided by its `divisor` and rounded up.
+        container: whose resources are meant.
+        allocatable: of the node, by resource, as quantities.
+
+    Raises:
+        ConfigError: it is neither a limit nor a request.
     """
     kind, _, resource = str(reference["resource"]).partition(".")
     resources = container.get("resources") or {}
@@ -91,10 +112,19 @@ def declared_environment(
     allocatable: Mapping[str, str],
     services: Mapping[str, str],
 ) -> dict[str, str]:
-    """`services`, then `envFrom`, then `env` in order, each value expanded with what stands before it.
+    """Return a container's environment: `services`, then `envFrom`, then `env` in order, each value expanded
+    with what stands before it.
 
-    `pod` has its addresses in status. `config_map` and `secret_data` look up (namespace, name). Raise
-    ConfigError.
+    Args:
+        container: of the pod's spec.
+        pod: the Pod, with its addresses in status.
+        config_map: returns the ConfigMap of (namespace, name), or None.
+        secret_data: returns the data of the Secret of (namespace, name), or None.
+        allocatable: of the node, by resource, as quantities.
+        services: variables of the namespace's Services.
+
+    Raises:
+        ConfigError: a source or a key of it is not there.
     """
     namespace = pod["metadata"]["namespace"]
     env: dict[str, str] = dict(services)

@@ -15,7 +15,16 @@ Object = dict[str, Any]
 
 
 def keep_logs(pod: Object, folder: Path, root: Path) -> None:
-    """Move the logs of a pod that has ended out of its folder. Raises OSError."""
+    """Move the logs of a pod that has ended out of its folder.
+
+    Args:
+        pod: the Pod.
+        folder: of the pod, with one folder a container.
+        root: of all kept logs.
+
+    Raises:
+        OSError: they cannot be moved.
+    """
     about, spec = pod["metadata"], pod["spec"]
     kept = root / f"{about['namespace']}_{about['name']}_{about['uid']}"
     for container in [*(spec.get("initContainers") or []), *spec["containers"]]:

@@ -70,7 +70,14 @@ class ProcessEnv:
 
 
 def path_map(container: Object, image: Image, mounts: Mapping[str, Path], termination: Path) -> PathMap:
-    """The container's paths: its image's working directory, its mounts, its termination message file."""
+    """Return the container's paths: its image's working directory, its mounts, its termination message file.
+
+    Args:
+        container: of the pod's spec.
+        image: its image.
+        mounts: real folders, by path in the container.
+        termination: the real file.
+    """
     message = container.get("terminationMessagePath") or TERMINATION_LOG
     return PathMap({WORKING_DIRECTORY: image.root, **mounts, message: termination})
 
@@ -85,8 +92,20 @@ def build_launch(
     attempt: int,
     around: ProcessEnv,
 ) -> Launch:
-    """`declared` is the environment of the pod's specification, before paths are rewritten. Raise
-    ConfigError when there is nothing to run.
+    """Return all that starting a container needs.
+
+    Args:
+        key: by which its processes are known.
+        container: of the pod's spec.
+        image: its image.
+        declared: the environment of the pod's specification, before paths are rewritten.
+        paths: of the container, as real ones.
+        folder: of the container, for logs and home.
+        attempt: number of the start, from 0.
+        around: facts of the pod beside its declarations.
+
+    Raises:
+        ConfigError: there is nothing to run.
     """
     argv = command_line(container, declared)
     if not argv:
@@ -116,6 +135,11 @@ def build_launch(
 
 
 def command_line(container: Object, declared: Mapping[str, str]) -> list[str]:
-    """`command` and `args`, each expanded with the container's environment."""
+    """Return `command` and `args`, each expanded with the container's environment.
+
+    Args:
+        container: of the pod's spec.
+        declared: values by name.
+    """
     parts = [*(container.get("command") or []), *(container.get("args") or [])]
     return [expand(part, declared) for part in parts]

@@ -107,8 +107,19 @@ async def read_log(
     timestamps: bool = False,
     limit_bytes: int | None = None,
 ) -> AsyncIterator[bytes]:
-    """The log's content in chunks. With `follow`, goes on until `live` is closed. `since` is in seconds
-    since 1970.
+    """Yield a log's content in chunks.
+
+    Args:
+        path: of the file.
+        live: the log that is being written, if the container runs.
+        follow: go on until `live` is closed.
+        tail_lines: begin with the last so many lines; None: with the first.
+        since: leave out lines before, in unix seconds.
+        timestamps: keep each line's time.
+        limit_bytes: end after so many; None: no limit.
+
+    Raises:
+        FileNotFoundError: there is no log.
     """
     left = limit_bytes
     threshold = _stamp(since) if since is not None else b""
@@ -172,7 +183,13 @@ def _replaced(path: Path, descriptor: int) -> bool:
 
 
 def log_end(path: Path, lines: int, limit_bytes: int) -> str:
-    """The last lines, without times; at most `limit_bytes` bytes of them. Empty when there is no log."""
+    """Return the last lines of a log, without times; "" when there is no log.
+
+    Args:
+        path: of the file.
+        lines: at most so many.
+        limit_bytes: at most so many of them, the last ones.
+    """
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)

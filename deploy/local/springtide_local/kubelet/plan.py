@@ -33,7 +33,14 @@ class Decision:
 
 
 def decide(records: Mapping[str, ContainerRecord], restart_policy: str, pod: str, now: float) -> Decision:
-    """`pod` is `NAME_NAMESPACE(UID)`, as it stands in the messages."""
+    """Decide what happens to the containers of a pod next.
+
+    Args:
+        records: of the containers, by name, in the order of the spec.
+        restart_policy: of the pod.
+        pod: `NAME_NAMESPACE(UID)`, as it stands in the messages.
+        now: in unix seconds.
+    """
     decision = Decision()
     mains = [record for record in records.values() if record.kind == "main"]
     ended = [

@@ -80,8 +80,12 @@ class PodWorker:
         self._wake.set()
 
     def reference_changed(self, kind: str, name: str) -> None:
-        """A Secret, ConfigMap or claim of the pod's namespace is there or has changed: it may be what the
-        pod waits for or shows.
+        """Note that an object of the pod's namespace is there or has changed: it may be what the pod waits
+        for or shows.
+
+        Args:
+            kind: Secret, ConfigMap or PersistentVolumeClaim.
+            name: of the object.
         """
         for record in self.records.values():
             if isinstance(record.state, Waiting) and record.state.reason == "CreateContainerConfigError":
@@ -96,6 +100,12 @@ class PodWorker:
                 self._node.events.warning(self.pod, "FailedMount", str(error))
 
     def log_path(self, container: str, attempt: int) -> Path:
+        """Return the log of one start of a container.
+
+        Args:
+            container: its name.
+            attempt: number of the start, from 0.
+        """
         return self._starter.folder(container).log(attempt)
 
     def wake(self) -> None:

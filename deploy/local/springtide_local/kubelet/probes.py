@@ -54,7 +54,14 @@ async def probe_forever(
     check: Callable[[Object, float], Awaitable[Verdict]],
     report: Callable[[bool | None, Verdict], None],
 ) -> None:
-    """Probe until cancelled. `report` gets what `Thresholds.add` said, and the verdict."""
+    """Probe until cancelled.
+
+    Args:
+        probe: of the container's spec.
+        state: that the thresholds begin with.
+        check: carries one probe out, within so many seconds.
+        report: gets what `Thresholds.add` said, and the verdict.
+    """
     timeout = float(probe.get("timeoutSeconds") or 1)
     counts = Thresholds(
         int(probe.get("successThreshold") or 1), int(probe.get("failureThreshold") or 3), state
@@ -80,7 +87,12 @@ class Prober:
         self._execute = execute
 
     async def check(self, probe: Object, timeout: float) -> Verdict:
-        """Every failure is a verdict, never an exception."""
+        """Carry one probe out; every failure is a verdict, never an exception.
+
+        Args:
+            probe: of the container's spec.
+            timeout: in seconds.
+        """
         try:
             if action := probe.get("httpGet"):
                 async with asyncio.timeout(timeout):

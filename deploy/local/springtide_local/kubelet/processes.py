@@ -145,6 +145,18 @@ class ProcessRuntime:
         return Process(launch, popen, output, sweep=True)
 
     async def execute(self, launch: Launch, timeout: float) -> ExecResult:
+        """Run a command beside a container and wait for it; nothing is left running.
+
+        Args:
+            launch: of the command; its log is removed.
+            timeout: in seconds.
+
+        Returns:
+            Its exit code, None when the time was over, and the end of its output.
+
+        Raises:
+            StartError: it cannot be started.
+        """
         popen, output = _spawn(launch)
         process = Process(launch, popen, output, sweep=False)
         try:
@@ -226,8 +238,13 @@ def _drain(output: int, log: ContainerLog) -> None:
 
 
 def signal_escaped(key: str, number: signal.Signals) -> None:
-    """Signal the processes of a container that left its group. Slow (reads /proc): not for the event loop's
-    thread.
+    """Signal the processes of a container that left its group.
+
+    It reads all of /proc, which is slow: not for the event loop's thread.
+
+    Args:
+        key: of the container.
+        number: of the signal.
     """
     for pid in processes_with(CONTAINER_VARIABLE, key):
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -86,7 +86,16 @@ class Runtime(Protocol):
         ...
 
     async def execute(self, launch: Launch, timeout: float) -> ExecResult:
-        """Run a command beside a container (probe, hook) and wait for it. Raise StartError. Nothing is left
-        running.
+        """Run a command beside a container (probe, hook) and wait for it; nothing is left running.
+
+        Args:
+            launch: of the command.
+            timeout: in seconds.
+
+        Returns:
+            Its exit code, None when the time was over, and the end of its output.
+
+        Raises:
+            StartError: it cannot be started.
         """
         ...

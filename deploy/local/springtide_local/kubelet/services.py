@@ -87,12 +87,30 @@ class NodeServices:
     running: asyncio.Event = field(default_factory=asyncio.Event)
 
     def config_map(self, namespace: str, name: str) -> Object | None:
+        """Return a ConfigMap as it is now; None when it is not there.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+        """
         return self._current(self.references.config_maps, "configmaps", namespace, name)
 
     def secret(self, namespace: str, name: str) -> Object | None:
+        """Return a Secret as it is now; None when it is not there.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+        """
         return self._current(self.references.secrets, "secrets", namespace, name)
 
     def secret_data(self, namespace: str, name: str) -> Mapping[str, bytes] | None:
+        """Return the decoded data of a Secret; None when it is not there.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+        """
         return secret_data(self.secret(namespace, name))
 
     def _current(self, informer: Informer, resource: str, namespace: str, name: str) -> Object | None:
@@ -108,6 +126,12 @@ class NodeServices:
         return found
 
     def claim(self, namespace: str, name: str) -> Object | None:
+        """Return a PersistentVolumeClaim as it is now; None when it is not there.
+
+        Args:
+            namespace: of the object.
+            name: of the object.
+        """
         return self._current(self.references.claims, "persistentvolumeclaims", namespace, name)
 
     def claim_folder(self, claim: Object) -> Path:
@@ -122,6 +146,12 @@ class NodeServices:
         return service_environment([self.api.service(), *services])
 
     def volumes(self, pod: Object, tokens: PodTokens) -> Volumes:
+        """Return the volumes of a pod.
+
+        Args:
+            pod: the Pod.
+            tokens: its tokens.
+        """
         return Volumes(
             self.pods_root / pod["metadata"]["uid"] / "volumes",
             self.config_map,
@@ -134,5 +164,11 @@ class NodeServices:
 
 
 def claim_folder(root: Path, claim: Object) -> Path:
+    """Return the folder behind a claim.
+
+    Args:
+        root: of all claims.
+        claim: the PersistentVolumeClaim.
+    """
     metadata = claim["metadata"]
     return root / f"{metadata['namespace']}_{metadata['name']}_{metadata['uid']}"

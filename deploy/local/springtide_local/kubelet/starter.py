@@ -66,8 +66,17 @@ class ContainerStarter:
     def start(
         self, pod: Object, container: Object, record: ContainerRecord, now: float
     ) -> tuple[Launch, RunningContainer] | None:
-        """Start it and move `record` to Running; or to the state that says why not, with the moment of the
-        next try.
+        """Start a container and move its record to Running; or to the state that says why not, with the
+        moment of the next try.
+
+        Args:
+            pod: the Pod, with its addresses in status.
+            container: of the pod's spec.
+            record: of the container; it is changed.
+            now: in unix seconds.
+
+        Returns:
+            The launch, and the running process; None when it could not be.
         """
         field = f"spec.containers{{{container['name']}}}"
         events = self._node.events
@@ -169,7 +178,14 @@ class ContainerStarter:
         return build_launch(key, container, image, declared, paths, folder, attempt, around)
 
     def exec_launch(self, container: str, launch: Launch, command: list[str]) -> Launch:
-        """A command beside a running container, in its environment and folder; its output is kept apart."""
+        """Return the launch of a command beside a running container, in its environment and folder; its
+        output is kept apart.
+
+        Args:
+            container: its name.
+            launch: of the container.
+            command: program and arguments, with paths of the container.
+        """
         argv = [self._paths[container].rewrite(part) for part in command]
         number = next(self._execs)
         log = ContainerLog(self._root / f"exec-{number}.log")

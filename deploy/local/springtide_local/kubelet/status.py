@@ -14,7 +14,12 @@ _OURS = ("Initialized", "Ready", "ContainersReady")
 
 
 def phase(records: Mapping[str, ContainerRecord], restart_policy: str) -> str:
-    """Pending, Running, Succeeded or Failed."""
+    """Return Pending, Running, Succeeded or Failed.
+
+    Args:
+        records: of the containers, by name.
+        restart_policy: of the pod.
+    """
     for record in records.values():
         if record.kind == "init":
             ended = record.ended
@@ -87,12 +92,19 @@ def pod_status(
     failure: tuple[str, str] | None = None,
     settled: bool = True,
 ) -> Object:
-    """The parts of `old` (the status there is) that the kubelet owns, made new: phase, conditions,
-    container statuses.
+    """Return a pod's status with the parts that the kubelet owns made new: phase, conditions, container
+    statuses.
 
-    `failure` (reason, message) makes the pod Failed whatever its containers did: a deadline, a lost
-    container. settled: the rest of the pod is put away, too; before that, a kubelet (since 1.27) says that
-    containers have ended, and keeps the phase.
+    Args:
+        old: the status there is; it stays as it is.
+        records: of the containers, by name.
+        restart_policy: of the pod.
+        readiness_gates: types of conditions that others set, and that have to be True.
+        now: in unix seconds.
+        failure: (reason, message) that makes the pod Failed whatever its containers did: a deadline, a lost
+            container.
+        settled: the rest of the pod is put away, too; before that, a kubelet (since 1.27) says that
+            containers have ended, and keeps the phase.
     """
     status = dict(old)
     status["phase"] = "Failed" if failure else phase(records, restart_policy)

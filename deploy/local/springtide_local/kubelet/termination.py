@@ -15,7 +15,14 @@ LOG_LINES = 80
 
 
 def termination_message(file: Path, log: Path, policy: str, exit_code: int) -> str:
-    """`policy` is `File` or `FallbackToLogsOnError` (container.terminationMessagePolicy)."""
+    """Return the message that a container leaves behind.
+
+    Args:
+        file: of the message; it may be gone.
+        log: of the container.
+        policy: `File` or `FallbackToLogsOnError` (container.terminationMessagePolicy).
+        exit_code: of the container.
+    """
     try:
         with open(file, "rb") as opened:
             opened.seek(max(0, opened.seek(0, os.SEEK_END) - FILE_BYTES))

@@ -50,6 +50,10 @@ class PodTokens:
     def get(self, pod: Object, source: Object) -> str:
         """Return the token for a `serviceAccountToken` source: the one from before while it is fresh.
 
+        Args:
+            pod: the Pod.
+            source: the `serviceAccountToken`: audience and seconds.
+
         Raises:
             ApiError: None is issued.
         """

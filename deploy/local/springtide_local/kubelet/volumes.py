@@ -225,7 +225,13 @@ def mount_paths(
 
 
 def refers_to(pod: Object, kind: str, name: str) -> bool:
-    """Whether a volume of the pod shows this Secret or ConfigMap."""
+    """Return whether a volume of the pod shows an object.
+
+    Args:
+        pod: the Pod.
+        kind: Secret or ConfigMap; volumes show no others.
+        name: of the object.
+    """
     key, field = {"Secret": ("secret", "secretName"), "ConfigMap": ("configMap", "name")}.get(kind, ("", ""))
     for volume in pod["spec"].get("volumes") or []:
         sources = [volume.get(key) or {}]

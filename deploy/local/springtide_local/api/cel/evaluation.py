@@ -47,7 +47,15 @@ def _program(rule: str) -> Any:
 
 
 def evaluate(rule: str, variables: dict[str, Any]) -> Any:
-    """The value of an expression. Raise RuleProblem."""
+    """Return the value of an expression.
+
+    Args:
+        rule: in CEL.
+        variables: CEL values by name.
+
+    Raises:
+        RuleProblem: it cannot be parsed, or its evaluation fails.
+    """
     try:
         return _program(rule).evaluate(variables)
     except celpy.CELParseError as problem:
@@ -67,7 +75,12 @@ def names_old_self(rule: str) -> bool:
 
 
 def to_cel(value: Any, node: Node | None) -> Any:
-    """A JSON value as a CEL value, typed by its schema."""
+    """Return a JSON value as a CEL value, typed by its schema.
+
+    Args:
+        value: decoded JSON.
+        node: its schema; None: typed by JSON alone.
+    """
     if isinstance(value, dict):
         made: dict[Any, Any] = {}
         for name, item in value.items():
@@ -111,8 +124,14 @@ def _time(text: str) -> Any:
 
 
 def validate_rules(node: Node, value: Any, old: Any, path: str, found: list[FieldError]) -> None:
-    """Append what the rules below `node` have against `value`; `old` is the former value or
-    `schema.MISSING`.
+    """Find what the rules of a schema have against a value.
+
+    Args:
+        node: the schema; rules below it count too.
+        value: decoded JSON.
+        old: the former value, or `schema.MISSING`.
+        path: of the value, for errors.
+        found: gets one error for each rule that does not hold.
     """
     if not node.has_rules or value is None:
         return

@@ -97,7 +97,16 @@ class Loop(Expr):
 
 
 def located(text: str, position: int, message: str) -> str:
-    """Say where an error is, as the API server does: line and column, the line, a mark below it."""
+    """Say where an error is, as the API server does: line and column, the line, a mark below it.
+
+    Args:
+        text: the whole expression.
+        position: of the error, in characters from 0.
+        message: the error itself.
+
+    Returns:
+        Three lines.
+    """
     before = text[:position]
     line = before.count("\n") + 1
     column = position - (before.rfind("\n") + 1)

@@ -67,7 +67,12 @@ def list_of(element: Type) -> Type:
 
 
 def map_of(key: Type, value: Type) -> Type:
-    """Return the type of a map."""
+    """Return the type of a map.
+
+    Args:
+        key: type of its keys.
+        value: type of its values.
+    """
     return Type("map", (key, value))
 
 

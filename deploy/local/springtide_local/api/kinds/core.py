@@ -27,10 +27,24 @@ class Namespaces(Kind):
             meta["labels"] = {**labels, "kubernetes.io/metadata.name": meta["name"]}
 
     def prepare_create(self, store: Reader, obj: Object) -> None:
+        """Begin as active, with the finalizer of the system.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+        """
         obj["spec"] = {"finalizers": ["kubernetes"]}
         obj["status"] = {"phase": "Active"}
 
     def prepare_update(self, store: Reader, obj: Object, old: Object, subresource: str | None) -> None:
+        """Keep the finalizers, which a subresource of its own changes.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         if subresource != "finalize":
             obj["spec"] = old.get("spec", {})
 
@@ -70,6 +84,13 @@ class ConfigMaps(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
+        """Return an error for each field that is changed although the object is immutable.
+
+        Args:
+            obj: the object as it is to be stored.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         if not old.get("immutable"):
             return []
         text = "field is immutable when `immutable` is set"
@@ -97,6 +118,13 @@ class Secrets(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
+        """Return an error for a changed type, and for data that are changed although the object is immutable.
+
+        Args:
+            obj: the object as it is to be stored.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         found = []
         if obj.get("type") != old.get("type"):
             found.append(errors.field_invalid("type", obj.get("type"), "field is immutable"))
@@ -110,6 +138,12 @@ class Claims(Kind):
         obj.setdefault("spec", {}).setdefault("volumeMode", "Filesystem")
 
     def prepare_create(self, store: Reader, obj: Object) -> None:
+        """Begin as pending.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+        """
         obj["status"] = {"phase": "Pending"}
 
     def check(self, obj: Object) -> list[FieldError]:
@@ -127,6 +161,13 @@ class Claims(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
+        """Return an error if anything but the requests is changed.
+
+        Args:
+            obj: the object as it is to be stored.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         fixed = ("accessModes", "storageClassName", "selector", "volumeMode")
         if all(obj["spec"].get(name) == old["spec"].get(name) for name in fixed):
             return []
@@ -144,6 +185,12 @@ class Volumes(Kind):
         spec.setdefault("volumeMode", "Filesystem")
 
     def prepare_create(self, store: Reader, obj: Object) -> None:
+        """Begin as available.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+        """
         obj["status"] = {"phase": "Available"}
 
 
@@ -173,6 +220,13 @@ class PriorityClasses(Kind):
         obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
+        """Return an error if the value is changed, which may not be.
+
+        Args:
+            obj: the object as it is to be stored.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         if obj.get("value") != old.get("value"):
             return [errors.field_forbidden("value", "may not be changed in an update.")]
         return []
@@ -188,6 +242,12 @@ class Leases(Kind):
 
 class Quotas(Kind):
     def prepare_create(self, store: Reader, obj: Object) -> None:
+        """Begin without a status.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+        """
         obj["status"] = {}
 
 

@@ -30,6 +30,12 @@ class Definitions(Kind):
         spec.setdefault("conversion", {"strategy": "None"})
 
     def prepare_create(self, store: Reader, obj: Object) -> None:
+        """Accept the names, and begin as established.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+        """
         now = timestamp(store.now())
         obj["status"] = {
             "acceptedNames": dict(obj["spec"].get("names") or {}),
@@ -76,6 +82,13 @@ class Definitions(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
+        """Return an error for each of group, scope and names that is changed, which may not be.
+
+        Args:
+            obj: the object as it is to be stored.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         found = []
         for path in (("group",), ("scope",), ("names", "plural"), ("names", "kind")):
             now, before = _get(obj["spec"], path), _get(old["spec"], path)

@@ -38,6 +38,13 @@ _FIELD_PATHS = (
 
 
 def check_pod_spec(spec: Object, path: str, template: bool = False) -> list[FieldError]:
+    """Return what is wrong with a pod's spec.
+
+    Args:
+        spec: of the pod.
+        path: of the spec, for errors.
+        template: it is that of a workload, whose pods always restart.
+    """
     found: list[FieldError] = []
     volumes = _check_volumes(spec.get("volumes") or [], f"{path}.volumes", found)
     if not spec.get("containers"):

@@ -25,9 +25,23 @@ class Pods(Kind):
         default_pod_spec(obj.setdefault("spec", {}))
 
     def prepare_create(self, store: Reader, obj: Object) -> None:
+        """Begin as pending, with the QoS class of its requests.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+        """
         obj["status"] = {"phase": "Pending", "qosClass": qos_class(obj["spec"])}
 
     def prepare_update(self, store: Reader, obj: Object, old: Object, subresource: str | None) -> None:
+        """Keep the QoS class, and fill in the statuses of containers.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         for statuses in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
             for status in obj.get("status", {}).get(statuses) or ():
                 for name, zero in (("ready", False), ("restartCount", 0), ("image", ""), ("imageID", "")):
@@ -39,6 +53,13 @@ class Pods(Kind):
         return pod_checks.check_pod_spec(obj["spec"], "spec")
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
+        """Return an error if the spec is changed beyond images, deadline and added tolerations.
+
+        Args:
+            obj: the object as it is to be stored.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         if subresource in ("status", "binding") or obj["spec"] == old["spec"]:
             return []
         if _frozen(obj["spec"]) == _frozen(old["spec"]) and _only_added(obj["spec"], old["spec"]):

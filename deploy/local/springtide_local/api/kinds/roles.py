@@ -78,6 +78,13 @@ class RoleBindings(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
+        """Return an error if the role is changed, which may not be.
+
+        Args:
+            obj: the object as it is to be stored.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         if obj.get("roleRef") != old.get("roleRef"):
             return [errors.field_invalid("roleRef", obj.get("roleRef"), "cannot change roleRef")]
         return []

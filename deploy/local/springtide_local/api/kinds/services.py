@@ -44,6 +44,15 @@ class Services(Kind):
             spec.setdefault("internalTrafficPolicy", "Cluster")
 
     def prepare_create(self, store: Reader, obj: Object) -> None:
+        """Take an address of the cluster, or check the one that is asked for.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+
+        Raises:
+            ApiError: 422: the address is taken, or none of the cluster's.
+        """
         spec = obj["spec"]
         obj["status"] = {"loadBalancer": {}}
         if spec["type"] == "ExternalName" or spec.get("clusterIP") == "None":
@@ -74,6 +83,14 @@ class Services(Kind):
             raise errors.invalid("", "Service", obj["metadata"].get("name", ""), found)
 
     def prepare_update(self, store: Reader, obj: Object, old: Object, subresource: str | None) -> None:
+        """Keep the address where the writer leaves it out.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         for name in ("clusterIP", "clusterIPs"):
             if name in old["spec"] and not obj["spec"].get(name):
                 obj["spec"][name] = old["spec"][name]
@@ -101,6 +118,13 @@ class Services(Kind):
         return found
 
     def check_update(self, obj: Object, old: Object, subresource: str | None) -> list[FieldError]:
+        """Return an error if the address is changed, which may not be.
+
+        Args:
+            obj: the object as it is to be stored.
+            old: the object as it is stored; it is left as it is.
+            subresource: that the write goes to; None: the object itself.
+        """
         before = old["spec"].get("clusterIP")
         if before and obj["spec"]["type"] != "ExternalName" and obj["spec"].get("clusterIP") != before:
             text = "may not change once set"

@@ -75,6 +75,12 @@ class ReplicaSets(_Workload):
             spec["selector"] = {"matchLabels": dict(labels)}
 
     def prepare_create(self, store: Reader, obj: Object) -> None:
+        """Begin without replicas.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+        """
         obj["status"] = {"replicas": 0}
 
 
@@ -97,6 +103,12 @@ class DisruptionBudgets(Kind):
         return found
 
     def prepare_create(self, store: Reader, obj: Object) -> None:
+        """Begin without pods.
+
+        Args:
+            store: for reading other objects.
+            obj: the object as it is to be stored; it is changed in place.
+        """
         obj["status"] = {"currentHealthy": 0, "desiredHealthy": 0, "disruptionsAllowed": 0, "expectedPods": 0}
 
 
