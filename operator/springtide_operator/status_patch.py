@@ -1,4 +1,4 @@
-"""What is written of a job's status, beside what other versions of the operator have written there.
+"""Parts of a job's status that are written, beside what other versions of the operator have written there.
 
 The status is the operator's ledger, and more than one version may write it: after a rollback, or while two
 versions take turns at the Lease. So a version leaves alone what it does not know, and notices when the API

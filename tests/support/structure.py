@@ -9,8 +9,7 @@ what tests keep to.
 * modules that import each other in a circle, also for types only (`if TYPE_CHECKING:`);
 * a docstring that begins with the middle of a sentence ("Of ...", "As ..."), or has a sentence
   that begins with Who, Whoever or What: it has to be understood without the name above it;
-* in the packages of `DOCUMENTED`, a public function of two or more parameters whose docstring has no line
-  for one of them below `Args:`;
+* a public function of two or more parameters whose docstring has no line for one of them below `Args:`;
 * a file that makes threads, locks or events, or tasks in an event loop, and does not begin with a word on
   who holds which lock and which thread or task calls what;
 * in tests, a name of a test that is longer than 60 characters;
@@ -39,33 +38,6 @@ There These They This Those To Until Up What Whatever When Where Wherever While 
 Within Without
 """
 FRAGMENTS = frozenset(_FIRST_WORDS.split())
-# Their docstrings are rewritten next.
-PENDING = (
-    "ps/",
-    "worker/springtide/ps/",
-)
-# Where each parameter of a public function has a line of its own.
-DOCUMENTED = (
-    "deploy/local/",
-    "operator/",
-    "protocol/",
-    "worker/springtide/__init__.py",
-    "worker/springtide/api.py",
-    "worker/springtide/checkpoint/",
-    "worker/springtide/comm/",
-    "worker/springtide/coordination/",
-    "worker/springtide/data/",
-    "worker/springtide/elastic/",
-    "worker/springtide/embedding/",
-    "worker/springtide/errors.py",
-    "worker/springtide/exact/",
-    "worker/springtide/faults.py",
-    "worker/springtide/kv/",
-    "worker/springtide/launch/",
-    "worker/springtide/loading/",
-    "worker/springtide/settings.py",
-    "worker/springtide/train_step/",
-)
 # Decorators: an overload is explained where the function is made, and a command by the help of its options
 # (--help prints its docstring).
 _EXPLAINED_ELSEWHERE = frozenset(("callback", "command", "overload"))
@@ -170,9 +142,7 @@ def findings(modules: list[Module]) -> list[str]:
 
 def fragments(modules: Iterable[Module]) -> list[str]:
     """Return one line for each docstring that does not stand alone."""
-    return [
-        line for module in modules if not str(module.path).startswith(PENDING) for line in _fragments(module)
-    ]
+    return [line for module in modules for line in _fragments(module)]
 
 
 def without_arguments(modules: Iterable[Module]) -> list[str]:
@@ -180,7 +150,6 @@ def without_arguments(modules: Iterable[Module]) -> list[str]:
     return [
         f"{module.path}:{function.lineno}: the Args of {function.name} lack {', '.join(missing)}"
         for module in modules
-        if str(module.path).startswith(DOCUMENTED)
         for function in _public_functions(module.tree.body)
         if len(parameters := _parameters(function)) > 1
         and (missing := [name for name in parameters if name not in _explained(function)])
@@ -192,7 +161,6 @@ def unexplained(modules: Iterable[Module]) -> list[str]:
     return [
         f"{module.path}:{line}: {made} is made, and the file's docstring has no word on threads or tasks"
         for module in modules
-        if not str(module.path).startswith(PENDING)
         for line, made in list(_concurrency(module))[:1]
         if not re.search(r"\b[Tt]hreads?\b|\bTasks?:", ast.get_docstring(module.tree) or "")
     ]

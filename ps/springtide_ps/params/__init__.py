@@ -1,1 +1,1 @@
-"""What a server does to numbers: chunks, slices of embedding tables, optimizers. No sockets, and no clock."""
+"""The numbers of a server and the operations on them: no sockets, and no clock."""

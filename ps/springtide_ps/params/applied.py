@@ -1,6 +1,6 @@
-"""Sets of ranges, as intervals; and the book of a chunk: which ranges are in its values. PURE.
+"""Sets of batches, as intervals; and which batches are in the values of a chunk. PURE.
 
-A range is one global batch, named by its number in the job's whole run from 0. Ranges are given out lowest
+A batch is one global batch, named by its number in the job's whole run from 0. Batches are given out lowest
 first, so a set of them is nearly one interval, whatever their number.
 """
 
@@ -15,7 +15,7 @@ INTERVALS_LIMIT: Final = 2000  # its JSON fits a frame
 
 
 class BatchNumberError(ValueError):
-    """What is no set of ranges, or a range that cannot be."""
+    """Raised for intervals that are no set of batch numbers, or a batch number that cannot be."""
 
 
 class IntervalSet:
@@ -81,7 +81,12 @@ class IntervalSet:
         return IntervalSet(self.intervals())
 
     def missing(self, first: int, stop: int) -> Iterator[int]:
-        """The numbers of first..stop-1 that are not in the set, in order."""
+        """Yield the numbers that are not in the set, in order.
+
+        Args:
+            first: the first number that is asked about.
+            stop: the number after the last.
+        """
         while first < stop:
             at = bisect_right(self._starts, first)
             if at and first < self._stops[at - 1]:
@@ -92,7 +97,12 @@ class IntervalSet:
             first = end
 
     def count(self, first: int, stop: int) -> int:
-        """How many of first..stop-1 are in the set."""
+        """Return how many numbers are in the set.
+
+        Args:
+            first: the first number that is asked about.
+            stop: the number after the last.
+        """
         return sum(
             max(0, min(stop, end) - max(first, begin))
             for begin, end in zip(self._starts, self._stops, strict=True)
@@ -128,8 +138,10 @@ class IntervalSet:
 
 
 class AppliedBatches:
-    """What is in a chunk's values. applied: updates since the beginning, which is also its version. skipped:
-    those of them that changed nothing, since a gradient was not finite.
+    """Say which batches are in a chunk's values.
+
+    applied: updates since the beginning, which is also the chunk's version. skipped: those of them that
+    changed nothing, since a gradient was not finite. intervals: the numbers of the batches.
     """
 
     __slots__ = ("applied", "intervals", "skipped")
@@ -142,7 +154,15 @@ class AppliedBatches:
         return AppliedBatches(self.intervals.copy(), self.applied, self.skipped)
 
     def enter(self, number: int, skipped: bool = False) -> bool:
-        """Write a range down; False: it is in the values already, and must not be applied."""
+        """Write a batch down.
+
+        Args:
+            number: of the batch.
+            skipped: it changes nothing, since a gradient is not finite.
+
+        Returns:
+            False: it is in the values already, and must not be applied.
+        """
         if not self.intervals.add(number):
             return False
         self.applied += 1

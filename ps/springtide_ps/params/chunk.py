@@ -40,7 +40,7 @@ Groups = tuple[Mapping[str, Any], ...]
 
 
 class ChunkError(ValueError):
-    """What is no chunk, or does not fit this one."""
+    """Raised for data that are no chunk, or do not fit this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,16 @@ class StepSpec:
 
     @property
     def substeps(self) -> tuple[StepSpec, ...]:
-        """What is applied one after another."""
+        """Return the substeps, which are applied one after another."""
         return (*self.before, replace(self, before=())) if self.before else (self,)
 
     def first(self, count: int) -> StepSpec:
-        """Only so many parts of it."""
+        """Return the step that ends after its first `count` substeps."""
         parts = self.substeps[:count]
         return replace(parts[-1], before=parts[:-1])
 
     def begins(self, other: StepSpec) -> bool:
-        """Whether its parts are the first ones of the other's."""
+        """Return whether its substeps are the first ones of the other's."""
         return self.substeps == other.substeps[: len(self.substeps)]
 
     def to_json(self, groups: Callable[[Groups], Any] | None = None) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Chunk:
     """values: flat, of this chunk's own memory. pieces: int64 [n, 4] of (parameter's number, its group, first
     element, element after the last); elements in no piece are padding and stay as they are. groups: of its
     optimizer. first: where these are among the groups of all optimizers, `among` of them (0: there is one
-    optimizer). applied_batches: which ranges the values hold, where workers do not step together.
+    optimizer). applied_batches: which batches the values hold, where workers do not step together.
 
     Raise ChunkError for pieces outside of the values, UpdateError for an optimizer that does not exist.
     """
@@ -228,13 +228,30 @@ class Chunk:
         return self.values.dtype
 
     def check_gradient(self, nbytes: int, dtype: torch.dtype | None) -> None:
-        """Raise ChunkError unless a gradient of that type (None: the values') has so many bytes."""
+        """Refuse a gradient of another size than the chunk's.
+
+        Args:
+            nbytes: that it brings.
+            dtype: of its elements; None: the values'.
+
+        Raises:
+            ChunkError: it is not as large as the values.
+        """
         wanted = self.values.numel() * (dtype or self.dtype).itemsize
         if nbytes != wanted:
             raise ChunkError(f"a gradient brings {nbytes} bytes, {wanted} belong there")
 
     def check_sparse(self, nbytes: int, dtype: torch.dtype | None) -> None:
-        """Raise ChunkError or SparseGradientError unless so many bytes can be a selection of its elements."""
+        """Refuse bytes that cannot be a selection of the gradient's elements.
+
+        Args:
+            nbytes: of indices and elements.
+            dtype: of the elements.
+
+        Raises:
+            ChunkError: the elements are not of the values' type.
+            SparseGradientError: the size cannot be.
+        """
         if dtype is not self.dtype:
             raise ChunkError(f"elements of a gradient are {self.dtype} here, not {dtype}")
         count_elements(nbytes, dtype, self.values.numel())
@@ -242,7 +259,13 @@ class Chunk:
     def add(
         self, total: torch.Tensor | None, gradient: torch.Tensor | SparseGradient, spare: torch.Tensor | None
     ) -> torch.Tensor:
-        """The sum so far with one more gradient (flat; its memory is not kept). spare: memory to use."""
+        """Return the sum so far with one more gradient.
+
+        Args:
+            total: flat; None: there is none yet. It is used up.
+            gradient: flat, or some of its elements; its memory is not kept.
+            spare: memory to use for a new sum.
+        """
         if isinstance(gradient, SparseGradient):
             if total is None:
                 total = torch.zeros_like(self.values) if spare is None else spare.zero_()
@@ -253,8 +276,15 @@ class Chunk:
         return first.copy_(gradient)
 
     def apply(self, total: torch.Tensor, step_spec: StepSpec, keep: bool = False) -> None:
-        """One optimizer step with the sums of the gradients (like the values), which are used up unless
-        `keep`.
+        """Make one optimizer step with the sums of the gradients.
+
+        Args:
+            total: flat, like the values; used up unless `keep`.
+            step_spec: how the step is made; its substeps before are not looked at.
+            keep: the sums are needed again.
+
+        Raises:
+            ChunkError: the step is of another optimizer.
         """
         if step_spec.skip:
             return
@@ -274,7 +304,7 @@ class Chunk:
             tensor.grad = None
 
     def check(self, step_spec: StepSpec) -> None:
-        """Raise ChunkError for a recipe of another optimizer."""
+        """Raise ChunkError for a step of another optimizer."""
         if len(step_spec.groups) != self._among:
             raise ChunkError(f"the step has {len(step_spec.groups)} parameter groups, not {self._among}")
 
@@ -324,8 +354,8 @@ class Chunk:
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def state_fields(self) -> list[tuple[str, str, bool, list[bool]]]:
-        """What the optimizer's state is made of: (name, dtype, whether it is one number, which pieces have
-        it).
+        """Return the fields of the optimizer's state: (name, dtype, whether it is one number, which pieces
+        have it).
         """
         states = [self._optimizer.state.get(tensor, {}) for tensor in self._tensors]
         fields = []
@@ -340,7 +370,12 @@ class Chunk:
         return dict(self._optimizer.state.get(self._tensors[piece], {}))
 
     def set_state(self, piece: int, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace the optimizer's state of a piece; the memory is the chunk's from now on."""
+        """Replace the optimizer's state of a piece.
+
+        Args:
+            piece: its number.
+            state: by name; the memory is the chunk's from now on.
+        """
         self._optimizer.state[self._tensors[piece]] = dict(state)
 
     def piece_table(self) -> torch.Tensor:
@@ -368,12 +403,28 @@ class Chunk:
         return True
 
     def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Chunk:
-        """This chunk as it was dumped."""
+        """Return this chunk as it was when it was dumped.
+
+        Args:
+            meta: the dump's JSON.
+            payload: the dump's memory, uint8, which is copied.
+
+        Raises:
+            ChunkError: it is no dump of a chunk.
+        """
         return Chunk.load(meta, payload)
 
     @classmethod
     def load(cls, meta: Mapping[str, Any], payload: torch.Tensor) -> Chunk:
-        """The chunk that was dumped. Raise ChunkError for what is none."""
+        """Return the chunk that was dumped.
+
+        Args:
+            meta: the dump's JSON.
+            payload: the dump's memory, uint8, which is copied.
+
+        Raises:
+            ChunkError: it is no dump of a chunk.
+        """
         reader = _Reader(payload)
         try:
             dtype = DTYPES[str(meta["dtype"])]
@@ -454,6 +505,14 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_spec(optimizer: str, groups: Collection[Mapping[str, Any]]) -> None:
-    """Raise UpdateError for options that the optimizer does not have."""
+    """Refuse options that the optimizer does not have.
+
+    Args:
+        optimizer: its name.
+        groups: options by parameter group.
+
+    Raises:
+        UpdateError: it does not have one of them.
+    """
     for group in groups:
         check_options(optimizer, group)

@@ -2,6 +2,10 @@
 
 Updates are those of torch with sparse gradients: `SGD` without momentum, `Adagrad`, and `SparseAdam` (moments
 move only where a row was touched; its clock counts the pushes to the table).
+
+Threads and locks: any thread may call a table. `_lock` guards its map of ids, rows and optimizer state, and
+is held by each method that reads or changes rows, so that a lookup sees no half of a push; the rows it
+returns are copies. Sizes are read without it. `others` is called in it, and must not wait for this table.
 """
 
 from __future__ import annotations
@@ -35,11 +39,11 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a table is: the same on every server and worker.
+    """Say how a table is made and trained: the same on every server and worker.
 
-    init, scale, seed: as `row_init.first_rows`. max_rows: of one server, 0 is no limit; beyond it the rows
+    init, scale, seed: see `row_init.first_rows`. max_rows: of one server, 0 is no limit; beyond it the rows
     that were touched longest ago go. max_age: rows that were not touched in so many pushes go; 0 keeps all.
-    max_norm, norm_type: a row is bounded before each of its steps, as `row_norms.bounded`; None: none is.
+    max_norm, norm_type: a row is bounded before each of its steps, see `row_norms.bounded`; None: none is.
     by_frequency: in a job, gradients come with counts by which they are divided (`frequencies`).
     """
 
@@ -122,7 +126,7 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Of rows, optimizer state and names, as they are allocated."""
+        """Return the bytes of rows, optimizer state and names, as they are allocated."""
         return sum(part.nbytes for part in self._data) + self._names.nbytes + self._touched.nbytes
 
     def lookup(self, ids: Ids) -> torch.Tensor:
@@ -133,7 +137,7 @@ class Table:
             return self._data[0].index_select(0, torch.from_numpy(rows))
 
     def peek(self, ids: Ids) -> torch.Tensor:
-        """As `lookup`, and nothing is made or touched."""
+        """Return the rows of these ids, float32 [len(ids), dim]; none is made or touched for it."""
         with self._lock:
             rows = self._ids.find(ids)
             missing = rows < 0
@@ -152,7 +156,7 @@ class Table:
             return self._ids.find(ids) >= 0
 
     def some(self, ids: Ids) -> Table:
-        """Those of these rows (each once) that are there, as they are, in a table that lets none go."""
+        """Return a table that lets no row go, with copies of those of these rows (each once) that it has."""
         made = Table(replace(self.spec, max_rows=0, max_age=0))
         with self._lock:
             rows = self._ids.find(ids)
@@ -163,8 +167,15 @@ class Table:
         return made
 
     def push(self, ids: Ids, gradients: torch.Tensor, options: Mapping[str, Any] | None = None) -> None:
-        """One step of the optimizer with the gradients [len(ids), dim] of these rows; those of a repeated id
-        are summed. options: of this step, before the table's own. Raises TableError without room.
+        """Make one step of the optimizer with gradients of rows; those of a repeated id are summed.
+
+        Args:
+            ids: int64 [n].
+            gradients: float32 [n, dim].
+            options: of this step, before the table's own; None: the table's alone.
+
+        Raises:
+            TableError: there is no room.
         """
         with self._lock:
             self.pushes += 1
@@ -181,7 +192,15 @@ class Table:
             self._evict()
 
     def page(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids int64 [n], rows float32 [n, dim]), copies, of at most `count` rows from number `start` on."""
+        """Return copies of rows by their place in the table.
+
+        Args:
+            start: number of the first row.
+            count: rows at most.
+
+        Returns:
+            (ids int64 [n], rows float32 [n, dim]).
+        """
         with self._lock:
             stop = max(start, min(start + count, len(self)))
             return torch.from_numpy(self._names[start:stop].copy()), self._data[0][start:stop].clone()
@@ -204,11 +223,19 @@ class Table:
 
     @property
     def held_bytes(self) -> int:
-        """Of what `held` gives."""
+        """Return the bytes of what `held` gives."""
         return len(self) * self._row_bytes
 
     def memory(self, start: int, stop: int) -> torch.Tensor:
-        """uint8 [stop - start]: a copy of these bytes of what `held` gives, one after another."""
+        """Return a copy of bytes of what `held` gives, one tensor after another.
+
+        Args:
+            start: number of the first byte.
+            stop: number of the byte after the last.
+
+        Returns:
+            uint8 [stop - start].
+        """
         with self._lock:
             made, end = torch.empty(stop - start, dtype=torch.uint8), 0
             for part in _between(self._held_memory(len(self)), start, stop):
@@ -217,14 +244,27 @@ class Table:
         return made
 
     def begin(self, count: int, pushes: int) -> None:
-        """Make room in an empty table for so many rows, which `write` brings. Raises TableError for none."""
+        """Make room in an empty table for rows that `write` brings.
+
+        Args:
+            count: how many rows.
+            pushes: to the table so far.
+
+        Raises:
+            TableError: there is no room.
+        """
         with self._lock:
             self.pushes = pushes
             if count:
                 self._reserve(count, count)
 
     def write(self, at: int, memory: torch.Tensor) -> None:
-        """Bytes `at` and the following (uint8) of what `memory` gave, into a table that was begun."""
+        """Write bytes of what `memory` gave into a table that was begun.
+
+        Args:
+            at: number of the first byte.
+            memory: uint8.
+        """
         with self._lock:
             end = 0
             for part in _between(self._held_memory(len(self._names)), at, at + len(memory)):
@@ -239,7 +279,17 @@ class Table:
     def restore(
         self, ids: torch.Tensor, touched: torch.Tensor, data: torch.Tensor | list[torch.Tensor], pushes: int
     ) -> None:
-        """Hold what `held` gave, in an empty table. data: [width, n * dim]. Raises TableError for no room."""
+        """Hold what `held` gave, in an empty table.
+
+        Args:
+            ids: int64 [n].
+            touched: int64 [n], the push that touched each row last.
+            data: [width, n * dim] float32: the rows, then the optimizer's state.
+            pushes: to the table so far.
+
+        Raises:
+            TableError: there is no room.
+        """
         with self._lock:
             count = len(ids)
             self.pushes = pushes
@@ -352,7 +402,7 @@ class Table:
 
 
 def _between(parts: Iterable[torch.Tensor], start: int, stop: int) -> Iterator[torch.Tensor]:
-    """What of the parts, one after another, is between these elements."""
+    """Yield the memory between two elements of parts that are thought of as one after another."""
     end = 0
     for part in parts:
         begin, end = end, end + len(part)

@@ -3,7 +3,7 @@
 A table is cut by a hash of the id into a number of slices that never changes, so that a slice is to servers
 what a chunk is: placed, copied, filled and moved as a whole. Its values are a function of the steps that were
 made alone: a lookup makes no row, it computes what the row's first value is. Where workers do not step
-together, it keeps the book of the ranges that are in its rows, as a chunk does; a range without any of its
+together, it counts the batches that are in its rows, as a chunk does; a batch without any of its
 rows counts there as well.
 """
 
@@ -36,15 +36,27 @@ _SEED: Final = 2  # bits that neither a server's id map nor raw tables use
 
 
 def slice_numbers(ids: Ids, slices: int) -> Ids:
-    """To which slice each id falls, int64 [len(ids)] in 0 to slices - 1."""
+    """Return the slice into which each id falls, int64 [len(ids)] in 0 to slices - 1.
+
+    Args:
+        ids: int64.
+        slices: of the table.
+    """
     return ((mix(ids, seed=_SEED) >> np.uint64(32)) % np.uint64(slices)).astype(np.int64)
 
 
 def records(heads: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
-    """int32 [n, 2 + dim], the form in which gradients of rows travel: a head (an id, and of counted ones
-    another int64, see `frequencies`), then its float32 gradient.
+    """Return gradients of rows in the form in which they travel: a head, then the gradient.
 
-    Of gradients in 16 bits it is int16 [n, 4 + dim], which `widened` makes the other form of.
+    A head is an id, and of counted ones another int64 (see `frequencies`). Of gradients in 16 bits it is
+    int16 [n, 4 + dim], which `widened` makes the other form of.
+
+    Args:
+        heads: int64 [n], or [n, 2] of counted ones.
+        gradients: [n, dim] in 32 or 16 bits.
+
+    Returns:
+        int32 [n, 2 + dim], or [n, 4 + dim] of counted ones.
     """
     word = _WORDS[gradients.dtype.itemsize]
     width = heads.dim() * heads.itemsize // word.itemsize
@@ -55,12 +67,28 @@ def records(heads: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
 
 
 def record_bytes(dim: int, dtype: torch.dtype, has_counts: bool = False) -> int:
-    """Of one record with a gradient of that type."""
+    """Return the bytes of one record.
+
+    Args:
+        dim: of the table.
+        dtype: of the gradient in it.
+        has_counts: its head says how often the row was looked up.
+    """
     return _ID_BYTES * (1 + has_counts) + dim * dtype.itemsize
 
 
 def widened(payload: torch.Tensor, dim: int, dtype: torch.dtype, has_counts: bool = False) -> torch.Tensor:
-    """Records with float32 gradients (flat int32), of the memory (uint8) of records with 16-bit ones."""
+    """Return records with float32 gradients, made of records with 16-bit ones.
+
+    Args:
+        payload: the records' memory, uint8.
+        dim: of the table.
+        dtype: of the gradients.
+        has_counts: the heads say how often each row was looked up.
+
+    Returns:
+        Flat int32.
+    """
     width = _ID_BYTES * (1 + has_counts) // 2
     parts = payload.view(torch.int16).view(-1, width + dim)
     heads = _heads(parts[:, :width], has_counts)
@@ -69,7 +97,16 @@ def widened(payload: torch.Tensor, dim: int, dtype: torch.dtype, has_counts: boo
 
 
 def unpack(rows: torch.Tensor, dim: int, has_counts: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """(heads int64 [n], or [n, 2] of counted ones, gradients float32 [n, dim]) of records, flat or not."""
+    """Take records apart.
+
+    Args:
+        rows: int32, flat or not.
+        dim: of the table.
+        has_counts: the heads say how often each row was looked up.
+
+    Returns:
+        (heads int64 [n], or [n, 2] of counted ones, gradients float32 [n, dim]).
+    """
     width = ID_WORDS * (1 + has_counts)
     table = rows.view(-1, width + dim)
     return _heads(table[:, :width], has_counts), table[:, width:].contiguous().view(torch.float32)
@@ -85,7 +122,7 @@ def _heads(words: torch.Tensor, has_counts: bool) -> torch.Tensor:
 class Slice:
     """parameter: number of the table among the model's parameters. groups: of all optimizers, one after
     another. group: whose options its steps have. first: where the groups of the table's optimizer begin.
-    applied_batches: which ranges the rows hold, where workers do not step together.
+    applied_batches: which batches the rows hold, where workers do not step together.
 
     Raise ChunkError or TableError for what cannot be.
     """
@@ -121,21 +158,37 @@ class Slice:
 
     @property
     def record_words(self) -> int:
-        """Of 4 bytes, in a record with a float32 gradient."""
+        """Return the words of 4 bytes that a record with a float32 gradient has."""
         return ID_WORDS * (1 + self.has_counts) + self.table.spec.dim
 
     def record_bytes(self, dtype: torch.dtype) -> int:
-        """Of one record with a gradient of that type."""
+        """Return the bytes of one record with a gradient of that type."""
         return record_bytes(self.table.spec.dim, dtype, self.has_counts)
 
     def check_gradient(self, nbytes: int, dtype: torch.dtype | None) -> None:
-        """Raise ChunkError unless so many bytes are whole records."""
+        """Refuse bytes that are no whole records with float32 gradients.
+
+        Args:
+            nbytes: of the records.
+            dtype: of their words; None: the slice's.
+
+        Raises:
+            ChunkError: they are none.
+        """
         width = 4 * self.record_words
         if nbytes % width or dtype not in (None, self.dtype):
             raise ChunkError(f"{nbytes} bytes are no gradients of rows, which have {width} bytes each")
 
     def check_records(self, nbytes: int, dtype: torch.dtype) -> None:
-        """Raise ChunkError unless so many bytes are whole records with gradients of that type."""
+        """Refuse bytes that are no whole records with gradients of that type.
+
+        Args:
+            nbytes: of the records.
+            dtype: of the gradients.
+
+        Raises:
+            ChunkError: they are none.
+        """
         if dtype not in ROW_DTYPES.values():
             raise ChunkError(f"gradients of rows travel as one of {', '.join(ROW_DTYPES)}, not {dtype}")
         width = self.record_bytes(dtype)
@@ -143,20 +196,37 @@ class Slice:
             raise ChunkError(f"{nbytes} bytes are no gradients of rows, which have {width} bytes each")
 
     def records_in(self, payload: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The records as `apply` takes them, of the memory (uint8) of checked ones; it may be the same."""
+        """Return records as `apply` takes them.
+
+        Args:
+            payload: the memory of checked ones, uint8.
+            dtype: of their gradients.
+
+        Returns:
+            Flat int32, which may be the same memory.
+        """
         if dtype.itemsize < torch.float32.itemsize:
             return widened(payload, self.table.spec.dim, dtype, self.has_counts)
         return payload.view(self.dtype)
 
     def check(self, step_spec: StepSpec) -> None:
-        """Raise ChunkError for a recipe of another optimizer."""
+        """Raise ChunkError for a step of another optimizer."""
         if len(step_spec.groups) != len(self.groups):
             raise ChunkError(f"the step has {len(step_spec.groups)} parameter groups, not {len(self.groups)}")
 
     def add(
         self, total: torch.Tensor | None, gradient: torch.Tensor, spare: torch.Tensor | None
     ) -> torch.Tensor:
-        """The sum of records, those of an id that is in both as one; the result is memory of its own."""
+        """Return the sum of records, those of an id that is in both as one.
+
+        Args:
+            total: flat records so far; None: there are none.
+            gradient: records to add.
+            spare: not used.
+
+        Returns:
+            Flat records; their memory is not the gradient's.
+        """
         if total is None or not total.numel():
             return gradient.clone()
         if not gradient.numel():
@@ -170,8 +240,15 @@ class Slice:
         return records(torch.from_numpy(unique), sums).view(-1)
 
     def apply(self, total: torch.Tensor, step_spec: StepSpec, keep: bool = False) -> None:
-        """One step of the sparse optimizer with the sums, which are used up unless `keep`; none if no worker
-        used the table.
+        """Make one step of the sparse optimizer with the sums; none if no worker used the table.
+
+        Args:
+            total: flat records; used up unless `keep`.
+            step_spec: how the step is made.
+            keep: the sums are needed again.
+
+        Raises:
+            ChunkError: the step is of other parameter groups.
         """
         self.check(step_spec)
         if step_spec.skip:
@@ -203,11 +280,13 @@ class Slice:
         return self.table.peek(ids)
 
     def ids_in(self, total: torch.Tensor) -> torch.Tensor:
-        """Of the rows that the sums are of, int64 [n]."""
+        """Return the ids of the rows that the sums are of, int64 [n]."""
         return ids_of(unpack(total, self.table.spec.dim, self.has_counts)[0])
 
     def some(self, ids: Ids) -> Slice:
-        """Those of these rows (each once) that are there, with the optimizer's state; none are let go."""
+        """Return a slice that lets no row go, with those of these rows (each once) that it has, and their
+        state.
+        """
         made = Slice(
             self.table.spec,
             self.parameter,
@@ -225,7 +304,15 @@ class Slice:
         return self.about(), self.memory(0, self.dumped_bytes)
 
     def memory(self, start: int, stop: int) -> torch.Tensor:
-        """uint8 [stop - start]: a copy of these bytes of a dump's memory."""
+        """Return a copy of bytes of a dump's memory.
+
+        Args:
+            start: number of the first byte.
+            stop: number of the byte after the last.
+
+        Returns:
+            uint8 [stop - start].
+        """
         return self.table.memory(start, stop)
 
     def about(self) -> dict[str, Any]:
@@ -245,18 +332,38 @@ class Slice:
 
     @property
     def dumped_bytes(self) -> int:
-        """Of a dump's memory."""
+        """Return the bytes of a dump's memory."""
         return self.table.held_bytes
 
     def again(self, meta: Mapping[str, Any], payload: torch.Tensor) -> Slice:
-        """This slice as it was dumped."""
+        """Return this slice as it was when it was dumped.
+
+        Args:
+            meta: the dump's JSON.
+            payload: the dump's memory, uint8.
+
+        Raises:
+            ChunkError: it is no dump of a slice.
+            TableError: there is no room.
+        """
         return Slice.load(meta, payload, self._memory, self._others)
 
     @classmethod
     def load(
         cls, meta: Mapping[str, Any], payload: torch.Tensor, memory: int = 0, others: Others = lambda own: 0
     ) -> Slice:
-        """The slice that was dumped. Raise ChunkError for what is none, TableError for no room."""
+        """Return the slice that was dumped.
+
+        Args:
+            meta: the dump's JSON.
+            payload: the dump's memory, uint8.
+            memory: bytes that everything on the server may take; 0: there is no limit.
+            others: how many bytes everything else takes.
+
+        Raises:
+            ChunkError: it is no dump of a slice.
+            TableError: there is no room.
+        """
         made = cls.begin(meta, payload.numel(), memory, others)
         made.write(0, payload)
         made.finish()
@@ -266,7 +373,18 @@ class Slice:
     def begin(
         cls, meta: Mapping[str, Any], nbytes: int, memory: int = 0, others: Others = lambda own: 0
     ) -> Slice:
-        """A slice whose dump of so many bytes is to be written. Raise as `load`, before it takes memory."""
+        """Return a slice whose dump is to be written.
+
+        Args:
+            meta: the dump's JSON.
+            nbytes: of the dump's memory.
+            memory: bytes that everything on the server may take; 0: there is no limit.
+            others: how many bytes everything else takes.
+
+        Raises:
+            ChunkError: it is no dump of a slice; no memory was taken.
+            TableError: there is no room.
+        """
         try:
             about = spec_from_json(meta["table"]), int(meta["parameter"]), int(meta["group"])
             groups = _groups_in(meta, about[-1])
@@ -285,7 +403,12 @@ class Slice:
         return made
 
     def write(self, at: int, memory: torch.Tensor) -> None:
-        """Bytes `at` and the following of the dump (uint8), into a slice that was begun; each byte once."""
+        """Write bytes of the dump into a slice that was begun; each byte once.
+
+        Args:
+            at: number of the first byte.
+            memory: uint8.
+        """
         self.table.write(at, memory)
 
     def finish(self) -> None:

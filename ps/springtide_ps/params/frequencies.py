@@ -2,7 +2,7 @@
 
 torch counts within one call of the module. A step's call is shared by workers and micro-batches, and is
 divided by what all of them count. So such gradients travel undivided, and with them the number of the call
-within the forward pass and how often it looked the row up. What names a gradient is its *head*: the id (int64
+within the forward pass and how often it looked the row up. A gradient is named by its *head*: the id (int64
 [n]), or (int64 [n, 2]) the id and `call << 32 | count`.
 """
 
@@ -15,7 +15,16 @@ _LATER = 1 << 20  # more than the calls of a forward pass
 
 
 def heads_of(ids: torch.Tensor, counts: torch.Tensor, call: int) -> torch.Tensor:
-    """int64 [n, 2]. ids, counts: int64 [n]; counts: below 2**32."""
+    """Return heads that say how often each row was looked up.
+
+    Args:
+        ids: int64 [n].
+        counts: int64 [n], below 2**32.
+        call: number of the call within the forward pass.
+
+    Returns:
+        int64 [n, 2].
+    """
     return torch.stack((ids, counts + (call << _BITS)), 1)
 
 
@@ -25,21 +34,31 @@ def ids_of(heads: torch.Tensor) -> torch.Tensor:
 
 
 def renumbered(heads: torch.Tensor, by: int) -> torch.Tensor:
-    """With another number of the call, larger by so much; ids stay as they are."""
+    """Return heads with a larger number of the call; ids and counts stay.
+
+    Args:
+        heads: int64 [n], which have no call, or [n, 2].
+        by: what is added to the number of the call.
+    """
     if heads.dim() == 1 or not by:
         return heads
     return torch.stack((heads[:, 0], heads[:, 1] + (by << _BITS)), 1)
 
 
 def carried(heads: torch.Tensor) -> torch.Tensor:
-    """Of another forward pass, which is not to be counted together with the next one."""
+    """Return heads as of another forward pass, which is not to be counted together with the next one."""
     return renumbered(heads, _LATER)
 
 
 def summed(heads: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(heads in order, sums float32 [n, dim]): those of the same id and call as one, with all their counts.
+    """Sum gradients of the same id and call, with all their counts.
 
-    rows: float32 [n, dim].
+    Args:
+        heads: int64 [n], or [n, 2] of counted ones.
+        rows: float32 [n, dim].
+
+    Returns:
+        (heads in order, sums float32 [m, dim]).
     """
     if heads.dim() == 1:
         names, inverse = torch.unique(heads, return_inverse=True)
@@ -52,7 +71,15 @@ def summed(heads: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def divided(heads: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int64 [n], each once, gradients float32 [n, dim]) by which rows are changed."""
+    """Return the gradients by which rows are changed: divided by their counts, and summed by id.
+
+    Args:
+        heads: int64 [n], which are not counted, or [n, 2].
+        rows: float32 [n, dim], each once.
+
+    Returns:
+        (ids int64 [m], each once, gradients float32 [m, dim]).
+    """
     if heads.dim() == 1:
         return heads, rows
     counts = (heads[:, 1] & (1 << _BITS) - 1).clamp_(min=1)

@@ -1,9 +1,9 @@
 """One step of a torch optimizer with little around its kernel. PURE.
 
-`Optimizer.step` sorts tensors by device and dtype and asks for hooks, profilers and compilers, anew for
-every chunk; right after a chunk has gone through the caches, that takes a third as long as the fused kernel
-on 4 MiB. Here the optimizer keeps its options and its state, called as in a `state_dict`, and the same kernel
-is called on them. What is out of the ordinary (the first step, a tensor without a gradient, an optimizer
+`Optimizer.step` sorts tensors by device and dtype and asks for hooks, profilers and compilers, anew for every
+chunk; right after a chunk has gone through the caches, that takes a third as long as the fused kernel on 4
+MiB. Here the optimizer keeps its options and its state, called as in a `state_dict`, and the same kernel is
+called on them. Everything out of the ordinary (the first step, a tensor without a gradient, an optimizer
 without a fused kernel) goes through the optimizer's own step.
 """
 
@@ -20,7 +20,8 @@ _States = list[dict[str, Any]]
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """What does `optimizer.step()`, with the same results, where no hooks are and nothing is profiled.
+    """Return a function that does `optimizer.step()`, with the same results, where no hooks are and nothing
+    is profiled.
 
     All tensors of a parameter group have one dtype, are dense, on the CPU, and need no gradient themselves.
     Their gradients may be taken away.
@@ -61,7 +62,9 @@ def _kind(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
 
 
 def _ready(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], _Tensors, _Tensors, _States]]:
-    """By parameter group, if every tensor has a gradient and a whole state; otherwise nothing."""
+    """Return the fused kernel's arguments by parameter group if every tensor has a gradient and a whole
+    state; else none.
+    """
     wanted = _STATES[_kind(optimizer)]
     ready = []
     for group in optimizer.param_groups:

@@ -18,7 +18,12 @@ _LOAD = 0.5  # of the places at most; beyond that probing gets long
 
 
 def mix(ids: Ids, seed: int = 0) -> npt.NDArray[np.uint64]:
-    """The finalizer of splitmix64 (Steele, Lea and Flood 2014): neighbours land far apart."""
+    """Mix ids so that neighbours land far apart (the finalizer of splitmix64: Steele, Lea and Flood 2014).
+
+    Args:
+        ids: int64.
+        seed: for another order.
+    """
     with np.errstate(over="ignore"):
         x = ids.view(np.uint64) + np.uint64((seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) & (2**64 - 1))
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

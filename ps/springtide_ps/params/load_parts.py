@@ -12,9 +12,16 @@ from springtide_ps.params.embedding_shard import Slice
 
 
 def loads(chunk: Chunk | Slice, part_bytes: int) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-    """(JSON, memory uint8) of each LOAD: one, or of a slice of more than `part_bytes` several, in order.
+    """Yield what each LOAD brings: one, or of a slice with a larger dump several, in order.
 
     Each is made when it is asked for; the chunk must not change in between.
+
+    Args:
+        chunk: to be sent.
+        part_bytes: of one LOAD of a slice, at most.
+
+    Yields:
+        (JSON, memory uint8).
     """
     if not isinstance(chunk, Slice) or chunk.dumped_bytes <= part_bytes:
         yield chunk.dump()
@@ -25,6 +32,15 @@ def loads(chunk: Chunk | Slice, part_bytes: int) -> Iterator[tuple[dict[str, Any
 
 
 def spans(start: int, total: int, part_bytes: int) -> Iterator[tuple[int, int]]:
-    """(first, how many) of the bytes from `start` on, in parts."""
+    """Yield the parts into which bytes are divided.
+
+    Args:
+        start: number of the first byte.
+        total: number of the byte after the last.
+        part_bytes: of each part, at most.
+
+    Yields:
+        (first byte, how many).
+    """
     for at in range(start, total, part_bytes):
         yield at, min(part_bytes, total - at)

@@ -1,4 +1,4 @@
-"""What a push does to the values on a server: torch's own optimizers, by name, on flat chunks. PURE.
+"""Update the values on a server with torch's own optimizers, by name, on flat chunks. PURE.
 
 All of them work element by element, so a chunk of a tensor is updated as the whole tensor would be.
 """
@@ -108,9 +108,17 @@ class Update:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise UpdateError for an update that does not exist, or an option that it does not have or take.
+    """Refuse an update that does not exist, or an option that it does not have or take.
 
-    What options have to be together, torch checks where an optimizer is made; a script may change them later.
+    Which options have to be together, torch checks where an optimizer is made; a script may change them
+    later.
+
+    Args:
+        name: of the update.
+        options: by name.
+
+    Raises:
+        UpdateError: one of them is refused.
     """
     if name not in NAMES:
         raise UpdateError(f"there is no update {name!r}: choose one of {', '.join(NAMES)}")

@@ -31,9 +31,16 @@ class Chunk:
 
 
 def split(key: str, elements: int, element_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> list[Chunk]:
-    """Cut a tensor into equal chunks of at most `chunk_bytes` (the last may be smaller); an empty one is one.
+    """Cut a tensor into equal chunks (the last may be smaller); an empty tensor is one chunk.
 
-    Raise ValueError for a chunk smaller than an element.
+    Args:
+        key: the tensor's.
+        elements: how many it has.
+        element_bytes: of each element.
+        chunk_bytes: of a chunk, at most.
+
+    Raises:
+        ValueError: a chunk is smaller than an element.
     """
     if element_bytes <= 0 or chunk_bytes < element_bytes:
         raise ValueError(f"chunks of {chunk_bytes} bytes cannot hold elements of {element_bytes} bytes")
@@ -48,9 +55,19 @@ def split(key: str, elements: int, element_bytes: int, chunk_bytes: int = CHUNK_
 
 
 def place(chunks: Sequence[Chunk], loads: Mapping[str, int]) -> dict[str, str]:
-    """Chunk name -> server. `loads` is what each server holds already, in bytes.
+    """Give chunks to servers, from the largest to the smallest, each to the one with the least.
 
-    The same arguments give the same answer on every process. Raise ValueError without a server.
+    The same arguments give the same answer on every process.
+
+    Args:
+        chunks: of any tensors.
+        loads: bytes that each server holds already.
+
+    Returns:
+        The server by chunk's name.
+
+    Raises:
+        ValueError: there is no server.
     """
     if not loads:
         raise ValueError("no parameter server to place anything on")
@@ -64,9 +81,19 @@ def place(chunks: Sequence[Chunk], loads: Mapping[str, int]) -> dict[str, str]:
 
 
 def spread(chunks: Sequence[Chunk], servers: int) -> list[int]:
-    """The server (0 to servers - 1) of each chunk of one tensor, in turn from a start that its key gives.
+    """Return the server of each chunk of one tensor, in turn from a start that its key gives.
 
     For keys that come one after another and in any order: every process finds the same server.
+
+    Args:
+        chunks: of the tensor.
+        servers: how many there are.
+
+    Returns:
+        Numbers from 0 to servers - 1.
+
+    Raises:
+        ValueError: there is no server.
     """
     if servers < 1:
         raise ValueError("no parameter server to place anything on")

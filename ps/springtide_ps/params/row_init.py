@@ -14,8 +14,21 @@ KINDS = ("normal", "uniform", "zeros")
 
 
 def first_rows(kind: str, scale: float, seed: int, ids: Ids, dim: int) -> torch.Tensor:
-    """float32 [len(ids), dim]. normal: mean 0, standard deviation `scale` (Box-Muller over a counter-based
-    generator); uniform: -scale to scale; zeros. Raise ValueError for another kind.
+    """Return the rows that ids have before they are trained.
+
+    Args:
+        kind: "normal", mean 0 and standard deviation `scale` (Box-Muller over a counter-based generator);
+            "uniform", -scale to scale; or "zeros".
+        scale: of the numbers.
+        seed: of the generator.
+        ids: int64.
+        dim: of a row.
+
+    Returns:
+        float32 [len(ids), dim].
+
+    Raises:
+        ValueError: there is no such kind.
     """
     if kind == "zeros":
         return torch.zeros(len(ids), dim)

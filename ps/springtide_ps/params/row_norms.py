@@ -14,9 +14,15 @@ _SMALL = 1e-7  # torch's, against a norm of 0
 
 
 def bounded(rows: torch.Tensor, max_norm: float | None, norm_type: float) -> torch.Tensor:
-    """float32 [n, dim]: rows whose norm (of order `norm_type`) is above `max_norm`, scaled to it.
+    """Scale rows whose norm is above a bound to it.
 
-    The very same tensor where there is no bound or nothing above it; `rows` does not change.
+    Args:
+        rows: float32 [n, dim], which do not change.
+        max_norm: the bound; None: there is none.
+        norm_type: order of the norm.
+
+    Returns:
+        float32 [n, dim]; the very same tensor where no row is above.
     """
     if max_norm is None or not len(rows):
         return rows

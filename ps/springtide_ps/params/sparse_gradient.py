@@ -13,7 +13,7 @@ INDEX_BYTES: Final = 4
 
 
 class SparseGradientError(ValueError):
-    """What is no selection of a gradient's elements."""
+    """Raised for bytes that are no selection of a gradient's elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,16 @@ def pack(selected: SparseGradient) -> torch.Tensor:
 
 
 def count_elements(nbytes: int, dtype: torch.dtype, elements: int) -> int:
-    """How many elements of `elements` come in so many bytes. Raise SparseGradientError."""
+    """Return how many elements of a gradient come in so many bytes.
+
+    Args:
+        nbytes: of indices and elements.
+        dtype: of the elements.
+        elements: of the whole gradient.
+
+    Raises:
+        SparseGradientError: the size cannot be.
+    """
     width = INDEX_BYTES + dtype.itemsize
     if nbytes % width or nbytes // width > elements:
         raise SparseGradientError(
@@ -44,7 +53,16 @@ def count_elements(nbytes: int, dtype: torch.dtype, elements: int) -> int:
 
 
 def unpack(payload: torch.Tensor, dtype: torch.dtype, elements: int) -> SparseGradient:
-    """What was packed; its memory is the payload's. Raise SparseGradientError for indices that cannot be."""
+    """Return the selection that was packed; its memory is the payload's.
+
+    Args:
+        payload: uint8.
+        dtype: of the gradient.
+        elements: of the whole gradient.
+
+    Raises:
+        SparseGradientError: the size or the indices cannot be.
+    """
     count = count_elements(payload.numel(), dtype, elements)
     numbers = payload[: count * INDEX_BYTES]
     values = payload[count * INDEX_BYTES :]
@@ -59,5 +77,11 @@ def unpack(payload: torch.Tensor, dtype: torch.dtype, elements: int) -> SparseGr
 
 
 def worth_it(count: int, dtype: torch.dtype, elements: int) -> bool:
-    """Whether so many elements are fewer bytes selected than all elements as they are."""
+    """Return whether elements are fewer bytes as a selection than all elements as they are.
+
+    Args:
+        count: of the selected elements.
+        dtype: of the elements.
+        elements: of the whole gradient.
+    """
     return count * (INDEX_BYTES + dtype.itemsize) < elements * dtype.itemsize

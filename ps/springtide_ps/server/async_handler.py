@@ -1,7 +1,12 @@
-"""Requests of training without common steps: a push is applied when it comes, once per range and chunk.
+"""Requests of training without common steps: a push is applied when it comes, once per batch and chunk.
 
 Every server answers pushes and pulls of its chunks. One of them, which all workers know alike, also gives out
-the ranges; what it knows of them lives as long as a generation (`lease_table` says why that is enough).
+the batches; what it knows of them lives as long as a generation (`lease_table` says why that is enough).
+
+Threads and locks: the thread that reads a client's requests calls `check` and `answer`, and applies a push in
+the shard's lock (`ShardStore.locked`); the answer is given by it, by the reading thread of another client
+that has made a lease possible, by a thread of the store's, or by one that receives other servers' answers.
+`_lock` guards the leases and the questions that wait for one, and no answer is given in it.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ _CLOCK_LIMIT: Final = 1 << 53
 
 @dataclass(slots=True)
 class _Asked:
-    """A question for a range that could not be answered at once."""
+    """A question for a batch that could not be answered at once."""
 
     token: Token
     member: str
@@ -59,8 +64,8 @@ class _Asked:
 
 class AsyncHandler:
     """Raises StepProtocolError, BatchNumberError, LeaseError or ChunkError for what cannot be done,
-    FrameError for what no client of ours sends. `offered` tells how many bytes of offers all clients have
-    here.
+    FrameError for what no client of ours sends. `offered` tells how many bytes all clients have pushed
+    early.
     """
 
     def __init__(self, steps: SyncHandler, counters: Counters, offered: Callable[[], int]) -> None:
@@ -81,7 +86,18 @@ class AsyncHandler:
             return len(self._waiting)
 
     def check(self, header: Header, meta: dict[str, Any]) -> None:
-        """Refuse a payload of another size than it must have; nothing is allocated before."""
+        """Refuse a payload of another size than it must have, before memory is allocated.
+
+        Args:
+            header: of the request.
+            meta: its JSON.
+
+        Raises:
+            FrameError: the request says what cannot be.
+            StepProtocolError: the generation, member or shard does not fit.
+            ChunkError: the gradient does not fit the shard.
+            NoRoomError: there is no memory to set it aside.
+        """
         pushes = header.kind in (Kind.PUSH_BATCH, Kind.COPY_BATCH) and "o" not in meta
         if not pushes and header.kind not in _EARLY_PUSHES:
             if header.payload_bytes:
@@ -96,9 +112,14 @@ class AsyncHandler:
     def answer(
         self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, offers: GradientStash
     ) -> None:
-        """Carry a checked request out; `reply` gets the answer now or later, from any thread.
+        """Carry a checked request out.
 
-        offers: those of the connection.
+        Args:
+            header: of the request.
+            meta: its JSON.
+            payload: uint8; used no longer than this call.
+            reply: gets the answer now or later, from any thread.
+            offers: gradients set aside for the connection.
         """
         token, number = token_in(meta), header.request
         match header.kind:
@@ -270,7 +291,7 @@ class AsyncHandler:
             failed.set_exception(error)
             return failed
 
-    # ---- ranges
+    # ---- batches
 
     def _open(self, token: Token, meta: dict[str, Any]) -> None:
         clocks, bound = meta.get("clocks"), meta.get("bound")
@@ -332,7 +353,7 @@ class AsyncHandler:
 
     def _decided(self, asked: _Asked, waited: bool) -> Answer | None:
         if self._token is None or self._leases is None or asked.token > self._token:
-            return None  # its generation's ranges are not known here yet
+            return None  # its generation's batches are not known here yet
         if asked.token < self._token:
             return _refused(asked.number, StaleError(f"generation {asked.token} is over"))
         try:
@@ -349,7 +370,7 @@ class AsyncHandler:
 
 
 def _owner(kind: Kind, meta: dict[str, Any]) -> str:
-    """Whose offer it is, among those that come over one connection."""
+    """Return the member whose early push it is where several share a connection; "" on a member's own."""
     return str(meta.get("me")) if kind in (Kind.COPY_EARLY_PUSH, Kind.COPY_BATCH) else ""
 
 
@@ -385,7 +406,7 @@ def _gradient(chunk: Chunk | Slice, meta: dict[str, Any], payload: torch.Tensor)
 def _late(
     of_batch: int, step_spec: StepSpec, payload: torch.Tensor, dtype: torch.dtype, piece: Slice
 ) -> None:
-    """Make a range on a slice that was on its way when the range came."""
+    """Make a batch on a slice that was on its way when the batch came."""
     piece.check(step_spec)
     piece.applied_batches = piece.applied_batches or AppliedBatches()
     if piece.applied_batches.enter(of_batch, step_spec.skip):

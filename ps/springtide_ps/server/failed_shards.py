@@ -24,7 +24,15 @@ class FailedShards:
         self._why: dict[str, StepFailedError] = {}
 
     def add(self, key: str, why: Exception) -> StepFailedError:
-        """Remember a failure, and return the error for all who ask for the shard from now on."""
+        """Remember a failure.
+
+        Args:
+            key: the shard's.
+            why: error of the step.
+
+        Returns:
+            The error for all who ask for the shard from now on.
+        """
         text = f"{type(why).__name__}: {why}"[:_TEXT_LIMIT]
         self._why[key] = StepFailedError(
             f"chunk {key!r} is lost, since the optimizer's step on it failed there: {text}; its log has more"

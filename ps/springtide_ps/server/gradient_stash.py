@@ -1,12 +1,12 @@
 """Gradients of one connection that came before it was known how they count. PURE.
 
-A worker that does not step together with others sends a chunk's gradient while its backward pass still runs,
-and at optimizer.step() a push that names it: the range, and how it is applied. Until then an offer is nothing
-but memory that is set aside: whoever dies, or leaves the body, has changed nothing. What cannot be found is
-asked for whole, so an offer may be forgotten at any time.
+A worker that does not step together with others sends a chunk's gradient while its backward pass still runs
+(an early push), and at optimizer.step() a push that names it: the batch, and how it is applied. Until then
+the gradient is nothing but memory that is set aside: a worker that dies, or leaves the body, has changed
+nothing. A push whose gradient is not found is asked for whole, so a gradient may be forgotten at any time.
 
-A server passes an offer on to the chunk's copies in the same way, over a connection that all workers share;
-so offers go by their owner as well.
+A server passes an early push on to the chunk's copies in the same way, over a connection that all workers
+share; so gradients go by their owner as well.
 """
 
 from __future__ import annotations
@@ -67,7 +67,14 @@ class GradientStash:
         return dict(self._held)
 
     def put(self, token: Token, owner: str, key: str, offer: StashedGradient) -> None:
-        """Set a gradient aside in place of an earlier one, and forget those of older generations."""
+        """Set a gradient aside in place of an earlier one, and forget those of older generations.
+
+        Args:
+            token: the generation's.
+            owner: the member that pushed it; "" on a connection of its own.
+            key: the chunk's.
+            offer: the gradient.
+        """
         if token != self._token:
             self.forget()
             self._token = token
@@ -76,7 +83,17 @@ class GradientStash:
         self.nbytes += offer.payload.nbytes
 
     def take(self, token: Token, owner: str, key: str, number: int) -> StashedGradient | None:
-        """Take the gradient of that number out; None: it is not here. An earlier one is forgotten."""
+        """Take a gradient out; an earlier one of the chunk is forgotten.
+
+        Args:
+            token: the generation's.
+            owner: the member that pushed it; "" on a connection of its own.
+            key: the chunk's.
+            number: of the gradient.
+
+        Returns:
+            None: it is not here.
+        """
         if token != self._token:
             return None
         offer = self._pop(owner, key)

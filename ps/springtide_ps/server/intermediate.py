@@ -1,9 +1,9 @@
-"""Values within a step of several parts: what a chunk becomes if the step ends with those made so far.
+"""Values within a step of several substeps: what a chunk becomes if the step ends with those made so far.
 
 A script may make an optimizer's step, use the model again and make another one (a GAN, `step(closure)`), and
-all of that is one step, which counts or does not. So servers keep the sums of each backward pass (*round*)
-until the step is decided, and make its parts on a chunk's second copy when somebody wants to see it (the copy
-is in `speculative_copy`). How the parts are made, each member says; all say the same.
+all of that is one step, which counts or does not. So servers keep the sums of each backward pass until the
+step is decided, and make its substeps on a chunk's second copy (`speculative_copy`) when somebody wants to
+see it. How the substeps are made, each member says; all say the same.
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ NO_ROOM: Final = "there is no room"
 
 @dataclass(frozen=True, slots=True)
 class Substeps:
-    """Remember which parts of a step that is not decided the members have made. PURE.
+    """Remember which substeps of a step that is not decided the members have made. PURE.
 
     Attributes:
         step: the step; -1: none.
-        step_spec: how its parts are made, as far as the member that is furthest has said; None: none has.
+        step_spec: how its substeps are made, as far as the member that is furthest has said; None: none has.
     """
 
     step: int = -1
     step_spec: StepSpec | None = None
 
     def with_report(self, step: int, step_spec: StepSpec) -> Substeps:
-        """Return what is known after one more member's word, which may be behind another's.
+        """Return what is known after one more member's report, which may be behind another's.
+
+        Args:
+            step: its number.
+            step_spec: the substeps that the member has made.
 
         Raises:
-            StepProtocolError: the members make different parts.
+            StepProtocolError: the members make different substeps.
         """
         if self.step_spec is None or step != self.step or self.step_spec.begins(step_spec):
             return Substeps(step, step_spec)
@@ -50,7 +54,11 @@ class Substeps:
         return self
 
     def first(self, step: int, count: int) -> StepSpec:
-        """Return how the first `count` parts of the step are made.
+        """Return how the first substeps of a step are made.
+
+        Args:
+            step: its number.
+            count: of substeps.
 
         Raises:
             StepProtocolError: no member has told of so many.
@@ -63,16 +71,16 @@ class Substeps:
 def make_substeps(
     chunk: Chunk | Slice, totals: Mapping[int, torch.Tensor], step_spec: StepSpec, keep: bool
 ) -> None:
-    """Make a step of one or several parts.
+    """Make a step of one or several substeps.
 
     Args:
         chunk: what changes.
-        totals: sums of gradients by round.
-        step_spec: how the parts are made.
+        totals: sums of gradients by backward pass.
+        step_spec: how the substeps are made.
         keep: whether the sums stay as they are; else they are used up.
 
     Raises:
-        ChunkError: the recipe is of another optimizer.
+        ChunkError: the step is of another optimizer.
     """
     substeps = step_spec.substeps
     for number, part in enumerate(substeps):

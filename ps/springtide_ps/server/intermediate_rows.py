@@ -1,8 +1,8 @@
-"""Rows of tables within a step of several parts: what they become if the step ends with those made so far.
+"""Rows of tables within a step of several substeps: what they become if the step ends with those made so far.
 
 As for chunks (`intermediate`), nothing else sees that. A table is far larger than what a step changes of it,
-so there is no second copy of a slice: the rows that have gradients are copied, and the parts made on these.
-Rows that `max_rows` and `max_age` let go, go when the step is made.
+so there is no second copy of a slice: the rows that have gradients are copied, and the substeps made on
+these. Rows that `max_rows` and `max_age` let go, go when the step is made.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from springtide_ps.server.step_protocol import StepProtocolError
 
 @dataclass(slots=True)
 class ChangedRows:
-    """The rows of one slice that the first parts of a step change, as they are after these parts.
+    """The rows of one slice that the first substeps of a step change, as they are after these.
 
     Attributes:
         step: the step; -1: none.
-        step_spec: how its parts are made.
+        step_spec: how its substeps are made.
         piece: the changed rows, as a slice of their own.
     """
 
@@ -41,13 +41,13 @@ class ChangedRows:
 
         Args:
             piece: the slice, at the step before.
-            totals: sums of gradients by round, which stay as they are.
+            totals: sums of gradients by backward pass, which stay as they are.
             step: its number.
-            step_spec: how its parts are made.
+            step_spec: how its substeps are made.
 
         Raises:
             StepProtocolError: a sum is not here.
-            ChunkError: the recipe is of another optimizer.
+            ChunkError: the step is of another optimizer.
         """
         if self.piece is not None and (self.step, self.step_spec) == (step, step_spec):
             return self.piece
@@ -64,7 +64,21 @@ class ChangedRows:
     def rows(
         self, piece: Slice, totals: Mapping[int, torch.Tensor], step: int, step_spec: StepSpec, ids: Ids
     ) -> torch.Tensor:
-        """Return rows of the slice by id, float32 [len(ids), dim]; the rest is as of `reach`."""
+        """Return rows of the slice after the substeps of a step that is not decided.
+
+        Args:
+            piece: the slice.
+            totals: sums by backward pass.
+            step: its number.
+            step_spec: the substeps.
+            ids: int64.
+
+        Returns:
+            float32 [len(ids), dim].
+
+        Raises:
+            StepProtocolError: `reach` refuses.
+        """
         changed = self.reach(piece, totals, step, step_spec)
         found, there = piece.rows(ids), changed.table.has(ids)
         found[torch.from_numpy(there)] = changed.rows(ids[there])

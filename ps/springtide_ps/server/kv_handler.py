@@ -21,10 +21,11 @@ _EMPTY: Final = memoryview(b"")
 
 @dataclass
 class Counters:
-    """Since the start. Bytes of tensors; rows of tables. batches: pushes of ranges that were applied.
-    repeated: those whose range the chunk had already.
+    """Count requests since the start. Bytes are of tensors; rows are of tables.
 
-    Several threads add to them, so what is added is computed before: `+=` of a call loses what others add
+    batches: pushes of batches that were applied. repeated: those whose batch the chunk had already.
+
+    Several threads add to them, so the amount to add is computed first: `+=` of a call loses what others add
     while it runs, and a counter may fall.
     """
 
@@ -65,7 +66,16 @@ class KvHandler:
         self._store, self._counters, self._clients = store, counters, clients
 
     def check(self, header: Header, meta: dict[str, Any]) -> None:
-        """Refuse a request whose payload has another size than it must have; nothing is allocated before."""
+        """Refuse a request whose payload has another size than it must have, before memory is allocated.
+
+        Args:
+            header: of the request.
+            meta: its JSON.
+
+        Raises:
+            FrameError: the request says what cannot be.
+            StoreError: the key is not there, or there is no room.
+        """
         key, kind = meta.get("key", ""), header.kind
         if not isinstance(key, str):
             raise FrameError("a key is a string")
@@ -102,7 +112,14 @@ class KvHandler:
         payload: torch.Tensor,
         reply: Callable[[Answer], None],
     ) -> None:
-        """Carry a checked request out, and reply. `payload` (uint8) is used no longer than this call."""
+        """Carry a checked request out.
+
+        Args:
+            header: of the request.
+            meta: its JSON.
+            payload: uint8; used no longer than this call.
+            reply: gets the answer in this call.
+        """
         reply(self._answer(header, meta, payload))
 
     def _answer(self, header: Header, meta: dict[str, Any], payload: torch.Tensor) -> Answer:

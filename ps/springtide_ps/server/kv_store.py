@@ -2,6 +2,11 @@
 
 A reader that is still being sent the values never sees half an update: an update that meets readers is made
 on a copy, and the readers keep what they had. Without readers it is made in place.
+
+Threads and locks: any thread may call. The store's `_lock` guards which values and tables are made and the
+update of later ones; an entry's `lock` guards its values, version and readers, and the store's is never taken
+in it. A thread that sends values holds a `Lease` instead of a lock. Finding a key and adding up sizes need no
+lock.
 """
 
 from __future__ import annotations
@@ -112,11 +117,19 @@ class Store:
 
     @property
     def held_bytes(self) -> int:
-        """Of values and tables; optimizer state of values is not counted."""
+        """Return the bytes of values and tables; optimizer state of values is not counted."""
         return self._value_bytes + sum(table.nbytes for table in list(self._tables.values()))
 
     def check_room(self, key: str, nbytes: int) -> None:
-        """Raise StoreError for a key that is no key, or when there is no memory for `nbytes` more."""
+        """Refuse a key that is none, or values for which there is no memory.
+
+        Args:
+            key: to be made.
+            nbytes: of the values.
+
+        Raises:
+            StoreError: it is refused.
+        """
         if not key or len(key) > KEY_LIMIT:
             raise StoreError(f"a key has 1 to {KEY_LIMIT} characters, not {len(key)}")
         if not self.memory_limit or key in self._entries:
@@ -129,10 +142,18 @@ class Store:
             )
 
     def create(self, key: str, values: torch.Tensor, whole: tuple[int, ...] | None = None) -> bool:
-        """Make a key; False when it is there already with this shape and dtype, and keeps its values.
+        """Make a key; one that is there already with this shape and dtype keeps its values.
 
-        whole: shape of the tensor that the values are a part of; else they are all of it. Raises StoreError
-        when it is there with another shape or dtype, or there is no room.
+        Args:
+            key: to be made.
+            values: its first ones, which are copied.
+            whole: shape of the tensor that the values are a part of; None: they are all of it.
+
+        Returns:
+            False: it was there.
+
+        Raises:
+            StoreError: it is there with another shape or dtype, or there is no room.
         """
         whole = tuple(values.shape) if whole is None else whole
         with self._lock:
@@ -165,7 +186,18 @@ class Store:
         return found
 
     def create_table(self, key: str, spec: TableSpec) -> bool:
-        """Make an embedding table; False when it is there already. Raises StoreError when it is another."""
+        """Make an embedding table, unless it is there already.
+
+        Args:
+            key: to be made.
+            spec: how the table is made and trained.
+
+        Returns:
+            False: it was there.
+
+        Raises:
+            StoreError: it is there with another specification, or there is no room.
+        """
         with self._lock:
             self.check_room(key, 0)
             there = self._tables.get(key)

@@ -1,10 +1,10 @@
-"""Leases of ranges and the staleness clock of one generation: they say which member has to wait. PURE.
+"""Leases of batches and the staleness clock of one generation: they say which member has to wait. PURE.
 
-A lease spares work, it does not keep anything right: a range counts once in each chunk because the chunk
-says so (`applied.AppliedBatches`). So leases are forgotten with their generation, and the next one begins
-from what the chunks have. A member's clock is the number of its steps that all chunks have.
+A lease spares work, it does not keep anything right: a batch counts once in each chunk because the chunk says
+so (`applied.AppliedBatches`). So leases are forgotten with their generation, and the next one begins from
+what the chunks have. A member's clock is the number of its steps that all chunks have.
 
-A member asks for its next range while its last one is still on its way to the chunks (*sent*): what it gets
+A member asks for its next batch while its last one is still on its way to the chunks (*sent*): what it gets
 is one that it has not worked on, and for the bound the sent one counts as a step that it is ahead.
 """
 
@@ -17,7 +17,7 @@ from springtide_ps.params.applied import IntervalSet
 
 
 class LeaseError(ValueError):
-    """A request that does not belong to this generation's ranges."""
+    """A request that does not belong to this generation's batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """All ranges of the window are finished."""
+    """All batches of the window are finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ Decision = Granted | Over | Wait
 class Leases:
     """bound: how many steps the fastest member may be ahead of the slowest; None: any number.
 
-    finished: ranges that every chunk has. clocks: of all members; who is in none may ask for nothing.
+    finished: batches that every chunk has. clocks: of all members; who is in none may ask for nothing.
     """
 
     bound: int | None
@@ -51,7 +51,15 @@ class Leases:
     leased: dict[int, str] = field(default_factory=dict)
 
     def done(self, member: str, number: int) -> None:
-        """Every chunk has the range, which the member worked on. Raise LeaseError for a stranger."""
+        """Note that every chunk has a batch.
+
+        Args:
+            member: the one that worked on it.
+            number: of the batch.
+
+        Raises:
+            LeaseError: it is no member.
+        """
         self._check(member)
         if self.leased.get(number) == member:
             del self.leased[number]
@@ -59,9 +67,16 @@ class Leases:
         self.finished.add(number)
 
     def ask(self, member: str, first: int, stop: int, sent: Collection[int] = ()) -> Decision:
-        """The member wants a range of first..stop-1; what it holds already it gets again.
+        """Decide which batch a member works on; one that it holds already it gets again.
 
-        sent: ranges that it has worked on, and that some chunks may lack. Raise LeaseError for a stranger.
+        Args:
+            member: the one that asks.
+            first: number of the first batch of the window.
+            stop: number of the batch after the last.
+            sent: batches that it has worked on, and that some chunks may lack.
+
+        Raises:
+            LeaseError: it is no member.
         """
         self._check(member)
         own = [n for n, who in self.leased.items() if who == member]

@@ -40,9 +40,17 @@ class Settings:
 
 
 def read(environment: Mapping[str, str], port: int) -> Settings | None:
-    """Return how the pod names this process, which serves on `port`; None outside of a job.
+    """Return how the pod names this process.
 
-    Raises ValueError that names the variable and what it must hold.
+    Args:
+        environment: its variables.
+        port: on which it serves.
+
+    Returns:
+        None: it is outside of a job.
+
+    Raises:
+        ValueError: a variable cannot be; it says which, and what it must hold.
     """
     coordinator = environment.get("SPRINGTIDE_COORDINATOR", "")
     if not coordinator:

@@ -3,7 +3,7 @@
 A large slice of a table goes in parts, so that neither side needs memory for all of it at once, and steps are
 made in between. Its parts are of the moment at which the copy began (`snapshot_reader`). Updates from then on
 follow on the same connection; where the slice is to be, they wait until it is whole: sums of steps beside the
-chunk that does not exist yet, ranges in `Incoming`. So a copy makes the updates in the order of the first
+chunk that does not exist yet, batches in `Incoming`. So a copy makes the updates in the order of the first
 server.
 
 One copy is sent at a time. The answers of the other server come on any thread, which takes the store's lock
@@ -146,7 +146,12 @@ class Replicator:
     # ---- to another server
 
     def want(self, key: str, address: str) -> None:
-        """Have the shard copied to that server when its turn comes."""
+        """Have a shard copied when its turn comes.
+
+        Args:
+            key: the shard's.
+            address: of the server that gets the copy.
+        """
         self._wanted.append((key, address))
 
     def take_next(self) -> tuple[str, str] | None:
@@ -165,6 +170,11 @@ class Replicator:
 
     def begin(self, key: str, shard: Shard, address: str) -> bool:
         """Send a shard, which gets its sums from now on; in the shard's lock, so that no update is between.
+
+        Args:
+            key: the shard's.
+            shard: its chunk is here.
+            address: of the server that gets the copy.
 
         Returns:
             Whether the other server counts as one that holds a copy, or will: it got the first part.
@@ -244,11 +254,21 @@ class Replicator:
         return self._incoming.get(key)
 
     def begin_incoming(self, key: str, incoming: Incoming) -> None:
-        """Expect the slice from its beginning, also where some of it was here."""
+        """Expect a slice from its beginning, also where some of it was here.
+
+        Args:
+            key: the slice's.
+            incoming: the slice that is to come.
+        """
         self._incoming[key] = incoming
 
     def expect_part(self, key: str, at: int, total: int) -> Incoming:
-        """Return the slice whose next part begins at byte `at` of `total`.
+        """Return the slice whose next part comes.
+
+        Args:
+            key: the slice's.
+            at: number of the part's first byte.
+            total: bytes of the slice.
 
         Raises:
             StepProtocolError: another byte is next, or nothing of the slice is here.
@@ -260,7 +280,14 @@ class Replicator:
         return incoming
 
     def take_updates(self, key: str, incoming: Incoming) -> list[Later]:
-        """Return the updates that waited for the slice; none: it is complete, and expected no more.
+        """Take the updates that waited for a slice.
+
+        Args:
+            key: the slice's.
+            incoming: the slice as far as it has come.
+
+        Returns:
+            None are left: it is complete, and expected no more.
 
         Raises:
             StepProtocolError: the slice comes anew from its beginning.
@@ -274,12 +301,26 @@ class Replicator:
         return updates
 
     def give_up(self, key: str, incoming: Incoming) -> None:
-        """Expect the slice no more, since a part of it could not be taken in."""
+        """Expect a slice no more, since a part of it could not be taken in.
+
+        Args:
+            key: the slice's.
+            incoming: the slice as far as it has come.
+        """
         if self._incoming.get(key) is incoming:
             del self._incoming[key]
 
     def postpone(self, token: Token, key: str, update: Later) -> bool:
-        """Have an update made when the slice has come whole; return whether it is on its way."""
+        """Have an update made when a slice has come whole.
+
+        Args:
+            token: the generation's.
+            key: the slice's.
+            update: makes it.
+
+        Returns:
+            Whether the slice is on its way; if not, the update is not kept.
+        """
         incoming = self._incoming.get(key)
         if incoming is None or incoming.token != token:
             return False

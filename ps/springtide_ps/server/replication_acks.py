@@ -1,4 +1,9 @@
-"""Pushes that are answered when other servers have made them, too."""
+"""Pushes that are answered when other servers have made them, too.
+
+Threads and locks: the thread that reads a push calls `when_all`, and threads that receive other servers'
+answers count them; a thread on which a generation enters calls `enter`. `_lock` guards the pushes that wait
+and their counts; `then` is called outside of it, by the thread that ends the wait.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Rows of a table that lie in several slices, which may still have steps to make."""
+"""Rows of a table that lie in several slices, which may still have steps to make.
+
+Threads and locks: threads that bring a late slice to its step, or give it up, call the gather; the last of
+them reads the rows and answers. `_lock` guards how many slices are late and whether an error was given; rows
+are read and answers given outside of it.
+"""
 
 from __future__ import annotations
 

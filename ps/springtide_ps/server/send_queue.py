@@ -2,7 +2,7 @@
 
 A request is read only while few bytes of answers wait to be sent. Requests of steps may be answered late, by
 other threads, which never wait here: so those without an answer are bounded by themselves, and beyond that
-refused. What it costs at most: the bytes that may wait, one answer more, and the late ones.
+refused. It costs at most: the bytes that may wait, one answer more, and the late ones.
 
 Answers without a tensor go first, and then tensors by the *rank* that their requests gave: the values of the
 first layers, which the client's next forward pass needs first, are mostly the last to be ready (Jayarajan et

@@ -1,4 +1,10 @@
-"""One shard: a chunk or a slice of a table that a server holds, and what its steps need."""
+"""One shard: a chunk or a slice of a table that a server holds, and what its steps need.
+
+Threads and locks: a shard's `lock` keeps its chunk, version and sums from changing. `add`, `measure` and the
+methods on sums are called in it; `roll_back`, `begin_applied_batches` and `count_steps` take it. `forward`
+and `waiting` belong to the store's lock, in which `take_waiting` is called. Where both are needed, the
+store's comes first (`shard_store`).
+"""
 
 from __future__ import annotations
 
@@ -35,13 +41,13 @@ class Shard:
     Attributes:
         chunk: the values and their optimizer's state; None: only sums are here, which wait for it.
         version: the step after which the values are; -1: none.
-        sums: of gradients, by step and round: complete, or (the newest one) in the making.
+        sums: of gradients, by step and backward pass: complete, or (the newest one) in the making.
         before: what the chunk was before a step that is only tried, as it is dumped.
         spare: memory of an earlier sum, for a gradient to come.
         forward: addresses of the servers that hold copies and get the sums.
         waiting: who waits for the values after a step.
         norms: sums of squares over sums that are complete, as far as they were wanted.
-        adding: (generation that has begun on this server, step, round) of the newest sum.
+        adding: (generation that has begun on this server, step, backward pass) of the newest sum.
         added: gradients in it.
         closed: the newest sum that is complete, and on its way to the copies.
         speculative: the chunk after a step that is not decided.
@@ -101,11 +107,16 @@ class Shard:
             self.norms[which] = self.chunk.square_norm(total)
 
     def totals(self, step: int) -> dict[int, torch.Tensor]:
-        """Return the sums of a step by round."""
+        """Return the sums of a step by backward pass."""
         return {number: total for (own, number), total in self.sums.items() if own == step}
 
     def has_sums(self, step: int, last: int) -> bool:
-        """Return whether the sums of all rounds up to the `last` one of the step are here."""
+        """Return whether the sums of a step are here (in the shard's lock).
+
+        Args:
+            step: its number.
+            last: the last backward pass whose sum is needed.
+        """
         return self.totals(step).keys() >= set(range(last + 1))
 
     def closed_sums(self, step: int) -> dict[Sum, torch.Tensor]:
@@ -145,13 +156,13 @@ class Shard:
         return True
 
     def begin_applied_batches(self, skipped: int) -> bool:
-        """Count ranges from now on: 0..version-1 are in the chunk.
+        """Count batches from now on: 0..version-1 are in the chunk.
 
         Args:
             skipped: how many of them changed nothing, in the whole job.
 
         Returns:
-            Whether there is a chunk, which has a book now.
+            Whether there is a chunk, which counts batches now.
         """
         with self.lock:
             if self.chunk is None:
@@ -167,7 +178,7 @@ class Shard:
         """Count steps from now on, `version` of them so far.
 
         Returns:
-            Whether the chunk's book says the same: exactly the ranges 0..version-1 are in it.
+            Whether the chunk says the same: exactly the batches 0..version-1 are in it.
         """
         with self.lock:
             if self.chunk is None or self.chunk.applied_batches is None:

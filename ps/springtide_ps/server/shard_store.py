@@ -116,11 +116,11 @@ class ShardStore:
         self._commits: list[Done] = []
         self._fences = 0  # generations that have begun here
         self._adding = 0  # gradients that are counted already, and not in their sums yet
-        self._unclosed = False  # whether sums of a round that all members have prepared can be still open
+        self._unclosed = False  # whether sums that all members have prepared can be open still
         self._unacknowledged = 0  # sums on their way to copies
         self._lost_backup = ""
         self._norms_wanted = False  # whether the last step's members wanted norms
-        self._measured: Sum = (-1, 0)  # the round all of whose norms are made, or are being made
+        self._measured: Sum = (-1, 0)  # the backward pass all of whose norms are made, or are being made
         self._measuring = 0  # so many of them are still to be made
         self.steps = 0
 
@@ -269,8 +269,16 @@ class ShardStore:
         return self.piece(key).dtype
 
     def check_gradient(self, key: str, nbytes: int, dtype: torch.dtype | None) -> None:
-        """Raise StepProtocolError when the shard is not here, ChunkError for a gradient that does not fit
-        it.
+        """Refuse a gradient that does not fit a shard.
+
+        Args:
+            key: the shard's.
+            nbytes: of the gradient.
+            dtype: of its elements; None: the values'.
+
+        Raises:
+            StepProtocolError: the shard is not here.
+            ChunkError: the gradient does not fit it.
         """
         self.piece(key).check_gradient(nbytes, dtype)
 
@@ -285,13 +293,21 @@ class ShardStore:
         booked: bool = False,
         skipped: int = 0,
     ) -> int:
-        """Begin a generation, or enter one as a further member; see `StepProtocol.enter` for the arguments.
+        """Begin a generation, or enter one as a further member; see `StepProtocol.enter`.
 
         Args:
-            skipped: how many of the steps so far changed nothing, where books begin.
+            token: the generation's.
+            members: ids of all its members.
+            step: the step that it begins from; 0 where its members do not step together.
+            run_id: of the state's history.
+            booked: its members do not step together.
+            skipped: how many of the steps so far changed nothing, where batches begin to be counted.
 
         Returns:
             The step that this server is at.
+
+        Raises:
+            StaleError: a newer generation has begun.
         """
         with self._lock:
             self.settle()
@@ -317,14 +333,29 @@ class ShardStore:
             return self._protocol.version
 
     def resolve(self, token: Token, step_spec: StepSpec | None) -> None:
-        """Decide the step that the last generation left open; see `StepProtocol.resolve`."""
+        """Decide the step that the last generation left open; see `StepProtocol.resolve`.
+
+        Args:
+            token: the generation's.
+            step_spec: how the step is made; None: the caller does not know.
+
+        Raises:
+            StepProtocolError: it is needed, and not given.
+        """
         with self._lock:
             if self._protocol.resolve(token, step_spec):
                 self._make_step()
 
     def check_token(self, token: Token, booked: bool = False) -> None:
-        """Raise StaleError; StepProtocolError for a generation that has not entered, or (booked) counts
-        steps.
+        """Refuse a request of a generation that is not the present one.
+
+        Args:
+            token: the generation's.
+            booked: its members must not step together.
+
+        Raises:
+            StaleError: it is over.
+            StepProtocolError: it has not entered, or (booked) its members step together.
         """
         with self._lock:
             self._protocol.check_token(token)
@@ -332,7 +363,17 @@ class ShardStore:
                 raise StepProtocolError(f"the members of generation {token} step together: it has no ranges")
 
     def check_member(self, token: Token, member: str) -> None:
-        """Raise StepProtocolError for one that is not of the generation, or as `check_token` with booked."""
+        """Refuse a request unless its member is one of the present generation, whose members do not step
+        together.
+
+        Args:
+            token: the generation's.
+            member: its id.
+
+        Raises:
+            StaleError: the generation is over.
+            StepProtocolError: it is no such member, or no such generation.
+        """
         with self._lock:
             self.check_token(token, booked=True)
             if member not in self._protocol.members:
@@ -376,7 +417,17 @@ class ShardStore:
     # ---- shards that come and go
 
     def load(self, token: Token, key: str, version: int, chunk: Chunk | Slice) -> None:
-        """Hold a shard from now on; sums that came before it are applied."""
+        """Hold a shard from now on; sums that came before it are applied.
+
+        Args:
+            token: the generation's.
+            key: the shard's.
+            version: the step after which it is.
+            chunk: its values and their state.
+
+        Raises:
+            StaleError: the generation is over.
+        """
         with self._lock:
             self._protocol.check_token(token)
             self._before_change([key] if key in self._shards else [])
@@ -401,6 +452,9 @@ class ShardStore:
         """Take in bytes of a slice; with the last ones it is held, as by `load`.
 
         Args:
+            token: the generation's.
+            key: the slice's.
+            version: the step after which it is.
             begin: makes the slice that they are written into.
             at: number of the first byte.
             total: bytes of the whole slice.
@@ -453,9 +507,13 @@ class ShardStore:
         """Say where copies of shards are, from now on.
 
         Args:
+            token: the generation's.
             forward: by key, the servers that the sums go to.
             fill: by key, the servers that a copy of the shard is sent to.
             drop: keys of the shards that are held here no more.
+
+        Raises:
+            StepProtocolError: a shard that is named is not here.
         """
         with self._lock:
             self._protocol.check_token(token)
@@ -474,6 +532,10 @@ class ShardStore:
 
     def give_up(self, key: str, why: Exception) -> StepProtocolError:
         """Hold a shard no more whose update failed; the next generation finds that out.
+
+        Args:
+            key: the shard's.
+            why: error of the update.
 
         Returns:
             The error for those who ask for it.
@@ -496,9 +558,17 @@ class ShardStore:
     # ---- a step: gradients
 
     def take_spare(self, key: str, nbytes: int, dtype: torch.dtype | None) -> torch.Tensor | None:
-        """Return memory (uint8) for a gradient of that type (None: the values'), if some is unused.
+        """Return unused memory for a gradient.
 
         The caller stages the gradient with it, or lets it go.
+
+        Args:
+            key: the shard's.
+            nbytes: of the gradient.
+            dtype: of its elements; None: the values'.
+
+        Returns:
+            uint8 [nbytes]; None: there is none.
         """
         shard = self._shards.get(key)
         if shard is None or shard.spare is None:
@@ -520,12 +590,19 @@ class ShardStore:
         number: int = 0,
         own: bool = False,
     ) -> None:
-        """Add a gradient to the sum of a round of the step.
+        """Add a gradient to the sum of a backward pass of the step.
 
         Args:
+            token: the generation's.
+            step: its number.
+            member: the sender.
+            key: the chunk's.
             gradient: flat, of the chunk's size, or some of its elements.
-            number: of the round.
+            number: of the backward pass.
             own: it is in memory of `take_spare`, which is the shard's again; other memory is not kept.
+
+        Raises:
+            StepProtocolError: it does not belong here; see `StepProtocol.stage`.
         """
         which = (step, number)
         with self._lock:
@@ -574,6 +651,12 @@ class ShardStore:
     def check_sum(self, key: str, which: Sum, nbytes: int, dtype: torch.dtype) -> None:
         """Refuse a sum that cannot be taken in; nothing else bounds what another server may send.
 
+        Args:
+            key: the shard's.
+            which: step and backward pass.
+            nbytes: of the sum.
+            dtype: of its elements.
+
         Raises:
             StepProtocolError: the shard is neither here nor on its way, or the step is far ahead.
             ChunkError: the sum does not fit the shard.
@@ -587,7 +670,17 @@ class ShardStore:
             self.check_gradient(key, nbytes, dtype)
 
     def take_sum(self, token: Token, which: Sum, key: str, total: torch.Tensor) -> None:
-        """Keep the sum of all gradients of a shard, from the server that the workers send them to."""
+        """Keep the sum of all gradients of a shard, from the server that the workers send them to.
+
+        Args:
+            token: the generation's.
+            which: step and backward pass.
+            key: the shard's.
+            total: flat; it is copied.
+
+        Raises:
+            StaleError: the generation is over.
+        """
         kept = total.clone()
         with self._lock:
             self._protocol.check_token(token)
@@ -622,10 +715,20 @@ class ShardStore:
     def prepare(
         self, token: Token, step: int, member: str, count: int, norm: bool, done: Done, number: int = 0
     ) -> None:
-        """Hear that a member has sent all gradients of a round.
+        """Note that a member has sent all gradients of a backward pass.
 
-        `done` gets the sums of squares over this server's sums, by their optimizer's first group (None unless
-        `norm`), when all members have prepared and the copies are where they belong.
+        Args:
+            token: the generation's.
+            step: its number.
+            member: its id.
+            count: of gradients that it has sent to this server.
+            norm: the sums of squares are wanted.
+            done: gets the sums of squares over this server's sums, by their optimizer's first group (None
+                unless `norm`), when all members have prepared and the copies are where they belong.
+            number: of the backward pass.
+
+        Raises:
+            StepProtocolError: other gradients are here.
         """
         with self._lock:
             effects = self._protocol.prepare(token, step, member, count, number)
@@ -707,7 +810,16 @@ class ShardStore:
         return norms
 
     def try_step(self, token: Token, step: int, member: str) -> None:
-        """Make a step that may be taken back; see `StepProtocol.try_step`."""
+        """Make a step that may be taken back; see `StepProtocol.try_step`.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            member: one that has committed it.
+
+        Raises:
+            StepProtocolError: it has not.
+        """
         with self._lock:
             if self._protocol.try_step(token, step, member):
                 assert self._protocol.step_spec is not None
@@ -715,7 +827,18 @@ class ShardStore:
                 self._bring(self._shards, step, True)
 
     def commit(self, token: Token, step: int, member: str, step_spec: StepSpec, done: Done) -> None:
-        """Hear that a member commits the step; `done` gets None when the step is decided here."""
+        """Note that a member commits the step.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            member: its id.
+            step_spec: how the step is made.
+            done: gets None when the step is decided here.
+
+        Raises:
+            StepProtocolError: some member has not prepared it.
+        """
         with self._lock:
             effects = self._protocol.commit(token, step, member, step_spec)
             self._commits.append(done)
@@ -726,7 +849,7 @@ class ShardStore:
                     answer(None, None)
 
     def _make_step(self) -> None:
-        """Have the decided step `rounds.version` made, with the shards in their order (in the lock)."""
+        """Have the decided step `version` made, with the shards in their order (in the lock)."""
         version, step_spec = self._protocol.version, self._protocol.step_spec
         assert step_spec is not None
         self.steps += 1
@@ -747,7 +870,17 @@ class ShardStore:
     # ---- values after a decided step
 
     def fetch(self, token: Token, step: int, key: str, done: Done) -> None:
-        """`done` gets the chunk's values once they are those after `step`."""
+        """Give the values of a chunk once they are those after a step.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            key: the chunk's.
+            done: gets the values.
+
+        Raises:
+            StepProtocolError: there is no such chunk here, or the step is another.
+        """
         with self._lock:
             self._protocol.may_fetch(token, step)
             shard = self._dense_shard(key)
@@ -757,7 +890,17 @@ class ShardStore:
         done(shard.values, None)
 
     def fetch_rows(self, token: Token, step: int, wanted: Sequence[tuple[str, Ids]], done: Done) -> None:
-        """`done` gets the rows of these ids by slice, one after another, once all are those after `step`."""
+        """Give rows of slices once all of these are as they are after a step.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            wanted: (slice's key, ids int64).
+            done: gets the rows, float32 [n, dim], one slice after another.
+
+        Raises:
+            StepProtocolError: a slice is not here, or the step is another.
+        """
         with self._lock:
             self._protocol.may_fetch(token, step)
             slices = [(self.slice_of(key), ids) for key, ids in wanted]
@@ -777,7 +920,17 @@ class ShardStore:
     # ---- values before a step is decided (`speculation`)
 
     def expect(self, token: Token, step: int, member: str, step_spec: StepSpec) -> None:
-        """Hear how a member expects the step to be made; where members differ, nobody gets values early."""
+        """Note how a member expects the step to be made; where members differ, nobody gets values early.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            member: its id.
+            step_spec: how it expects the step to be made.
+
+        Raises:
+            StepProtocolError: it is no member, or the step is another.
+        """
         with self._lock:
             self._protocol.check_vote(token, step, member)
             refused = self._speculator.expect(step, step_spec, self._shards.values())
@@ -785,7 +938,17 @@ class ShardStore:
             done(None, not_expected(step))
 
     def fetch_speculative(self, token: Token, step: int, key: str, done: Done) -> None:
-        """`done` gets the chunk's values after `step`, made as it is expected to be, or as it was decided."""
+        """Give a chunk's values after a step, made as it is expected to be made, or as it was decided.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            key: the chunk's.
+            done: gets the values.
+
+        Raises:
+            StepProtocolError: it is not known how the step is expected to be made, or the chunk is not here.
+        """
         with self._lock:
             self._protocol.may_fetch(token, step)
             shard = self._dense_shard(key)
@@ -819,15 +982,35 @@ class ShardStore:
             done(None if early is None else early.values, None if early is not None else not_expected(step))
 
     def add_substeps(self, token: Token, step: int, member: str, step_spec: StepSpec) -> None:
-        """Hear which parts of the step a member has made so far, whose gradients are here."""
+        """Note which substeps a member has made so far, whose gradients are here.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            member: its id.
+            step_spec: the substeps.
+
+        Raises:
+            StepProtocolError: gradients are missing, or another member has made others.
+        """
         with self._lock:
             self._protocol.check_substeps(token, step, member, step_spec)
             self._speculator.add_substeps(step, step_spec)
 
     def fetch_intermediate(self, token: Token, step: int, key: str, count: int, done: Done) -> None:
-        """`done` gets the chunk's values after the first `count` parts of a step that is not decided.
+        """Give a chunk's values after some substeps of a step that is not decided.
 
         The step before it is decided, and may still have to be made: its values may have been there early.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            key: the chunk's.
+            count: of substeps.
+            done: gets the values.
+
+        Raises:
+            StepProtocolError: no member has told of so many, or the chunk is not here.
         """
         with self._lock:
             self._protocol.may_fetch(token, step)
@@ -859,7 +1042,18 @@ class ShardStore:
     def fetch_intermediate_rows(
         self, token: Token, step: int, wanted: Sequence[tuple[str, Ids]], count: int, done: Done
     ) -> None:
-        """`done` gets rows as by `fetch_rows`, after `count` parts of a step that is not decided."""
+        """Give rows of slices after some substeps of a step that is not decided.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            wanted: (slice's key, ids int64).
+            count: of substeps.
+            done: gets the rows, float32 [n, dim], one slice after another.
+
+        Raises:
+            StepProtocolError: no member has told of so many, or a slice is not here.
+        """
         with self._lock:
             self._protocol.may_fetch(token, step)
             step_spec, slices = self._speculator.first_substeps(step, count), list[tuple[HasRows, Ids]]()
@@ -884,7 +1078,16 @@ class ShardStore:
 
     @contextmanager
     def locked(self, token: Token, key: str) -> Iterator[LockedShard]:
-        """A shard that nobody else changes meanwhile, or reads, but for rows of a slice."""
+        """Lock a shard, so that nobody else changes it meanwhile, or reads it, but for rows of a slice.
+
+        Args:
+            token: the generation's.
+            key: the shard's.
+
+        Raises:
+            StaleError: the generation is over.
+            StepProtocolError: the shard is not here.
+        """
         with self._lock:
             self._protocol.check_token(token)
             shard, fence = self.shard(key), self._fences
@@ -894,13 +1097,21 @@ class ShardStore:
                 yield LockedShard(shard)
 
     def before_push(self, key: str, chunk: Chunk | Slice) -> None:
-        """Copy what a snapshot keeps of a locked shard, which is about to change."""
+        """Copy what a snapshot keeps of a locked shard, which is about to change.
+
+        Args:
+            key: the shard's.
+            chunk: as it is now.
+        """
         self.snapshots.before(key, chunk, self._shards[key].version)
 
     def check_pushed(self, key: str, nbytes: int, dtype: torch.dtype, selected: bool) -> None:
         """Refuse a gradient that does not fit, also of a slice that is on its way.
 
         Args:
+            key: the shard's.
+            nbytes: of the gradient.
+            dtype: of its elements.
             selected: it is of some elements only.
 
         Raises:
@@ -918,12 +1129,21 @@ class ShardStore:
             chunk.check_gradient(nbytes, dtype)
 
     def postpone(self, token: Token, key: str, update: Later) -> bool:
-        """Have an update made when the slice has come whole; return whether it is on its way."""
+        """Have an update made when a slice has come whole.
+
+        Args:
+            token: the generation's.
+            key: the slice's.
+            update: makes it.
+
+        Returns:
+            Whether the slice is on its way; if not, the update is not kept.
+        """
         with self._lock:
             return self.replicator.postpone(token, key, update)
 
     def applied_batches(self, token: Token) -> dict[str, AppliedBatches | None]:
-        """Return copies of the books of all shards that are here."""
+        """Return which batches are in each shard that is here, as copies."""
         with self._lock:
             self._protocol.check_token(token)
             keys = [key for key, shard in self._shards.items() if shard.chunk is not None]
@@ -942,12 +1162,17 @@ class ShardStore:
         """Return a shard as it is now, or a part of it.
 
         Args:
+            token: the generation's.
+            key: the shard's.
             at: number of the first byte.
             most: bytes at most; None: all of them, in one.
             reading: which one goes on; 0: one begins.
 
         Returns:
             The version, the part, and the reading's number if there are more.
+
+        Raises:
+            StepProtocolError: the shard is not here, or another byte is next.
         """
         with self._lock:
             self._protocol.check_token(token)
@@ -966,9 +1191,19 @@ class ShardStore:
                 return shard.version, part, reading if more else 0
 
     def take_snapshot(self, token: Token, name: str, step: int, readers: int) -> None:
-        """Keep the shards as they are after `step`, which may still be made, for so many readers.
+        """Keep the shards as they are after a step, which may still be made.
 
         Of members that ask alike, one may come when another one has entered the next generation already.
+
+        Args:
+            token: the generation's.
+            name: of the snapshot.
+            step: its number.
+            readers: how many members will read it.
+
+        Raises:
+            StaleError: the generation is over, and there is no such snapshot.
+            StepProtocolError: a shard is past that step.
         """
         with self._lock:
             if self.snapshots.has(name):
@@ -986,7 +1221,17 @@ class ShardStore:
         }
 
     def read_snapshot(self, name: str, key: str, at: int = 0, most: int | None = None) -> DumpPiece:
-        """Return a shard of the snapshot, or a part of it, once; see `snapshot.give`."""
+        """Return a shard of the snapshot, or a part of it, once; see `snapshot.give`.
+
+        Args:
+            name: of the snapshot.
+            key: the shard's.
+            at: number of the first byte.
+            most: bytes at most; None: all that follow.
+
+        Raises:
+            StepProtocolError: it is not kept, or another byte is next.
+        """
         snapshot = self.snapshots.find(name)
         return self._of_snapshot(key, partial(give, snapshot, key, at=at, most=most))
 
@@ -1068,9 +1313,11 @@ class ShardStore:
                         self._work.notify()
 
     def make_steps(self, key: str, version: int, trying: bool) -> None:
-        """Apply the sums of a shard up to `version`, and answer who waits for that.
+        """Apply the sums of a shard up to a step, and answer the requests that wait for that.
 
         Args:
+            key: the shard's.
+            version: number of the last step.
             trying: keep what the shard was before the last of these steps.
         """
         with self._lock:

@@ -4,6 +4,10 @@ The first member that asks takes the snapshot; each of them asks before its own 
 nothing can have changed. From then on a chunk is copied on write, just before it changes, unless it was read
 before that. Each chunk is read once, by one of the members, a large slice of a table in parts; when all have
 released the snapshot, or another one is asked for, or nobody has come for long, what is left of it goes.
+
+Threads and locks: threads that read requests take, read and release a snapshot; any thread that changes a
+chunk calls `before` first. The caller holds the lock of the chunk that it hands in, which also orders what is
+noted of that chunk; `_lock` is taken inside of it, and guards which snapshot there is.
 """
 
 from __future__ import annotations
@@ -116,7 +120,12 @@ class SnapshotKeeper:
             return self._snapshot is not None and self._snapshot.name == name
 
     def release(self, name: str, member: str) -> None:
-        """Note that a member needs the snapshot no more; forget it after the last one."""
+        """Note that a member needs the snapshot no more; forget it after the last one.
+
+        Args:
+            name: of the snapshot.
+            member: its id.
+        """
         with self._lock:
             if self._snapshot is not None and self._snapshot.name == name:
                 self._snapshot.done.add(member)
@@ -136,7 +145,13 @@ class SnapshotKeeper:
             return self._snapshot
 
     def before(self, key: str, chunk: Chunk | Slice, version: int) -> None:
-        """Copy what is not read yet of a chunk that is about to change, or to go."""
+        """Copy the unread rest of a chunk that is about to change, or to go.
+
+        Args:
+            key: the chunk's.
+            chunk: as it is now.
+            version: of the chunk now.
+        """
         self.chunk_reads.before(key, chunk)
         with self._lock:
             snapshot = self._snapshot
@@ -158,6 +173,12 @@ def describe_shard(
     snapshot: Snapshot, key: str, chunk: Chunk | Slice | None, version: int
 ) -> dict[str, Any] | None:
     """Return the description of the chunk as it is in the snapshot; None: it has not come that far.
+
+    Args:
+        snapshot: the one that is read.
+        key: the chunk's.
+        chunk: as it is now; None: it is not here.
+        version: of the chunk now.
 
     Raises:
         StepProtocolError: the chunk is not kept as it was.
@@ -182,6 +203,8 @@ def give(
     """Return the chunk as it is in the snapshot, or a part of it, once; None: it has not come that far.
 
     Args:
+        snapshot: the one that is read.
+        key: the chunk's.
         chunk: as it is now; None: it is not here.
         version: of the chunk now.
         at: number of the first byte; parts are given in order.

@@ -2,6 +2,10 @@
 
 A reading begins with what a chunk is then. Before the chunk changes, what nobody has read of it yet is
 copied; the parts that follow come from the copy. Readings that begin between the same two changes share it.
+
+Threads and locks: threads that send copies or answer readers begin and take; any thread that changes a chunk
+calls `before` first. The caller holds the lock of the chunk that it hands in, which orders the reads of that
+chunk against its changes; `_lock` is taken inside of it, and guards which reads there are.
 """
 
 from __future__ import annotations
@@ -37,12 +41,25 @@ class CopyOnWriteBlock:
         return self.first + self.block.nbytes
 
     def part(self, start: int, stop: int) -> torch.Tensor:
-        """Return the dump's bytes from `start` to `stop`, which are not before `first`."""
+        """Return bytes of the dump.
+
+        Args:
+            start: number of the first byte, which is not before `first`.
+            stop: number of the byte after the last.
+
+        Returns:
+            uint8 [stop - start].
+        """
         return self.block[start - self.first : stop - self.first]
 
 
 def keep(chunk: Chunk | Slice, first: int = 0) -> CopyOnWriteBlock:
-    """Return a copy of a chunk's dump from byte `first` on."""
+    """Return a copy of a chunk's dump from a byte on.
+
+    Args:
+        chunk: to be copied.
+        first: number of the first byte.
+    """
     if isinstance(chunk, Slice):
         return CopyOnWriteBlock(chunk.about(), chunk.memory(first, chunk.dumped_bytes), first)
     about, block = chunk.dump()
@@ -73,7 +90,16 @@ def part_of(chunk: Chunk | Slice, start: int, most: int | None) -> tuple[dict[st
 def part_of_block(
     kept: CopyOnWriteBlock, start: int, most: int | None
 ) -> tuple[dict[str, Any], torch.Tensor, int]:
-    """Return a part of a dump that was copied; arguments, result and errors are those of `part_of`."""
+    """Return a part of a dump that was copied; errors are those of `part_of`.
+
+    Args:
+        kept: the copy.
+        start: number of the first byte.
+        most: bytes at most; None: all that follow.
+
+    Returns:
+        The dump's JSON, the bytes, and how many bytes the whole dump has.
+    """
     return kept.about, kept.part(start, _stop(start, most, kept.total)), kept.total
 
 
@@ -180,7 +206,12 @@ class SnapshotReader:
         return found
 
     def before(self, key: str, chunk: Chunk | Slice) -> None:
-        """Copy what its readings lack of a chunk that is about to change, or to go."""
+        """Copy the unread rest of a chunk that is about to change, or to go.
+
+        Args:
+            key: the chunk's.
+            chunk: as it is now.
+        """
         with self._lock:
             self._forget_old()
             moments = self._moments.get(key)

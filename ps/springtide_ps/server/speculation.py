@@ -25,30 +25,40 @@ log = logging.getLogger("springtide.ps")
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStep:
-    """How the members expect a step to be made; recipe None: not all of them expect the same."""
+    """How the members expect a step to be made; step_spec None: not all of them expect the same."""
 
     step: int
     step_spec: StepSpec | None
 
     def with_another(self, step: int, step_spec: StepSpec) -> ExpectedStep:
-        """Return what is expected after one more member has said what it expects."""
+        """Return what is expected after one more member has said what it expects.
+
+        Args:
+            step: its number.
+            step_spec: how the member expects it to be made.
+        """
         if step != self.step:
             return ExpectedStep(step, step_spec)
         return self if step_spec == self.step_spec else ExpectedStep(step, None)
 
 
 class Speculator:
-    """Remember how the members expect the undecided step to be made, and which parts of it they have made."""
+    """Remember how the members expect the undecided step to be made, and which substeps they have made."""
 
     def __init__(self) -> None:
         self._expected = ExpectedStep(-1, None)
         self._substeps = Substeps()
 
     def expect(self, step: int, step_spec: StepSpec, shards: Iterable[Shard]) -> list[Done]:
-        """Hear how one more member expects the step to be made.
+        """Note how one more member expects the step to be made.
+
+        Args:
+            step: its number.
+            step_spec: how the member expects it to be made.
+            shards: of this server.
 
         Returns:
-            Who waits for values of it in vain, since the members expect different things.
+            The callbacks that wait for its values in vain, since the members expect different things.
         """
         self._expected = self._expected.with_another(step, step_spec)
         if self._expected.step_spec is not None:
@@ -60,7 +70,11 @@ class Speculator:
         return self._expected.step_spec if self._expected.step == step else None
 
     def add_substeps(self, step: int, step_spec: StepSpec) -> None:
-        """Hear which parts of the step one more member has made.
+        """Note which substeps one more member has made.
+
+        Args:
+            step: its number.
+            step_spec: the substeps.
 
         Raises:
             StepProtocolError: another member made others.
@@ -68,7 +82,11 @@ class Speculator:
         self._substeps = self._substeps.with_report(step, step_spec)
 
     def first_substeps(self, step: int, count: int) -> StepSpec:
-        """Return how the first `count` parts of the step are made.
+        """Return how the first substeps of a step are made.
+
+        Args:
+            step: its number.
+            count: of substeps.
 
         Raises:
             StepProtocolError: no member has told of so many.
@@ -86,12 +104,23 @@ class Speculator:
 
 
 def is_wanted(shard: Shard, step: int) -> bool:
-    """Return whether the step can be made early, its sum being whole, and somebody waits for its values."""
+    """Return whether a step can be made early, its sum being whole, and somebody waits for its values.
+
+    Args:
+        shard: the shard.
+        step: its number.
+    """
     return shard.closed == (step, 0) and bool(shard.speculative.waiting)
 
 
 def speculate(shard: Shard, key: str, step: int, step_spec: StepSpec) -> bool:
     """Make a step of a chunk on its second copy (in the shard's lock).
+
+    Args:
+        shard: the shard.
+        key: its key.
+        step: its number.
+        step_spec: how the step is expected to be made.
 
     Returns:
         Whether this ends the wait for its values: they are there, or cannot be had (then the second copy does
@@ -111,6 +140,12 @@ def speculate(shard: Shard, key: str, step: int, step_spec: StepSpec) -> bool:
 def take_over(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, step_spec: StepSpec) -> bool:
     """Make a decided step by putting the second copy in the chunk's place, where it has begun it just so.
 
+    Args:
+        shard: the shard.
+        totals: sums by backward pass, which are used up.
+        step: its number.
+        step_spec: how the step is made.
+
     Returns:
         Whether the step is made (in the shard's lock).
     """
@@ -123,7 +158,12 @@ def take_over(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, step_
 
 
 def intermediate_values(shard: Shard, step: int, step_spec: StepSpec) -> torch.Tensor:
-    """Return a copy of the chunk's values after these parts of a step (in the shard's lock).
+    """Return a copy of the chunk's values after substeps of a step (in the shard's lock).
+
+    Args:
+        shard: the shard.
+        step: its number.
+        step_spec: the substeps.
 
     Raises:
         StepProtocolError: the chunk is not at the step before.
@@ -135,7 +175,7 @@ def intermediate_values(shard: Shard, step: int, step_spec: StepSpec) -> torch.T
 
 @dataclass(frozen=True, slots=True)
 class IntermediateRows:
-    """Rows of a slice after the first parts of a step that is not decided."""
+    """Rows of a slice after the first substeps of a step that is not decided."""
 
     key: str
     shard: Shard
@@ -159,7 +199,14 @@ class IntermediateRows:
 
 
 def apply(shard: Shard, totals: Mapping[int, torch.Tensor], step: int, step_spec: StepSpec) -> None:
-    """Make a decided step of a shard (in its lock). totals: sums by round, which are used up."""
+    """Make a decided step of a shard (in its lock).
+
+    Args:
+        shard: the shard.
+        totals: sums by backward pass, which are used up.
+        step: its number.
+        step_spec: how the step is made.
+    """
     if take_over(shard, totals, step, step_spec):
         return
     assert shard.chunk is not None

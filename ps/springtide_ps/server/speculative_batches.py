@@ -1,9 +1,9 @@
-"""Ranges that are made before they are pushed: the values of a chunk with one range more.
+"""Batches that are made before they are pushed: the values of a chunk with one batch more.
 
-A worker that does not step together with others offers a chunk's gradient during backward and says how its
-push will count it. The range is made on the chunk's second copy (`speculative_copy`), whose values the worker
+A worker that does not step together with others pushes a chunk's gradient during backward and says how its
+push will count it. The batch is made on the chunk's second copy (`speculative_copy`), whose values the worker
 gets while it still computes. Nothing else sees them: a body that is left leaves no trace, and the push makes
-the range on the chunk as it is then. Where no other range has come in between, the second copy takes the
+the batch on the chunk as it is then. Where no other batch has come in between, the second copy takes the
 chunk's place instead: the same operations on the same numbers. All functions are called in the chunk's lock.
 """
 
@@ -28,21 +28,22 @@ def speculate(
     step_spec: StepSpec,
     gradient: Callable[[Chunk], torch.Tensor],
 ) -> tuple[AppliedBatches, torch.Tensor] | None:
-    """Make a range on the chunk's second copy.
+    """Make a batch on the chunk's second copy.
 
     Args:
         locked: the shard.
-        early_push: number of the gradient among those whose values are wanted early on this server, above 0.
-        of_batch: number of the range.
+        offer: number of the gradient among those whose values are wanted early on this server, above 0.
+        of_batch: number of the batch.
         step_spec: how the push will apply it.
         gradient: returns it flat, like the values; its memory stays as it is.
 
     Returns:
-        The book and a copy of the values that the chunk would have. None: these cannot be known, or the range
+        The batches and a copy of the values that the chunk would have. None: these cannot be known, or the
+        batch
         is in the chunk already.
 
     Raises:
-        ChunkError: the recipe is of another optimizer.
+        ChunkError: the step is of another optimizer.
     """
     chunk, copy = locked.chunk, locked.shard.speculative
     if not isinstance(chunk, Chunk):
@@ -63,17 +64,17 @@ def speculate(
 
 
 def apply(locked: LockedShard, offer: int, before: int, step_spec: StepSpec, gradient: torch.Tensor) -> None:
-    """Make a range, which the chunk's book has already, on the chunk.
+    """Make a batch, which the chunk has written down already, on the chunk.
 
     Args:
         locked: the shard.
-        early_push: as `speculate` got it for this range and recipe; 0: it did not.
-        before: how many ranges were applied until then.
-        step_spec: how the range is applied.
+        offer: the number that `speculate` got for this batch; 0: it got none.
+        before: how many batches were applied until then.
+        step_spec: how the batch is applied.
         gradient: flat, like the values; it is used up.
 
     Raises:
-        ChunkError: as of `Chunk.apply`.
+        ChunkError: the step is of another optimizer.
     """
     chunk, copy = locked.chunk, locked.shard.speculative
     if isinstance(chunk, Chunk) and offer and copy.early_push == offer and copy.holds(before, step_spec):

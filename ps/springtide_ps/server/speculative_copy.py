@@ -22,13 +22,13 @@ from springtide_ps.server.row_gather import Done
 
 @dataclass(slots=True)
 class SpeculativeCopy:
-    """The second copy of a chunk, with a step that is not decided or the first parts of one.
+    """The second copy of a chunk, with a step that is not decided or the first substeps of one.
 
     Attributes:
         chunk: the second copy; None: none was needed yet.
         step: the step that it has; -1: what it holds counts for nothing.
         step_spec: how that step was made.
-        early_push: where ranges are counted instead of steps, which one it was made from; 0: none.
+        early_push: where batches are counted instead of steps, which one it was made from; 0: none.
         waiting: who wants the values after a step before it is decided.
     """
 
@@ -39,7 +39,12 @@ class SpeculativeCopy:
     waiting: list[tuple[int, Done]] = field(default_factory=list)
 
     def holds(self, step: int, step_spec: StepSpec | None) -> bool:
-        """Return whether the step, made like this, is in the second copy."""
+        """Return whether the second copy holds a step.
+
+        Args:
+            step: its number.
+            step_spec: how the step is made; None: it is not known, and nothing is held.
+        """
         return (
             self.chunk is not None
             and step_spec is not None
@@ -47,7 +52,12 @@ class SpeculativeCopy:
         )
 
     def has_begun(self, step: int, step_spec: StepSpec) -> bool:
-        """Return whether parts of the step are in the second copy, made like this."""
+        """Return whether the second copy holds the first substeps of a step, or all of them.
+
+        Args:
+            step: its number.
+            step_spec: how the step is made.
+        """
         return self.step_spec is not None and self.step == step and self.step_spec.begins(step_spec)
 
     def make(self, chunk: Chunk, total: torch.Tensor, step: int, step_spec: StepSpec) -> Chunk:
@@ -60,7 +70,7 @@ class SpeculativeCopy:
             step_spec: how it is made.
 
         Raises:
-            ChunkError: the recipe is of another optimizer.
+            ChunkError: the step is of another optimizer.
         """
         self.step, self.step_spec = -1, None
         if self.chunk is None or not self.chunk.become(chunk):
@@ -77,17 +87,17 @@ class SpeculativeCopy:
         step_spec: StepSpec,
         keep: bool = True,
     ) -> Chunk:
-        """Have the second copy hold these parts of a step, going on from what it holds where it can.
+        """Have the second copy hold these substeps of a step, going on from what it holds where it can.
 
         Args:
             chunk: what the step goes on from.
-            totals: sums of gradients by round.
+            totals: sums of gradients by backward pass.
             step: its number.
-            step_spec: how its parts are made.
+            step_spec: how its substeps are made.
             keep: whether the sums stay as they are.
 
         Raises:
-            ChunkError: the recipe is of another optimizer.
+            ChunkError: the step is of another optimizer.
         """
         have, begun = self.step_spec, 0
         if self.chunk is not None and have is not None and self.step == step and have.begins(step_spec):

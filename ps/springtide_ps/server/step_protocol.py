@@ -13,9 +13,9 @@ not committed yet, is dead; and until that body has ended no generation can foll
 *tries* the step that it has committed: it makes it, and keeps the values and the optimizer's state from
 before until the next generation is settled, which begins from either.
 
-Where members do not step together (`ranges`), chunks keep books of what is in them, and `version` is 0. Books
-that say exactly 0..n-1 and version n mean the same, so a generation of the other kind turns one into the
-other on entering, each server by itself and as often as generations change.
+Where members do not step together, each chunk says which batches are in it (`applied.AppliedBatches`), and
+`version` is 0. Exactly the batches 0..n-1 and version n mean the same, so a generation of the other kind
+turns one into the other on entering, each server by itself and as often as generations change.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Effect(Enum):
     ROLL_BACK = auto()  # go back to what was before the tried step
     FORGET = auto()  # forget all chunks: they belong to another state
     PREPARED = auto()  # all gradients of the step are here
-    BEGIN_APPLIED_BATCHES = auto()  # each chunk gets a book of the steps that it has
-    COUNT = auto()  # chunks whose books say exactly 0..version-1 are at `version`; others are of no use
+    BEGIN_APPLIED_BATCHES = auto()  # each chunk says from now on which batches it has
+    COUNT = auto()  # chunks with exactly the batches 0..version-1 are at `version`; others are of no use
 
 
 @dataclass
@@ -74,13 +74,13 @@ class StepProtocol:
     prepared: set[str] = field(default_factory=set)
     committed: set[str] = field(default_factory=set)
     complete: bool = False
-    """Whether all gradients of the round are here."""
+    """Whether all gradients of the backward pass are here."""
     backward_pass: int = 0
     """Of the step, from 0: `staged`, `prepared` and `complete` are of this one; those before are complete."""
     tried: bool = False
     """Whether the values of step `version` + 1 are here too."""
     booked: bool = False
-    """Whether chunks keep books, and no steps are counted."""
+    """Whether chunks count batches, and no steps are counted."""
     unresolved: int | None = None
     """The step that the generation begins from, while this server still has to be told how to make it."""
 
@@ -92,9 +92,20 @@ class StepProtocol:
         run_id: str,
         booked: bool = False,
     ) -> list[Effect]:
-        """A member of generation `token` that holds the state after `step` begins the generation from it.
+        """Have a member that holds the state after a step begin the generation from it.
 
-        booked: its members do not step together; then `step` is 0. Raise StaleError for an older generation.
+        Args:
+            token: the generation's.
+            members: ids of all its members.
+            step: the step; 0 where they do not step together.
+            run_id: of the state's history; all that is held of another one is forgotten.
+            booked: its members do not step together.
+
+        Returns:
+            The effects that the caller carries out.
+
+        Raises:
+            StaleError: a newer generation has begun.
         """
         self._refuse_older(token)
         effects: list[Effect] = []
@@ -105,9 +116,17 @@ class StepProtocol:
         return effects
 
     def resolve(self, token: Token, step_spec: StepSpec | None) -> list[Effect]:
-        """All members of the generation hold the state that it begins from; recipe: of its step.
+        """Decide the open step, since all members of the generation hold the state that it begins from.
 
-        Raise StepProtocolError when it is needed and not given.
+        Args:
+            token: the generation's.
+            step_spec: how the step is made; None: the caller does not know.
+
+        Returns:
+            The effects that the caller carries out.
+
+        Raises:
+            StepProtocolError: it is needed, and not given.
         """
         self.check_token(token)
         if self.unresolved is None:
@@ -124,7 +143,7 @@ class StepProtocol:
         if run_id == self.run_id and booked is not was_booked:
             self.version = 0 if booked else step
             self._clear()
-            # What is staged is in no chunk: a book tells what each one has.
+            # The staged step is in no chunk: each one says which batches it has.
             return [*undone, Effect.BEGIN_APPLIED_BATCHES] if booked else [Effect.COUNT]
         if run_id == self.run_id and step == self.version:
             self._clear()
@@ -137,9 +156,20 @@ class StepProtocol:
         return [Effect.FORGET]
 
     def stage(self, token: Token, step: int, member: str, key: str, number: int = 0) -> bool:
-        """A gradient for chunk `key` has come; True: the first one of this step's round `number`.
+        """Note that a gradient of a chunk has come.
 
-        Raise StepProtocolError for what does not belong here, above all a second one of the same member.
+        Args:
+            token: the generation's.
+            step: its number.
+            member: the sender.
+            key: the chunk's.
+            number: of the backward pass.
+
+        Returns:
+            True: it is the first one of this backward pass.
+
+        Raises:
+            StepProtocolError: it does not belong here, above all a second one of the same member.
         """
         self._check(token, step, member)
         self._reach(number, member)
@@ -157,9 +187,20 @@ class StepProtocol:
         return len(self.members)
 
     def prepare(self, token: Token, step: int, member: str, count: int, number: int = 0) -> list[Effect]:
-        """The member has sent all gradients of round `number`: `count` of them to this server.
+        """Note that a member has sent all gradients of a backward pass.
 
-        Raise StepProtocolError if not.
+        Args:
+            token: the generation's.
+            step: its number.
+            member: its id.
+            count: of gradients that it has sent to this server.
+            number: of the backward pass.
+
+        Returns:
+            The effects that the caller carries out.
+
+        Raises:
+            StepProtocolError: another number of gradients has come.
         """
         self._check(token, step, member)
         self._reach(number, member)
@@ -171,9 +212,19 @@ class StepProtocol:
         return [Effect.PREPARED] if self.complete else []
 
     def commit(self, token: Token, step: int, member: str, step_spec: StepSpec) -> list[Effect]:
-        """The member has committed the step, which is made when all have.
+        """Note that a member has committed the step, which is made when all have.
 
-        Raise StepProtocolError if somebody has not prepared it.
+        Args:
+            token: the generation's.
+            step: its number.
+            member: its id.
+            step_spec: how the step is made.
+
+        Returns:
+            The effects that the caller carries out.
+
+        Raises:
+            StepProtocolError: some member has not prepared it.
         """
         self._check(token, step, member)
         if not self.complete:
@@ -189,8 +240,16 @@ class StepProtocol:
         return [Effect.APPLY]
 
     def check_substeps(self, token: Token, step: int, member: str, step_spec: StepSpec) -> None:
-        """A member's word on parts of the step: raise StepProtocolError unless all their gradients are
-        here.
+        """Refuse a member's report of substeps unless all their gradients are here.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            member: its id.
+            step_spec: the substeps.
+
+        Raises:
+            StepProtocolError: gradients are missing.
         """
         self._check(token, step, member)
         there = self.backward_pass if self.complete else self.backward_pass - 1
@@ -200,7 +259,7 @@ class StepProtocol:
             )
 
     def _reach(self, number: int, member: str) -> None:
-        """Begin the next round of the step when it is this one's turn.
+        """Begin the next backward pass of the step when it is this one's turn.
 
         Raise StepProtocolError if it is not.
         """
@@ -217,9 +276,18 @@ class StepProtocol:
         self.backward_pass, self.staged, self.prepared, self.complete = number, {}, set(), False
 
     def try_step(self, token: Token, step: int, member: str) -> list[Effect]:
-        """The member, which has committed the step, needs its values now.
+        """Have a step made for now that a member has committed, and whose values it needs.
 
-        Raise StepProtocolError if it has not.
+        Args:
+            token: the generation's.
+            step: its number.
+            member: its id.
+
+        Returns:
+            The effects that the caller carries out.
+
+        Raises:
+            StepProtocolError: the member has not committed it.
         """
         self.check_token(token)
         if step == self.version or (self.tried and step == self.version + 1):
@@ -231,7 +299,15 @@ class StepProtocol:
         return [Effect.TRY]
 
     def may_fetch(self, token: Token, step: int) -> None:
-        """Raise StepProtocolError unless the values after `step` are or will be here."""
+        """Refuse a question for values that are not here and will not be.
+
+        Args:
+            token: the generation's.
+            step: the step after which they are wanted.
+
+        Raises:
+            StepProtocolError: the step is another than the last one and the next.
+        """
         self.check_token(token)
         if step not in (self.version, self.version + 1):
             raise StepProtocolError(
@@ -239,7 +315,16 @@ class StepProtocol:
             )
 
     def check_vote(self, token: Token, step: int, member: str) -> None:
-        """Raise StepProtocolError unless it is a member's word on the present step."""
+        """Refuse a report unless it is a member's on the present step.
+
+        Args:
+            token: the generation's.
+            step: its number.
+            member: its id.
+
+        Raises:
+            StepProtocolError: it is not.
+        """
         self._check(token, step, member)
 
     def check_token(self, token: Token) -> None:

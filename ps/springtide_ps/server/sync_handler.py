@@ -1,4 +1,10 @@
-"""Requests of synchronous training: what each of their frames brings, and how it is answered."""
+"""Requests of synchronous training: what each of their frames brings, and how it is answered.
+
+Threads and locks: each client's reading thread calls `check`, `spare_for` and `answer`; the answer is given
+by it, by one of the store's threads, or by the thread that receives another server's answer. `_lock` guards
+changes to the set of connections to other servers; none is made in it. Shards have locks of their own
+(`shard_store`).
+"""
 
 from __future__ import annotations
 
@@ -89,7 +95,18 @@ class SyncHandler:
             peer.close()
 
     def check(self, header: Header, meta: dict[str, Any]) -> None:
-        """Refuse a payload of another size than it must have; nothing is allocated before."""
+        """Refuse a payload of another size than it must have, before memory is allocated.
+
+        Args:
+            header: of the request.
+            meta: its JSON.
+
+        Raises:
+            FrameError: the request says what cannot be.
+            StepProtocolError: the shard is not here, or the step is far ahead.
+            ChunkError: the gradient does not fit the shard.
+            NoRoomError: there is no memory for it.
+        """
         kind, nbytes = header.kind, header.payload_bytes
         if kind not in _PAYLOAD_KINDS:
             if nbytes:
@@ -126,7 +143,16 @@ class SyncHandler:
             self.store.check_sum(key, (_step(meta), _backward_pass_in(meta)), nbytes, dtype_in(meta))
 
     def check_room(self, what: str, nbytes: int, besides: int = 0) -> None:
-        """Raise NoRoomError when so many more bytes are too many. besides: held beside the chunks."""
+        """Refuse bytes for which there is no room.
+
+        Args:
+            what: the thing that they are of, for the message.
+            nbytes: that it takes.
+            besides: bytes held beside the chunks.
+
+        Raises:
+            NoRoomError: they are too many.
+        """
         taken = self.store.held_bytes + besides + self.others()
         if self.memory_limit and taken + nbytes > self.memory_limit:
             raise NoRoomError(
@@ -147,7 +173,13 @@ class SyncHandler:
         return not self.memory_limit or taken <= self.memory_limit
 
     def spare_for(self, header: Header, meta: dict[str, Any]) -> torch.Tensor | None:
-        """Where the gradient of a checked request may come, and become the sum itself (uint8), if any."""
+        """Return memory for the gradient of a checked request, which becomes the sum itself (uint8); None:
+        there is none.
+
+        Args:
+            header: of the request.
+            meta: its JSON.
+        """
         kind = header.kind
         if kind not in _GRADIENTS or _selects(kind, meta):
             return None
@@ -157,9 +189,14 @@ class SyncHandler:
     def answer(
         self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, own: bool = False
     ) -> None:
-        """Carry a checked request out; `reply` gets the answer now or later, from any thread.
+        """Carry a checked request out.
 
-        own: the payload is memory of `spare_for`.
+        Args:
+            header: of the request.
+            meta: its JSON.
+            payload: uint8; used no longer than this call, unless it is `own`.
+            reply: gets the answer now or later, from any thread.
+            own: the payload is memory of `spare_for`.
         """
         number, store, token = header.request, self.store, token_in(meta)
 
@@ -379,9 +416,21 @@ class SyncHandler:
     def ask_for_copy(
         self, address: str, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor
     ) -> Future[Any]:
-        """Ask a server that copies go to; what one thread tells arrives in that order.
+        """Ask a server that copies go to; the requests of one thread arrive in their order.
 
-        Raise KeyError for another one, ConnectionError when it is gone.
+        Args:
+            address: of the server.
+            kind: of the request.
+            token: the generation's.
+            meta: its JSON.
+            payload: that it brings.
+
+        Returns:
+            The answer to come.
+
+        Raises:
+            KeyError: no copies go there.
+            ConnectionError: the server is gone.
         """
         return self._peers[address].ask_step(kind, token, meta, payload)
 
@@ -470,7 +519,15 @@ def _backward_pass_in(meta: dict[str, Any]) -> int:
 
 
 def number_in(meta: dict[str, Any], name: str) -> int:
-    """A count in a request. Raise FrameError."""
+    """Return a count that a request says.
+
+    Args:
+        meta: the request's JSON.
+        name: of the count.
+
+    Raises:
+        FrameError: it is none.
+    """
     value = meta.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
         raise FrameError(f"{name!r} is no count")
@@ -493,7 +550,7 @@ def _slices(meta: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def _row_dtype(meta: dict[str, Any]) -> torch.dtype:
-    """In which the gradients of rows travel."""
+    """Return the type in which a request's gradients of rows travel."""
     name = str(meta.get("d", "float32"))
     if name not in ROW_DTYPES:
         raise FrameError(f"gradients of rows travel as one of {', '.join(ROW_DTYPES)}, not {name[:32]!r}")

@@ -26,12 +26,27 @@ def nonce_in(given: object) -> str | None:
 
 
 def proof(token: str, role: str, server_nonce: str, client_nonce: str) -> str:
-    """Return the answer of `role` ("client" or "server") to a challenge."""
+    """Return the answer to a challenge.
+
+    Args:
+        token: the secret that both sides know.
+        role: "client" or "server", the side that answers.
+        server_nonce: the server's.
+        client_nonce: the client's.
+    """
     text = f"springtide-ps/{role}/{server_nonce}/{client_nonce}".encode()
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
 
 
 def holds(given: object, token: str, role: str, server_nonce: str, client_nonce: str) -> bool:
-    """Whether `given` is the proof of `role`; compared in constant time."""
+    """Return whether the other side's answer is right; compared in constant time.
+
+    Args:
+        given: the answer.
+        token: the secret that both sides know.
+        role: "client" or "server", the side that answers.
+        server_nonce: the server's.
+        client_nonce: the client's.
+    """
     expected = proof(token, role, server_nonce, client_nonce)
     return nonce_in(given) is not None and hmac.compare_digest(str(given).encode(), expected.encode())

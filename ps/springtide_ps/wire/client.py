@@ -112,7 +112,17 @@ class ServerClient:
     def init(self, key: str, values: torch.Tensor, whole: Sequence[int] | None = None) -> Future[Answer]:
         """Make a key with these values, unless it is there; `meta["created"]` says which.
 
-        whole: shape of the tensor that the values are a part of; all who make the key give the same.
+        Args:
+            key: to be made.
+            values: its first ones.
+            whole: shape of the tensor that the values are a part of; all who make the key give the same.
+                None: they are all of it.
+
+        Returns:
+            The answer to come.
+
+        Raises:
+            ValueError: a server holds no values of that dtype.
         """
         dtype = DTYPE_NAMES.get(values.dtype)
         if dtype is None:
@@ -125,15 +135,40 @@ class ServerClient:
         return self._ask(Kind.INIT, about, values)
 
     def push(self, key: str, pushed: torch.Tensor) -> Future[Answer]:
-        """Apply the server's update with `pushed` (shape and dtype of the key)."""
+        """Apply the server's update.
+
+        Args:
+            key: the values' key.
+            pushed: of their shape and dtype.
+
+        Returns:
+            The answer to come.
+        """
         return self._ask(Kind.PUSH, {"key": key}, pushed)
 
     def pull(self, key: str, out: torch.Tensor) -> Future[Answer]:
-        """Receive the values into `out` (contiguous, shape and dtype of the key)."""
+        """Receive values.
+
+        Args:
+            key: their key.
+            out: memory that they come into, contiguous, of their shape and dtype.
+
+        Returns:
+            The answer to come.
+        """
         return self._ask(Kind.PULL, {"key": key}, None, out)
 
     def push_pull(self, key: str, pushed: torch.Tensor, out: torch.Tensor) -> Future[Answer]:
-        """Push, and receive the values that this push made; `out` may be `pushed` itself."""
+        """Apply the server's update, and receive the values that this push made.
+
+        Args:
+            key: the values' key.
+            pushed: of their shape and dtype.
+            out: memory that they come into, which may be `pushed` itself.
+
+        Returns:
+            The answer to come.
+        """
         return self._ask(Kind.PUSH_PULL, {"key": key}, pushed, out)
 
     def update(self, name: str, **options: Any) -> Future[Answer]:
@@ -141,21 +176,56 @@ class ServerClient:
         return self._ask(Kind.UPDATE, {**options, "name": name})
 
     def table(self, key: str, spec: TableSpec) -> Future[Answer]:
-        """Make an embedding table, unless it is there; `meta["created"]` says which."""
+        """Make an embedding table, unless it is there; `meta["created"]` says which.
+
+        Args:
+            key: to be made.
+            spec: how the table is made and trained.
+
+        Returns:
+            The answer to come.
+        """
         options = {k: list(v) if isinstance(v, tuple) else v for k, v in spec.options.items()}
         return self._ask(Kind.TABLE, {**asdict(spec), "options": options, "key": key})
 
     def lookup(self, key: str, ids: torch.Tensor, out: torch.Tensor) -> Future[Answer]:
-        """Receive the rows of `ids` (int64 [n]) into `out` (float32 [n, dim])."""
+        """Receive rows of a table.
+
+        Args:
+            key: the table's.
+            ids: int64 [n].
+            out: float32 [n, dim], memory that they come into.
+
+        Returns:
+            The answer to come.
+        """
         return self._ask(Kind.LOOKUP, {"key": key, "count": ids.numel()}, ids, out)
 
     def table_push(self, key: str, ids: torch.Tensor, gradients: torch.Tensor) -> Future[Answer]:
-        """One step of the table's optimizer with gradients float32 [n, dim] of the rows `ids` (int64 [n])."""
+        """Make one step of a table's optimizer.
+
+        Args:
+            key: the table's.
+            ids: int64 [n].
+            gradients: float32 [n, dim], of these rows.
+
+        Returns:
+            The answer to come.
+        """
         both = joined(ids, gradients)
         return self._ask(Kind.TABLE_PUSH, {"key": key, "count": ids.numel()}, both)
 
     def page(self, key: str, start: int, count: int) -> Future[Answer]:
-        """At most `count` rows of a table: `meta["count"]` ids, then their rows, in `payload`."""
+        """Ask for rows of a table by their place in it: `meta["count"]` ids, then their rows, in `payload`.
+
+        Args:
+            key: the table's.
+            start: number of the first row.
+            count: rows at most.
+
+        Returns:
+            The answer to come.
+        """
         return self._ask(Kind.PAGE, {"key": key, "start": start, "count": count}, any_size=True)
 
     def ask_step(
@@ -168,9 +238,20 @@ class ServerClient:
         typed: bool = False,
         any_size: bool = False,
     ) -> Future[Answer]:
-        """A request of synchronous training (`server.sync_handler`). typed: say the payload's dtype.
+        """Make a request of training for a job (`server.sync_handler`).
 
-        A "recipe" may be a `StepSpec`, whose options are sent when they are not known there yet.
+        Args:
+            kind: of the request.
+            token: the generation's.
+            meta: its JSON; its "recipe" may be a `StepSpec`, whose options are sent when they are not known
+                there yet.
+            payload: that it brings.
+            out: memory that the answer's payload comes into.
+            typed: the payload's dtype is said.
+            any_size: the answer's payload may have any size.
+
+        Returns:
+            The answer to come.
         """
         about = {**meta, "t": list(token)}
         if typed and payload is not None:
@@ -195,7 +276,13 @@ class ServerClient:
     ) -> None:
         """Send a gradient that has no answer of its own; it must not change before PREPARE is answered.
 
-        number: of the step's round.
+        Args:
+            token: the generation's.
+            step: the step that it counts for.
+            member: the sender.
+            key: the chunk's.
+            gradient: flat, or some of its elements.
+            number: of the step's backward pass.
         """
         about, payload = _staged(token, step, member, key, gradient)
         kind = Kind.STAGE_SPARSE if isinstance(gradient, SparseGradient) else Kind.STAGE
@@ -239,7 +326,16 @@ class ServerClient:
         form: Mapping[str, Any],
         gradient: torch.Tensor,
     ) -> None:
-        """Send a gradient that a later PUSH_RANGE names (`gradient_stash`); it must not change until then."""
+        """Send a gradient that a later PUSH_BATCH names (`gradient_stash`); it must not change until then.
+
+        Args:
+            token: the generation's.
+            member: the sender.
+            key: the chunk's.
+            number: that names it.
+            form: how it travels, in JSON's types.
+            gradient: as it travels.
+        """
         about = {"t": list(token), "me": member, "k": key, "o": number, **form}
         self._send_unanswered(Kind.EARLY_PUSH, about, gradient)
 
@@ -254,7 +350,22 @@ class ServerClient:
         dtype: torch.dtype = torch.float32,
         number: int = 0,
     ) -> Future[None]:
-        """As `stage`, for rows of a table. slices: (number, how many of the records). dtype: of gradients."""
+        """Send gradients for rows of a table without an answer; the records must not change before PREPARE is
+        answered.
+
+        Args:
+            token: the generation's.
+            step: the step that they count for.
+            member: the sender.
+            table: its name.
+            slices: (number, how many of the records).
+            records: the rows' records one after another, by slice.
+            dtype: of the gradients in them.
+            number: of the step's backward pass.
+
+        Returns:
+            Done once the records have left.
+        """
         numbers, counts = ([part[i] for part in slices] for i in (0, 1))
         about = {"t": list(token), "s": step, "me": member, "k": table, "p": numbers, "n": counts}
         about |= in_backward_pass(number)
@@ -459,5 +570,5 @@ def _staged(
 
 
 def in_backward_pass(number: int) -> dict[str, Any]:
-    """Return how a request names round `number` of a step: not at all if it is the first."""
+    """Return how a request names backward pass `number` of a step: not at all if it is the first."""
     return {"round": number} if number else {}

@@ -23,9 +23,14 @@ _UNKNOWN: Final = 0xFFFFFFFF
 
 
 def instead_of(current: str, round_trip: float | None) -> tuple[str, ...]:
-    """Return the algorithms to ask the kernel for, the best first; none: it stays as it is. PURE.
+    """Return the algorithms to ask the kernel for, the best first. PURE.
 
-    current: what the connection has. round_trip: the shortest one so far, in seconds; None: not known.
+    Args:
+        current: the connection's.
+        round_trip: the shortest one so far, in seconds; None: it is not known.
+
+    Returns:
+        Their names; none: it stays as it is.
     """
     near = round_trip is not None and round_trip < NEAR_SECONDS
     return INSTEAD if near and current.startswith(_PACED) else ()

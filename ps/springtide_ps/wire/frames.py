@@ -62,25 +62,23 @@ class Kind(IntEnum):
     # A generation begins; answered with {"version"}. "books": its members do not step together, "s" is 0.
     ENTER = 40  # {"t", "me", "members", "s", "lineage"}, with "books" also "skipped"
     # {"t", "k", "s", ...what a chunk is} + its memory: this server holds it from now on. A slice may come in
-    # parts, in order: with "at", "of": which byte a part begins at, of how many; what it is comes with the
-    # first one.
+    # parts, in order: with "at", "of": which byte a part begins at, of how many; the first one brings the
+    # slice's description.
     LOAD = 41
     # {"t"}; answered with the names of the chunks that it holds, by lines; "lost": why not others, by name
     INVENTORY = 42
     ARRANGE = 43  # {"t", "forward", "fill", "drop"}: who gets copies of what
-    STAGE = 44  # {"t", "s", "k", "me"} + gradient; "round" in it, and in others, of the step, if not 0
+    STAGE = 44  # {"t", "s", "k", "me"} + gradient; "round" in it, and in others: the backward pass, if not 0
     PREPARE = 45  # {"t", "s", "me", "count", "norm"}; answered with {"square_norms"} when all have
     COMMIT = 46  # {"t", "s", "me", "recipe"}
     TRY = 51  # {"t", "s", "me"}: it has committed step s and needs the values, though not all have
     FETCH = 47  # {"t", "s", "k"}; answered with the values after step s
-    # As STAGE, with "sel" as STAGE_SELECTED; answered as FETCH, before the step is decided: with the values
+    # As STAGE, with "sel" as STAGE_SPARSE; answered as FETCH, before the step is decided: with the values
     # after it if it is made as expected.
     STAGE_SPECULATIVE = 57
     EXPECT = 52  # {"t", "s", "me", "recipe"}: how the member expects the step to be made
-    FETCH_INTERMEDIATE = (
-        53  # {"t", "s", "k", "parts"}; answered with the values after so many parts of step s
-    )
-    REPORT_SUBSTEPS = 63  # {"t", "s", "me", "recipe"}: the parts of the step that the member has made so far
+    FETCH_INTERMEDIATE = 53  # {"t", "s", "k", "parts"}; answered with the values after so many substeps of s
+    REPORT_SUBSTEPS = 63  # {"t", "s", "me", "recipe"}: the substeps that the member has made so far
     SUM = 48  # {"t", "s", "k"} + sum of all gradients, from the chunk's first server to the others
     RESOLVE = 50  # {"t", "recipe"}: all members hold the state that the generation begins from
     # {"t", "k"}; answered with what LOAD brings, and "of". With "at", "most": so many bytes from there on, in
@@ -95,30 +93,30 @@ class Kind(IntEnum):
     RELEASE_SNAPSHOT = 69  # {"t", "name", "me"}: the member needs the snapshot no more
 
     # Embedding tables in steps: table "k", slices "p" with so many ids "n" each.
-    # Answered with their rows after step s; with "parts" as FETCH_EARLY.
+    # Answered with their rows after step s; with "parts" as FETCH_INTERMEDIATE.
     ROWS = 60  # {"t", "s", "k", "p", "n"} + ids
     STAGE_SPARSE = 62  # as STAGE: numbers of elements, then the gradient there (`sparse_gradient`)
     STAGE_ROWS = 61  # {"t", "s", "k", "p", "n", "me", "d"} + records (`embedding_shard`)
 
-    # Training without common steps (`async_handler`); "r" is a range, "recipe" how it is applied.
+    # Training without common steps (`async_handler`); "r" is a batch, "recipe" how it is applied.
     # Answered with {"applied", "ranges", "already", "before"} + the newest values; of a slice without them.
-    # PUSH_RANGE and COPY_RANGE may name an offer "o" instead of "d", "sel" and the gradient; if that is not
-    # here, the answer to the former is {"whole": True}.
+    # PUSH_BATCH and COPY_BATCH may name an early push "o" instead of "d", "sel" and the gradient; if that is
+    # not here, the answer to the former is {"whole": True}.
     # The gradient of a slice is records (`embedding_shard`), of as many of its rows as were used.
-    PUSH_BATCH = 70  # {"t", "k", "r", "d", "recipe"} + gradient; with "sel" as in STAGE_SELECTED
+    PUSH_BATCH = 70  # {"t", "k", "r", "d", "recipe"} + gradient; with "sel" as in STAGE_SPARSE
     PULL_CHUNK = 71  # {"t", "k"}; answered with {"applied", "ranges"} + the newest values
     APPLIED_BATCHES = 72  # {"t"}; answered with JSON: {"applied", "ranges"} by chunk
-    COPY_BATCH = 73  # as PUSH_RANGE with "me", from the chunk's first server to the others
+    COPY_BATCH = 73  # as PUSH_BATCH with "me", from the chunk's first server to the others
     OPEN = 74  # {"t", "ranges", "clocks", "bound"}: these are finished, the others may be given out
     LEASE = 75  # {"t", "me", "first", "stop", "sent"}; answered with {"range"} if any, "finished", "waited"
     EARLY_PUSH = (
-        55  # {"t", "me", "k", "o", "d"} + gradient, with "sel" as in STAGE_SELECTED: set it aside as "o"
+        55  # {"t", "me", "k", "o", "d"} + gradient, with "sel" as in STAGE_SPARSE: set it aside as "o"
     )
-    # As OFFER with "r" and "recipe" of its push; answered with {"applied", "ranges"} + what the
+    # As EARLY_PUSH with "r" and "recipe" of its push; answered with {"applied", "ranges"} + what the
     # values are with it then, or {"late": True}. A push with "bare" is answered without values.
     SPECULATIVE_PUSH = 80
-    COPY_EARLY_PUSH = 56  # as OFFER, from the chunk's first server to the others
-    FINISHED = 54  # {"t", "me", "done"}: every chunk has these ranges, which the member worked on
+    COPY_EARLY_PUSH = 56  # as EARLY_PUSH, from the chunk's first server to the others
+    FINISHED = 54  # {"t", "me", "done"}: every chunk has these batches, which the member worked on
 
     DONE = 30  # the answer when there is nothing to say; {"version"} or {"created"}
     VALUES = 31  # {"version"} + values
@@ -176,7 +174,16 @@ def pack(frame: Frame) -> bytes:
 def unpack_header(
     raw: bytes | bytearray | memoryview, meta_limit: int = META_LIMIT, payload_limit: int = PAYLOAD_LIMIT
 ) -> Header:
-    """Raise FrameError for what is no header of this version, or announces more than the limits."""
+    """Take a header apart.
+
+    Args:
+        raw: its bytes.
+        meta_limit: bytes of JSON at most.
+        payload_limit: bytes of the payload at most.
+
+    Raises:
+        FrameError: it is no header of this version, or announces more than the limits.
+    """
     magic, version, number, _, request, meta_bytes, payload_bytes, _ = _HEADER.unpack(raw)
     if magic != MAGIC:
         raise FrameError("the peer does not speak the parameter servers' protocol")

@@ -1,10 +1,14 @@
 """The options of parameter groups on a connection: sent once, and named by a number afterwards. PURE.
 
-A step is made with the options of all parameter groups, and each push of a range says so. A script may have a
+A step is made with the options of all parameter groups, and each push of a batch says so. A script may have a
 group for each parameter, and a schedule that changes one option of all of them: so a set of options travels
 by itself, before the first request that is made with it, and what the next set has in common with it stays
 unsaid. A number counts on its connection only: the other end of another one learns the options from whoever
 sends them there.
+
+Threads and locks: one thread at a time describes steps on a connection (the client sees to it), and one
+thread reads from it, so that `SentOptions` and `ReceivedOptions` have no lock. `SharedOptions` is for the
+reading threads of all connections: `_lock` guards the sets that it knows.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from springtide_ps.params.chunk import GROUPS_LIMIT, SUBSTEPS_LIMIT, ChunkError,
 OPTIONS_BYTES: Final = 32 * 1024 * 1024
 """Of the JSON of one set of options."""
 KEPT_LIMIT: Final = SUBSTEPS_LIMIT + 8
-"""Sets that a connection remembers: as many as the parts of a step can have, and some more."""
+"""Sets that a connection remembers: as many as the substeps of a step can have, and some more."""
 _MOST_KNOWN: Final = 8
 _SHARED: Final = 16
 
@@ -82,7 +86,7 @@ class SentOptions:
         """Forget the sets that nothing has needed for longest, if another one has to be sent.
 
         Args:
-            needed: What is needed now, which stays where it is known.
+            needed: The sets that are needed now, which stay where they are known.
 
         Returns:
             The numbers of those that are forgotten.

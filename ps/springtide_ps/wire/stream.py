@@ -1,4 +1,8 @@
-"""A connection that carries frames: bytes go from and to the caller's memory, without a copy of ours."""
+"""A connection that carries frames: bytes go from and to the caller's memory, without a copy of ours.
+
+Threads and locks: one thread receives; any thread sends. `_sending` lets one of them at a time put a frame on
+the socket whole, and is held while the socket takes it.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +66,16 @@ class Stream:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, frame: Frame, payload: memoryview = _EMPTY, since: float = math.inf) -> None:
-        """Send a frame whole. Raises OSError, and FrameError for what is over the limits.
+        """Send a frame whole.
 
-        since: by `time.monotonic`, when it could have left.
+        Args:
+            frame: its header and JSON.
+            payload: its bytes.
+            since: when it could have left, by `time.monotonic`.
+
+        Raises:
+            OSError: the connection is broken.
+            FrameError: the frame is over the limits.
         """
         head = pack(frame)
         with self._sending:
@@ -80,8 +91,14 @@ class Stream:
             _send_both(self.socket, head, payload)
 
     def _wait_for_turn(self, seconds: float, since: float) -> None:
-        """As a line of that rate would: what is sent arrives when it has been on it for so long, and what was
-        waiting when the line became free follows without a gap.
+        """Wait until a line of `SPRINGTIDE_PS_PACE` would have carried these bytes (in `_sending`).
+
+        A message arrives when it has been on the line for `seconds`; one that was waiting when the line
+        became free follows without a gap.
+
+        Args:
+            seconds: how long the bytes are on the line.
+            since: when they could have left, by `time.monotonic`.
         """
         begins = self._free_again if since <= self._free_again else time.monotonic()
         self._free_again = begins + seconds
@@ -90,9 +107,19 @@ class Stream:
     def receive(
         self, meta_limit: int = META_LIMIT, payload_limit: int = PAYLOAD_LIMIT
     ) -> tuple[Header, dict[str, Any]]:
-        """The next frame up to its payload, which is taken by `receive_into` or `skip`.
+        """Receive the next frame up to its payload, which is taken by `receive_into` or `skip`.
 
-        Raises PeerClosedError at the end of the stream, FrameError for what is no frame, OSError.
+        Args:
+            meta_limit: bytes of JSON at most.
+            payload_limit: bytes of the payload at most.
+
+        Returns:
+            The header and the JSON.
+
+        Raises:
+            PeerClosedError: the stream has ended.
+            FrameError: it is no frame.
+            OSError: the connection is broken.
         """
         header = unpack_header(self._next(HEADER_BYTES, at_start=True), meta_limit, payload_limit)
         count = header.meta_bytes
@@ -114,7 +141,7 @@ class Stream:
             got += self._receive_some(memory[got:] if got else memory)
 
     def _next(self, count: int, at_start: bool = False) -> memoryview:
-        """So many bytes, at most _AHEAD; they stay until the next call."""
+        """Return the next `count` bytes, at most _AHEAD; they stay until the next call."""
         if self._at == self._end:
             self._at = self._end = 0
         elif self._at + count > _AHEAD:
@@ -141,8 +168,12 @@ class Stream:
             return count
 
     def tick(self, seconds: float, on_tick: Callable[[], None]) -> None:
-        """Have whoever receives call `on_tick` each time that no byte has come for so long. What that raises,
-        the receiver raises.
+        """Call `on_tick` in the receiving thread each time that no byte has come for some time; its error is
+        the receiver's.
+
+        Args:
+            seconds: without a byte.
+            on_tick: called each time.
         """
         self._on_tick = on_tick
         if isinstance(self.socket, TlsSocket):
@@ -197,9 +228,20 @@ def read_send_rate(environment: Mapping[str, str]) -> float:
 def connect(
     address: tuple[str, int], token: str, timeout: float, tls: ssl.SSLContext | None = None
 ) -> tuple[Stream, dict[str, Any]]:
-    """Connect and prove the token; return the stream and what the server says of itself.
+    """Connect to a server and prove the token.
 
-    Raises RejectedError when either side does not know the token, OSError (TimeoutError) otherwise.
+    Args:
+        address: host and port.
+        token: the secret that both sides know.
+        timeout: seconds.
+        tls: None: the connection is not encrypted.
+
+    Returns:
+        The stream, and what the server says of itself.
+
+    Raises:
+        RejectedError: either side does not know the token.
+        OSError: there is no connection (TimeoutError among others).
     """
     sock: socket.socket | TlsSocket
     plain = sock = socket.create_connection(address, timeout=timeout)
@@ -234,9 +276,23 @@ def connect(
 def accept(
     accepted: socket.socket, token: str, about: dict[str, Any], tls: ssl.SSLContext | None = None
 ) -> Stream:
-    """The server's side of `connect`. Raises RejectedError, FrameError or OSError, with the socket closed.
+    """Let a client prove the token, as the server of a connection; on errors the socket is closed.
 
     The limit of time is per wait; the caller bounds the handshake as a whole.
+
+    Args:
+        accepted: the connection's socket.
+        token: the secret that both sides know.
+        about: the server's description of itself.
+        tls: None: the connection is not encrypted.
+
+    Returns:
+        The stream.
+
+    Raises:
+        RejectedError: either side does not know the token.
+        FrameError: the client does not speak the protocol.
+        OSError: the connection ends.
     """
     sock: socket.socket | TlsSocket = accepted
     try:

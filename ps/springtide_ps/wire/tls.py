@@ -47,6 +47,13 @@ class TlsSocket:
             view = view[self._attempt(lambda part=part: self._socket.send(part)) :]  # type: ignore[misc]
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Set an option of the socket.
+
+        Args:
+            level: see `socket.setsockopt`, like `option`.
+            option: its number.
+            value: the new one.
+        """
         self._socket.setsockopt(level, option, value)
 
     def settimeout(self, seconds: float | None) -> None:
@@ -106,7 +113,19 @@ def client_context(authority: str) -> ssl.SSLContext:
 
 
 def server_context(certificate: str, key: str) -> ssl.SSLContext:
-    """From PEM text, or from the names of files. Raises ValueError, OSError."""
+    """Make a server's TLS context.
+
+    Args:
+        certificate: the chain as PEM text, or the name of a file.
+        key: its private key, likewise.
+
+    Returns:
+        The context.
+
+    Raises:
+        ValueError: they cannot be read.
+        OSError: a file cannot be read.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with _file(certificate) as certificate_file, _file(key) as key_file:
         try:

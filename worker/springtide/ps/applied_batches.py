@@ -1,4 +1,4 @@
-"""The books of chunks, which say what batches are in them, where a generation begins.
+"""Batches that are in each chunk's values, where a generation begins.
 
 Copies that lag behind do not count, and chunks that no server holds are made again from what workers pulled.
 """
@@ -42,6 +42,10 @@ def newest_copies(
 
     A copy gets each update from the chunk's first server before that is answered, so the one with the most
     has all.
+
+    Args:
+        holders: Servers by chunk.
+        applied_of: Batches that are in each chunk, by server and chunk.
     """
     found = {}
     for key, names in holders.items():
@@ -53,10 +57,16 @@ def newest_copies(
 def rescue(
     offers: Mapping[int, Mapping[str, Any]], sizes: Mapping[str, int], loads: Mapping[str, int]
 ) -> dict[str, tuple[int, str]]:
-    """By chunk: the member whose pull is the newest, and the server that gets it. PURE.
+    """Choose from which member, and onto which server, each chunk without a server is made again. PURE.
 
-    offers: ranks of `NewestPull` by member and chunk. loads: bytes by server. Chunks that nobody offers are
-    left out.
+    Args:
+        offers: Ranks of `NewestPull` by member and chunk.
+        sizes: Bytes by chunk.
+        loads: Bytes by server.
+
+    Returns:
+        By chunk the member whose pull is the newest, and the server that gets it. Chunks of which no member
+        has a pull are left out.
     """
     chosen, load = {}, dict(loads)
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
@@ -72,7 +82,16 @@ def rescue(
 def ask_applied_batches(
     connections: Connections, server: str, token: tuple[int, int, int]
 ) -> dict[str, AppliedBatches]:
-    """Return the books of all chunks of a server. Raise ServerError."""
+    """Ask a server which batches are in each of its chunks.
+
+    Args:
+        connections: Connections to the servers.
+        server: Its id.
+        token: The generation's.
+
+    Raises:
+        ServerError: It does not tell.
+    """
     answer = connections.answer(
         connections.ask(server, Kind.APPLIED_BATCHES, token, {}, any_size=True), server, "its books"
     )
@@ -97,7 +116,7 @@ def with_newest(
         token: The generation's.
 
     Returns:
-        What `newest_copies` does.
+        The servers that `newest_copies` chooses.
 
     Raises:
         ServerError: A server does not tell.
@@ -111,7 +130,19 @@ def with_newest(
 def applied_batches_of(
     connections: Connections, token: tuple[int, int, int], homes: Mapping[str, str]
 ) -> dict[str, AppliedBatches]:
-    """Return by chunk the book that its server has. Raise ServerError."""
+    """Ask all servers which batches are in the chunks.
+
+    Args:
+        connections: Connections to the servers.
+        token: The generation's.
+        homes: Server by chunk.
+
+    Returns:
+        Batches by chunk.
+
+    Raises:
+        ServerError: A server does not tell, or does not hold its chunk.
+    """
     applied_of = {
         server: ask_applied_batches(connections, server, token) for server in sorted(set(homes.values()))
     }

@@ -15,7 +15,7 @@ some have, as a worker does that dies in the middle of a push: the worker that t
 it in the others.
 
 The script's thread makes all calls but two. `interrupt` is for any thread: it completes `_stop`, and nothing
-else. Gradients of parameters on a device are offered by the thread of `HostMemory`, which runs
+else. Gradients of parameters on a device are pushed early by the thread of `HostMemory`, which runs
 `_push_chunks_early` only: it writes `_gradients` and `_outgoing`, which the script's thread reads after it
 has waited for `HostMemory.sent`. No lock is held.
 """
@@ -175,7 +175,7 @@ class AsyncBackend:
         return shard
 
     def _send_again(self) -> None:
-        """Have the last generation's batch in all shards: batches are given out from books that have it."""
+        """Have the last generation's batch in all shards, since batches are given out by what shards have."""
         again = sorted(self._pending)
         self._again |= self._pending
         self._send(again)
@@ -185,7 +185,7 @@ class AsyncBackend:
         self._done = []
 
     def _await_late(self) -> None:
-        """What the last generation still answers must not land after this one's values."""
+        """Wait for answers to the last generation's requests, which must not land after this one's values."""
         late, self._late = self._late, []
         bare: Collection[str] = () if self.speculative is None else self.speculative.bare
         wait([future for _, (future, _) in late], _LATE_SECONDS)
@@ -249,13 +249,13 @@ class AsyncBackend:
         self._pull_all()
 
     def rest(self) -> None:
-        """Nothing: a worker waits for its own pushes, in the next generation too."""
+        """Do nothing: a worker waits for its own pushes, in the next generation too."""
 
     # ---- what is under way
 
     @property
     def under_way(self) -> Mapping[str, Asked]:
-        """By chunk or slice: what was asked for and not taken yet."""
+        """Return by chunk or slice the values that were asked for and not taken yet."""
         return self._fetches
 
     @property
@@ -265,12 +265,12 @@ class AsyncBackend:
 
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
-        """By chunk: gradients that may have to be sent again."""
+        """Return by chunk the gradients that may have to be sent again."""
         return self._gradients
 
     @property
     def outgoing(self) -> Mapping[str, Outgoing]:
-        """By chunk or slice: what travels of gradients that may have to be sent again."""
+        """Return by chunk or slice what travels of the gradients that may have to be sent again."""
         return self._outgoing
 
     # ---- batches
@@ -462,14 +462,14 @@ class AsyncBackend:
 
         Args:
             optimizer: One of several.
-            clip_norm: As for `ServerOptimizers.stage`, like `scale`, `inverse` and `resting`.
+            clip_norm: See `ServerOptimizers.stage`, like `scale`, `inverse` and `resting`.
             scale: Of the whole step.
             inverse: A GradScaler's.
             unused: Parameters to which no worker had a gradient.
             resting: Parameters whose gradients the script has taken away.
 
         Returns:
-            What the gradients are multiplied by besides `scale`.
+            The factor by which gradients are multiplied besides `scale`.
 
         Raises:
             UsageError: It has made a step in the body already.
@@ -489,12 +489,12 @@ class AsyncBackend:
     def stage_tables(
         self, optimizer: torch.optim.Optimizer, scale: float, factor: float, unused: Collection[int]
     ) -> None:
-        """Note a step of tables; as `ParameterBackend.stage_tables`.
+        """Note a step of tables, to be made when the body is committed.
 
         Args:
             optimizer: One of several.
             scale: Of the whole step.
-            factor: What gradients are multiplied by besides.
+            factor: The factor by which gradients are multiplied besides.
             unused: Parameters to which no worker had a gradient.
 
         Raises:
@@ -504,12 +504,12 @@ class AsyncBackend:
         self._context.optimizers.stage(optimizer, None, scale, factor)
 
     def carried(self, index: int, gradient: torch.Tensor, factor: float) -> torch.Tensor:
-        """Return this worker's part of what the next gradient adds to; as `GradientRoute.carried`.
+        """Return this worker's share of a gradient that the script leaves, which the next one adds to.
 
         Args:
             index: Number of the parameter.
             gradient: As the script leaves it.
-            factor: What it was multiplied by since the sum was made.
+            factor: The factor that it was multiplied by since the sum was made.
 
         Returns:
             This worker's part.
@@ -517,9 +517,19 @@ class AsyncBackend:
         return self._route.carried(index, gradient, factor)
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
-        """Send a bucket's gradients (flat) on their way. Raise RuntimeError.
+        """Send a bucket's gradients on their way.
 
         They are to be applied when the body commits: only then the norm and the options are known.
+
+        Args:
+            gradients: Flat.
+            bucket: Its number.
+
+        Returns:
+            The gradients that this worker sends.
+
+        Raises:
+            RuntimeError: A server or a member fails.
         """
         return self._route.push(gradients, bucket, self._push_bucket_early, self._ahead_of_end)
 
@@ -586,7 +596,7 @@ class AsyncBackend:
     def make_way(self) -> None:
         """Wait until gradients may be kept where those of the last body are. Raise ServerError.
 
-        What was pushed may have to be sent again until it is answered.
+        A gradient that was pushed may have to be sent again until it is answered.
         """
         if self._sent is None:
             return
@@ -653,7 +663,7 @@ class AsyncBackend:
         """Ask for the next batch, and say how the gradients count; the values follow.
 
         Args:
-            scale: What the gradients are multiplied by.
+            scale: The factor by which gradients are multiplied.
             unused: Parameters to which no worker had a gradient.
             skip: Whether the body changes nothing.
         """
@@ -798,7 +808,7 @@ class AsyncBackend:
             answer = context.connections.answer(*asked, context.awaited(key), to_the_end)
             if not answer.meta.get("whole"):
                 break
-            # The server had no room for what was offered.
+            # The server had no room for what was pushed early.
             self.early_push.forget([key])
             self._send([key])
         self._take(key, answer)
@@ -910,7 +920,7 @@ class AsyncBackend:
         return [key for key in self.keys_in_order() if self.owner_of(key) in optimizers]
 
     def _own(self, step_spec: StepSpec, key: str) -> StepSpec:
-        """Return of a recipe what is about one chunk or slice."""
+        """Return the fields of a step that are about one chunk or slice."""
         if key in self._slices:
             own = {self._slices[key].parameter}
         else:

@@ -1,4 +1,4 @@
-"""Where a trainer's parameters are when it does not step them itself, and the one that is on servers.
+"""The places of parameters that a trainer does not step itself, and the one that is on servers.
 
 A trainer calls `PsBackend` from the script's thread. Of its two strategies one is active, and has no more
 threads than their files say; both are over one `PsContext`.
@@ -79,7 +79,12 @@ class ParameterBackend(Protocol):
         ...
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
-        """Send a bucket's gradients (flat), where the dense parameters are there."""
+        """Send a bucket's gradients on their way, where the dense parameters are there.
+
+        Args:
+            gradients: Flat.
+            bucket: Its number.
+        """
         ...
 
     def ends(self, wanted: bool) -> bool:
@@ -146,8 +151,8 @@ MakeBackend = Callable[
 class PsBackend:
     """Parameters on servers: a `ParameterBackend` whose members step together in one generation or do not.
 
-    What a generation is to be, its Start says. Servers turn steps into books and books into steps when the
-    generation enters (`springtide_ps.server.step_protocol`).
+    A generation's Start says which of both it is. Servers turn counted steps into applied batches, or back,
+    when the generation enters (`springtide_ps.server.step_protocol`).
 
     In a generation: `begin_generation`, the transfer of `state_dict` to members that lack it, `resolve` when
     all members hold the state, steps, `rest` at a boundary. `fetch_again` when the script may have changed
@@ -198,12 +203,12 @@ class PsBackend:
 
     @property
     def connections(self) -> Connections:
-        """To the servers of the present generation."""
+        """Return the connections to the servers of the present generation."""
         return self.context.connections
 
     @property
     def compression(self) -> GradientCompression:
-        """What becomes of gradients on their way."""
+        """Return how gradients are compressed on their way."""
         return self.context.compression
 
     @property
@@ -223,7 +228,7 @@ class PsBackend:
 
     @property
     def described(self) -> str:
-        """What all workers have to agree on."""
+        """Return what all workers have to agree on."""
         return f"{self.tables.describe()} {self.compression.kind}"
 
     @property
@@ -301,10 +306,10 @@ class PsBackend:
         self.active.fetch_again()
 
     def rest(self) -> None:
-        """At a boundary, where all members have committed the last step: end what would be cut off.
+        """End at a boundary, where all members have committed the last step, what would be cut off.
 
-        Wait until all servers have made the step, so that none of it is open when books begin; what is open
-        then is done again.
+        Wait until all servers have made the step, so that none of it is open when batches are counted; what
+        is open then is done again.
         """
         self.active.rest()
         if self.asynchronous or self.async_backend is None:
@@ -335,10 +340,10 @@ class PsBackend:
         Args:
             name: The same at all readers.
             readers: How many members read it.
-            positions: Where the optimizer's state of a parameter stands in the checkpoint's tree.
+            positions: The place where the optimizer's state of a parameter stands in the checkpoint's tree.
 
         Returns:
-            What this member reads.
+            The snapshot as this member reads it.
 
         Raises:
             ServerError: No generation has begun.
@@ -366,7 +371,7 @@ class PsBackend:
         Args:
             index: Number of the parameter.
             gradient: As it is left, multiplied by `factor` since the sum was made.
-            factor: What it was multiplied by.
+            factor: The factor that it was multiplied by.
 
         Returns:
             This worker's part.
@@ -383,7 +388,18 @@ class PsBackend:
         return self.dense and self.route.takes_any_order
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
-        """Send a bucket's gradients (flat) on their way. Raise RuntimeError."""
+        """Send a bucket's gradients on their way.
+
+        Args:
+            gradients: Flat.
+            bucket: Its number.
+
+        Returns:
+            The gradients that this worker sends.
+
+        Raises:
+            RuntimeError: A server or a member fails.
+        """
         return self.active.push(gradients, bucket)
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
@@ -427,14 +443,14 @@ class PsBackend:
 
         Args:
             optimizer: The one that steps.
-            clip_norm: As for `ServerOptimizers.stage`, like `scale`, `inverse` and `resting`.
+            clip_norm: See `ServerOptimizers.stage`, like `scale`, `inverse` and `resting`.
             scale: Of the whole step.
             inverse: A GradScaler's.
             unused: Parameters to which no worker had a gradient.
             resting: Parameters whose gradients the script has taken away.
 
         Returns:
-            What the gradients are multiplied by besides `scale`.
+            The factor by which the gradients are multiplied besides `scale`.
 
         Raises:
             UsageError: Servers cannot make it.
@@ -449,7 +465,7 @@ class PsBackend:
         Args:
             optimizer: The one that steps.
             scale: Of the whole step.
-            factor: What gradients are multiplied by besides.
+            factor: The factor by which gradients are multiplied besides.
             unused: Numbers of parameters to which nobody has a gradient.
 
         Raises:
@@ -466,7 +482,7 @@ class PsBackend:
         """Have the servers make the step, which is committed, and begin to fetch the values.
 
         Args:
-            scale: What the sums are multiplied by.
+            scale: The factor by which sums are multiplied.
             unused: Parameters to which no worker had a gradient.
             skip: Whether the step changes nothing.
         """
@@ -523,10 +539,10 @@ def backend_for(settings: Settings, copier: Copier | None = None) -> MakeBackend
 
     Args:
         settings: The worker's.
-        copier: See `HostMemory`; None: as the parameters' device needs it.
+        copier: See `HostMemory`; None: the one that the parameters' device needs.
 
     Returns:
-        What a trainer calls with its parameters.
+        The function that a trainer calls with its parameters.
     """
 
     def make(

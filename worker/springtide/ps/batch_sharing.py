@@ -1,15 +1,15 @@
-"""How those who work on one batch share it, where workers do not step together.
+"""Workers that share one batch, where workers do not step together.
 
 A worker without a group has its batches to itself. In a group everything is as with common steps: a batch is
-cut into parts, gradients are summed, and one vote of the members decides whether the step is made. Towards
-the servers the group is one worker, its first member: that one takes batches and tells the others which,
-pushes the sum, and relays the values that come back. So it is also the one that sends again what had no
-answer, whatever it is in the next generation; when it dies, the batch is given out again, and chunks that
+divided among the members, gradients are summed, and one vote of the members decides whether the step is made.
+Towards the servers the group is one worker, its first member: that one takes batches and tells the others
+which, pushes the sum, and relays the values that come back. So it is also the one that sends again what had
+no answer, whatever it is in the next generation; when it dies, the batch is given out again, and chunks that
 have it answer without applying it.
 
-In a body with several steps the first member pushes what a step changes when it wants to see that, begins
-another backward pass, or ends the body, and the values pass along in as many parts. A member that looks at
-values that it has not got yet waits for the part that they come in.
+In a body with several steps the first member pushes the substeps made so far when it wants to see their
+values, begins another backward pass, or ends the body, and the values pass along in as many portions. A
+member that looks at values that it has not got yet waits for the portion that they come in.
 
 The script's thread makes all calls. `_land` runs in the connection's thread that brings an answer, and only
 completes a future in `_landed`; the relay chain's thread waits for these. A dictionary of landings is never
@@ -50,7 +50,7 @@ Rows = tuple[torch.Tensor, torch.Tensor]
 
 
 class BatchSharing(Protocol):
-    """What `AsyncBackend` asks of those who share its batches.
+    """Share the batches of `AsyncBackend` with the other members of a group, or with nobody.
 
     In a body: `begin_step`, `keep_rows` for each table, `rows` and `norm_squares` when gradients are
     complete, `stepped` after each of several steps; `expect` before something is pushed, `sent` for each
@@ -148,7 +148,7 @@ class BatchSharing(Protocol):
 
         Args:
             key: Its key.
-            answer: What comes back.
+            answer: The answer to come.
         """
         ...
 
@@ -182,7 +182,7 @@ class BatchSharing(Protocol):
 
 
 class OwnBatches:
-    """Of a worker that has its batches to itself."""
+    """The sharing of a worker that has its batches to itself."""
 
     group = None
     follows = False
@@ -191,10 +191,10 @@ class OwnBatches:
         self._context = context
 
     def begin_generation(self) -> None:
-        """Nothing: nobody else is concerned."""
+        """Do nothing: nobody else is concerned."""
 
     def begin_step(self) -> None:
-        """Nothing: nobody else is concerned."""
+        """Do nothing: nobody else is concerned."""
 
     def clocks(self, reported: Reported, meeting: Meeting) -> tuple[dict[str, int], int]:
         """Return the steps that each worker begins with, and this one's.
@@ -224,7 +224,7 @@ class OwnBatches:
         return take(), clock()
 
     def part(self, settle: Callable[[], None]) -> None:
-        """Nothing: nobody waits for this worker."""
+        """Do nothing: nobody waits for this worker."""
 
     def keep_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> bool:
         """Return False: this worker pushes them itself.
@@ -255,13 +255,13 @@ class OwnBatches:
         return own()
 
     def stepped(self, keys: Collection[str]) -> None:
-        """Nothing: nobody else is concerned."""
+        """Do nothing: nobody else is concerned."""
 
     def expect(self, keys: Collection[str]) -> None:
-        """Nothing: nobody waits for this worker's answers."""
+        """Do nothing: nobody waits for this worker's answers."""
 
     def sent(self, key: str, answer: Future[Answer]) -> None:
-        """Nothing: nobody waits for this worker's answers.
+        """Do nothing: nobody waits for this worker's answers.
 
         Args:
             key: Not used.
@@ -269,19 +269,19 @@ class OwnBatches:
         """
 
     def forget_relayed(self) -> None:
-        """Nothing: nothing is relayed."""
+        """Do nothing: nothing is relayed."""
 
     def refreshed(self) -> None:
-        """Nothing: nothing is relayed."""
+        """Do nothing: nothing is relayed."""
 
     def relay_substep(self, keys: Collection[str]) -> None:
-        """Nothing: nothing is relayed."""
+        """Do nothing: nothing is relayed."""
 
     def committed(self, keys: Collection[str]) -> None:
-        """Nothing: nothing is relayed."""
+        """Do nothing: nothing is relayed."""
 
     def await_rows(self, tables: Iterable[int], to_the_end: bool) -> None:
-        """Nothing: only this worker's own pushes count.
+        """Do nothing: only this worker's own pushes count.
 
         Args:
             tables: Not used.
@@ -290,7 +290,10 @@ class OwnBatches:
 
 
 class GroupBatches:
-    """Of a worker in a group; of one member, too. route: of the group."""
+    """The sharing of a worker in a group, also of one member.
+
+    route: the group's.
+    """
 
     def __init__(self, context: PsContext, route: GroupRoute) -> None:
         self._context, self._route = context, route
@@ -441,7 +444,7 @@ class GroupBatches:
 
         Args:
             key: Of a chunk or slice.
-            answer: What comes back.
+            answer: The answer to come.
         """
         if (landed := self._landed.get(key)) is not None:
             answer.add_done_callback(partial(_land, landed))
@@ -501,7 +504,7 @@ class GroupBatches:
             self._route.expect(arrived)
 
     def _relay_substeps(self, keys: Collection[str]) -> dict[str, Future[bool]]:
-        """As the first member relay these; at the others begin to receive the body's parts."""
+        """Relay these at the first member; at the others begin to receive the values of all substeps."""
         chosen = {self._name_of(key) for key in keys}
         return self._route.pass_on(self._fetch_landed(), self._marker_pieces(), chosen, in_parts=True)
 

@@ -42,32 +42,38 @@ class Pushed:
 
 
 class Residuals:
-    """By chunk: what this worker's gradients still owe. PURE.
+    """Keep by chunk what this worker's gradients still owe. PURE.
 
-    A body may have several backward passes (*rounds*), and several optimizer steps (*parts*) with the sums of
-    each. What a round leaves out is owed if a part has taken its sums.
+    A body may have several backward passes, and several optimizer steps (*substeps*) with the sums of each. A
+    pass leaves some elements out, which are owed if a substep has taken its sums.
     """
 
     def __init__(self) -> None:
         self._made: Made | None = None
         self._residuals: dict[str, torch.Tensor] = {}
         self._next_made: Made | None = None
-        self._next: dict[str, torch.Tensor | None] = {}  # what the running round has left out
+        self._next: dict[str, torch.Tensor | None] = {}  # what the running pass has left out
         self._since: dict[
             str, torch.Tensor | None
-        ] = {}  # owed after the rounds before it of the running body
+        ] = {}  # owed after the passes before it of the running body
 
     def begin(self, made: Made) -> None:
         """Begin a body that would make this state."""
         self._next_made, self._next, self._since = made, {}, {}
 
     def begin_backward_pass(self, substeps: Substeps) -> None:
-        """Another round of the body begins. substeps: those that have taken the sums of the last one."""
+        """Begin another backward pass of the body. substeps: those with the sums of the last one."""
         self._since |= self._after(substeps)
         self._next = {}
 
     def owed(self, key: str, gradient: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """Return the gradient with what was left out before, in memory of its own. scale: see `scaled`."""
+        """Return the gradient with what was left out before, in memory of its own.
+
+        Args:
+            key: The chunk's.
+            gradient: Flat.
+            scale: See `scaled`.
+        """
         kept = self.residual(key)
         return gradient.clone() if kept is None else gradient + scaled(kept, scale, gradient.dtype)
 
@@ -76,14 +82,21 @@ class Residuals:
         return self._since[key] if key in self._since else self._residuals.get(key)
 
     def leave_out(self, key: str, rest: torch.Tensor | None) -> None:
-        """Note what is not sent of a chunk (None: nothing); the memory is kept."""
+        """Note what is not sent of a chunk; the memory is kept.
+
+        Args:
+            key: The chunk's.
+            rest: Flat; None: everything is sent.
+        """
         self._next[key] = rest
 
     def stand_at(self, made: Made | None, substeps: Substeps, skip: bool) -> None:
         """Note that the worker holds this state now, whatever worker committed it.
 
-        substeps: of its last step, those that have taken the last round's sums. skip: the step changed
-            nothing.
+        Args:
+            made: The state; None: it is not known.
+            substeps: Of its last step, those that have taken the last backward pass' sums.
+            skip: The step changed nothing.
         """
         if made == self._made:
             return
@@ -100,14 +113,20 @@ class Residuals:
         self._next, self._since = {}, {}
 
     def landed(self, key: str, unused: Spans, applied: bool) -> None:
-        """A push of this chunk has been answered; unless it was applied, nothing of it is owed."""
+        """Note that a push of this chunk has been answered; unless it was applied, nothing of it is owed.
+
+        Args:
+            key: The chunk's.
+            unused: The elements that it did not take.
+            applied: Whether it was applied.
+        """
         if key in self._next:
             rest = self._next.pop(key)
             if applied:
                 self._keep(key, _left(self.residual(key), rest, [unused]))
 
     def _after(self, substeps: Substeps) -> dict[str, torch.Tensor | None]:
-        """Return what is owed when these parts have taken the sums of the running round."""
+        """Return what is owed when these substeps have taken the sums of the running backward pass."""
         found = {}
         for key, rest in self._next.items():
             if own := [part[key] for part in substeps if key in part]:
@@ -123,11 +142,11 @@ class Residuals:
 def _left(
     before: torch.Tensor | None, rest: torch.Tensor | None, substeps: Sequence[Spans]
 ) -> torch.Tensor | None:
-    """Return what is owed of a chunk after parts that take the same sums; None is nothing.
+    """Return what is owed of a chunk after substeps that take the same sums; None is nothing.
 
     before: owed when the gradient was sent, which it was added to. rest: left out of both. substeps: the
-    elements that each did not take. What two have taken is owed once: the gradient that makes up for it is
-    taken as often, and to owe twice as much would swing ever wider.
+    elements that each did not take. An element that two of them have taken is owed once: the gradient that
+    makes up for it is taken as often, and to owe twice as much would swing ever wider.
     """
     now = before
     for unused in substeps:
@@ -143,12 +162,23 @@ def _left(
 
 
 def scaled(kept: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return what is owed in units of gradients that are `scale` times what they stand for."""
+    """Return what is owed in units of gradients that are `scale` times what they stand for.
+
+    Args:
+        kept: Owed, in units of `scale` 1.
+        scale: Of the gradients.
+        dtype: Of the result.
+    """
     return kept if scale == 1.0 else (kept * scale).to(dtype)
 
 
 def unscaled(rest: torch.Tensor, scale: float) -> torch.Tensor:
-    """Invert `scaled`, in float32 at least, since in 16 bits nothing may be left of it."""
+    """Invert `scaled`, in float32 at least, since in 16 bits nothing may be left of it.
+
+    Args:
+        rest: Owed, in units of the gradients; it may be used up.
+        scale: Of the gradients.
+    """
     if scale == 1.0:
         return rest
     return rest.to(torch.promote_types(rest.dtype, torch.float32)).div_(scale)
@@ -240,7 +270,12 @@ class GradientCompression:
         return gradient.to(self._dtype) if smaller else gradient
 
     def nbytes(self, elements: int, dtype: torch.dtype) -> int:
-        """Return how many bytes a gradient of so many elements is on its way."""
+        """Return how many bytes a gradient is on its way.
+
+        Args:
+            elements: Of the gradient.
+            dtype: Of its elements, as the script has them.
+        """
         count = 0 if self.residuals is None else self._selected_elements(elements, dtype)
         if count:
             return count * (INDEX_BYTES + dtype.itemsize)
@@ -252,7 +287,12 @@ class GradientCompression:
         return 0 if self._sends_all or not worth_it(count, dtype, elements) else count
 
     def outgoing(self, chunk: PlannedChunk, gradient: torch.Tensor) -> torch.Tensor | SparseGradient:
-        """Return what travels of a chunk's gradient (flat)."""
+        """Return the form in which a chunk's gradient travels.
+
+        Args:
+            chunk: The chunk.
+            gradient: Flat.
+        """
         if self.residuals is None:
             return self.shrunk(gradient)
         self._chunks[chunk.key] = chunk
@@ -269,7 +309,12 @@ class GradientCompression:
         return SparseGradient(indices.to(torch.int32), values)
 
     def hand_over(self, chunks: Collection[PlannedChunk], gradients: torch.Tensor) -> None:
-        """Add what this worker owes to a bucket's gradients (flat), in place: another one sends them."""
+        """Add what this worker owes to a bucket's gradients, in place: another one sends them.
+
+        Args:
+            chunks: Of the bucket.
+            gradients: Of the whole bucket, flat.
+        """
         if self.residuals is None:
             return
         for chunk in chunks:
@@ -290,8 +335,11 @@ class GradientCompression:
     ) -> None:
         """Note that the worker holds this state now.
 
-        substeps: of its last step's optimizer steps, the number of the backward pass, and the parameters that
-        had no part in it. skip: the step changed nothing.
+        Args:
+            made: The state; None: it is not known.
+            substeps: Of its last step's optimizer steps, the number of the backward pass, and the parameters
+                that had no part in it.
+            skip: The step changed nothing.
         """
         if self.residuals is None:
             return

@@ -117,10 +117,16 @@ class Connections:
             self._over.set_result(reason)
 
     def result(self, future: Future[Result], what: Callable[[], str], to_the_end: bool = False) -> Result:
-        """Return what the server answers. Raise ServerError when it does not, or when the generation is over.
+        """Wait for what a server answers.
 
-        what: says what is being waited for. to_the_end: wait also when the generation is over, for an answer
-        that does not need the other members.
+        Args:
+            future: The answer to come.
+            what: Says what is being waited for.
+            to_the_end: Wait also when the generation is over, for an answer that does not need the other
+                members.
+
+        Raises:
+            ServerError: The server refuses or does not answer, or the generation is over.
         """
         if not future.done():
             started = time.monotonic()
@@ -144,13 +150,29 @@ class Connections:
         return self._over.done() and not future.done()
 
     def first_of(self, future: Future[Any], other: Future[Any]) -> bool:
-        """Wait for either, at most as long as `result` does. False: only `other` is done."""
+        """Wait for either of two, at most as long as `result` does.
+
+        Args:
+            future: The one that is wanted.
+            other: The one that ends the wait.
+
+        Returns:
+            False: only `other` is done.
+        """
         both: list[Future[Any]] = [future, other, self._over]
         wait(both, timeout=self.answer_seconds, return_when=FIRST_COMPLETED)
         return future.done() or not other.done()
 
     def comes_before(self, future: Future[Any], others: Iterable[Future[Any]]) -> bool:
-        """Wait until it is done, or all of the others are. False: it is not, or the generation is over."""
+        """Wait until one is done, or all of the others are.
+
+        Args:
+            future: The one that is wanted.
+            others: They end the wait together.
+
+        Returns:
+            False: it is not done, or the generation is over.
+        """
         left = {other for other in others if not other.done()}
         while left and not future.done() and not self._over.done():
             both: list[Future[Any]] = [future, self._over, *left]
@@ -170,22 +192,58 @@ class Connections:
         out: torch.Tensor | None = None,
         any_size: bool = False,
     ) -> Future[Answer]:
-        """Make a request. Raise ServerError when the connection is broken."""
+        """Make a request.
+
+        Args:
+            server: Its id.
+            kind: Of the request.
+            token: The generation's.
+            meta: Its content, in JSON's types.
+            payload: The tensor that it brings.
+            out: Memory that the answer's payload comes into.
+            any_size: Whether the answer's payload may have any size.
+
+        Returns:
+            The answer to come.
+
+        Raises:
+            ServerError: The connection is broken.
+        """
         try:
             return self._clients[server].ask_step(kind, token, meta, payload, out, any_size=any_size)
         except ConnectionError as error:
             raise ServerError(str(error)) from None
 
     def answer(self, future: Future[Answer], server: str, what: str, to_the_end: bool = False) -> Answer:
-        """Return what `result` does, with the server's name in its messages. Raise ServerError."""
+        """Wait for an answer, like `result`, with the server's name in messages.
+
+        Args:
+            future: The answer to come.
+            server: Its id.
+            what: The thing that is waited for, for messages.
+            to_the_end: Wait also when the generation is over.
+
+        Raises:
+            ServerError: It does not come.
+        """
         return self.result(
             future, lambda: f"{what} at parameter server {self._clients[server].address}", to_the_end
         )
 
     def answers(self, asked: Sequence[tuple[str, Future[Answer]]], what: str) -> list[Answer]:
-        """Return the answer to each (server, request).
+        """Wait for the answer to each request.
 
-        The first that fails ends the wait for the others, which may wait for what failed. Raise ServerError.
+        The first that fails ends the wait for the others, which may wait for what failed.
+
+        Args:
+            asked: (server, answer to come).
+            what: The thing that is waited for, for messages.
+
+        Returns:
+            The answers in the same order.
+
+        Raises:
+            ServerError: One does not come.
         """
         servers = {future: server for server, future in asked}
         left: set[Future[Any]] = set(servers)

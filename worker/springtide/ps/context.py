@@ -1,4 +1,4 @@
-"""What the strategies of one worker share: one set of connections, shards, memory and options.
+"""The things that the strategies of one worker share: connections, shards, memory and options.
 
 The script's thread uses all of it. Beside it, each connection's thread lands values in `memory`, the thread
 of a device's copies reads gradients, and any thread may end the waits of `connections`. There is no lock:
@@ -42,7 +42,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class PsSettings:
-    """What a worker knows of its servers before the first generation.
+    """Say what a worker knows of its servers before the first generation.
 
     me: name of this worker. token: for connections. replication: copies of each shard. with_norm: whether the
     norm of all gradients is wanted. authority: see `Connections`. dense: all parameters are on the servers,
@@ -147,13 +147,13 @@ class PsContext:
         out: torch.Tensor | None = None,
         any_size: bool = False,
     ) -> Future[Answer]:
-        """Make a request in the generation's name; as `Connections.ask`.
+        """Make a request in the generation's name.
 
         Args:
             server: Its id.
             kind: Of the request.
-            meta: What it says, in JSON's types.
-            payload: What it brings.
+            meta: Its content, in JSON's types.
+            payload: The tensor that it brings.
             out: Where the answer's payload lands.
             any_size: Whether the answer may have any size.
 

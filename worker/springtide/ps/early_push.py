@@ -47,9 +47,16 @@ class EarlyPush:
         self._keys = set() if keys is None else self._keys - set(keys)
 
     def send(self, client: ServerClient, token: Token, key: str, gradient: Outgoing) -> None:
-        """Send what travels of a chunk's gradient; it must not change before its push is answered.
+        """Send a chunk's gradient; it must not change before its push is answered.
 
-        Raise ConnectionError.
+        Args:
+            client: Of the chunk's first server.
+            token: The generation's.
+            key: The chunk's.
+            gradient: The form that travels.
+
+        Raises:
+            ConnectionError: The connection is broken.
         """
         form, tensor = travelling(gradient)
         client.push_early(token, self._me, key, self._number, form, tensor)
@@ -63,8 +70,8 @@ class EarlyPush:
         Args:
             ask: Makes the request.
             key: The chunk's.
-            gradient: What travels; it must not change before its push is answered.
-            count: How the push will have it.
+            gradient: The form that travels; it must not change before its push is answered.
+            count: The way in which the push will count it.
 
         Returns:
             The answer to come.
@@ -75,7 +82,15 @@ class EarlyPush:
         return answer
 
     def push(self, key: str, gradient: Outgoing) -> tuple[dict[str, Any], torch.Tensor | None]:
-        """Return what a chunk's push says of its gradient, and what it brings: None where that was sent."""
+        """Return how a chunk's push has its gradient.
+
+        Args:
+            key: The chunk's.
+            gradient: The form that travels.
+
+        Returns:
+            The push's words on it, in JSON's types, and the tensor that it brings: None where that was sent.
+        """
         if key in self._keys:
             return {"o": self._number, "me": self._me}, None
         return travelling(gradient)

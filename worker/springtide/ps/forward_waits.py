@@ -68,9 +68,12 @@ class ForwardWaits:
 
 
 def assign_waits(own: Mapping[str, list[int]], called: Collection[str]) -> dict[str, list[int]]:
-    """Return what each module waits for: its own, and parameters of modules in it that never run.
+    """Return the parameters for which each module waits: its own, and those of modules in it that never run.
+    PURE.
 
-    own: numbers of parameters by module name ("" is the model). PURE.
+    Args:
+        own: Numbers of parameters by module's name ("" is the model).
+        called: Names of modules that run.
     """
     waits = {name: list(numbers) for name, numbers in own.items()}
     for name, numbers in own.items():

@@ -40,12 +40,12 @@ _MOST_KEYS = 500
 
 @dataclass(frozen=True, slots=True)
 class GenerationStart:
-    """Where a generation on servers begins.
+    """Say where a generation on servers begins.
 
     token: its name. members: ids. servers: address by id, also of those that leave. step: after which it
-    begins. bound: where members do not step together, how many steps the fastest may be ahead of the
-    slowest; None: any number. skipped: steps before `step` that changed nothing. in_batches: whether they
-    do not step together; None: as in the generation before.
+    begins. bound: where members do not step together, how many steps the fastest may be ahead of the slowest;
+    None: any number. skipped: steps before `step` that changed nothing. in_batches: whether they do not step
+    together; None: the generation before decides.
     """
 
     token: tuple[int, int, int]
@@ -97,10 +97,10 @@ _ROOM_REMEDY = (
 
 
 class GenerationLeader:
-    """Speaks to the servers for all members of one generation. All calls raise ServerError.
+    """Speak to the servers for all members of one generation. All calls raise ServerError.
 
-    rescue: of chunks with books (`books.Rescue`), where members do not step together; called once for each
-    generation that is not fresh, also when nothing is lost.
+    rescue: of chunks that no server holds (`applied_batches.Rescue`), where members do not step together;
+    called once for each generation that is not fresh, also when nothing is lost.
     """
 
     def __init__(
@@ -129,9 +129,20 @@ class GenerationLeader:
         run_id: str,
         make: Callable[[Planned], Chunk | Slice] | None,
     ) -> Arrangement:
-        """Have the generation begin on all servers. make: makes the chunks of a fresh start; None otherwise.
+        """Have the generation begin on all servers.
 
-        Raise LackError when a chunk is held by no server, SpringtideError when a new one has no room.
+        Args:
+            chunks: All chunks and slices.
+            member: This one's id.
+            run_id: Of the state's history.
+            make: Makes the shards of a fresh start; None: the servers hold them.
+
+        Returns:
+            Where each of them is.
+
+        Raises:
+            LackError: A chunk is held by no server.
+            SpringtideError: A new chunk has no room.
         """
         start = self._start
         about = {"me": member, "members": list(start.members), "s": start.step, "lineage": run_id}
@@ -286,7 +297,7 @@ class Generation:
 
     @property
     def start(self) -> GenerationStart:
-        """Where the present one began. Raise ServerError before the first."""
+        """Return where the present generation began. Raise ServerError before the first."""
         if self._start is None:
             raise ServerError("no generation has begun")
         return self._start
@@ -317,7 +328,7 @@ class Generation:
 
         Args:
             meeting: Where they hear it.
-            leader: What speaks to the servers.
+            leader: Speaks to the servers.
             make: Makes the shards of a fresh start.
 
         Raises:

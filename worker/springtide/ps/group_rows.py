@@ -14,10 +14,20 @@ Rows = tuple[torch.Tensor, torch.Tensor]
 
 
 def gather(group: Group, own: Mapping[int, Rows], tables: Mapping[int, Handle]) -> dict[int, list[Rows]]:
-    """Return by table, at the first member, what each member has put in, by rank; elsewhere nothing.
+    """Gather the rows of all members of a group at the first one.
 
-    own: of this member, of every table. All members call this at the same place of a body, and nobody else
-    sends messages to the first one. Raise RuntimeError.
+    All members call this at the same place of a body, and nobody else sends messages to the first one.
+
+    Args:
+        group: The group.
+        own: This member's rows of every table.
+        tables: The tables.
+
+    Returns:
+        By table what each member has put in, by rank; nothing at the other members.
+
+    Raises:
+        RuntimeError: A member fails.
     """
     indices = sorted(tables)
     if not indices:

@@ -1,4 +1,4 @@
-"""Where the parameters of one process are, and the host memory through which servers are spoken to.
+"""The memory of one process' parameters, and the host memory through which servers are spoken to.
 
 On the CPU both are the same. On a GPU gradients are copied to pinned memory as backward makes them, and sent
 from there by a thread of its own; values land in pinned memory and are copied from it layer by layer. Both go
@@ -28,18 +28,39 @@ class Copier(Protocol):
     """Copies between a device and the host without keeping the script's stream waiting."""
 
     def host(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Flat zeros on the host, fit for such copies."""
+        """Return zeros on the host, fit for such copies.
+
+        Args:
+            size: Elements.
+            dtype: Of the elements.
+
+        Returns:
+            Flat.
+        """
         ...
 
     def to_host(self, source: torch.Tensor, target: torch.Tensor) -> Done:
-        """Begin to copy what the script's stream has made."""
+        """Begin to copy what the script's stream has made.
+
+        Args:
+            source: On the device.
+            target: On the host, as large.
+
+        Returns:
+            The copy.
+        """
         ...
 
     def mark(self) -> None:
         """Later copies to the device come after what the script's stream does until now."""
 
     def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Begin to copy; what the script's stream does from now on comes after it."""
+        """Begin to copy; what the script's stream does from now on comes after it.
+
+        Args:
+            source: On the host.
+            target: On the device, as large.
+        """
 
 
 class CudaCopier:
@@ -53,9 +74,27 @@ class CudaCopier:
         self._mark: Any = None
 
     def host(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return pinned zeros on the host.
+
+        Args:
+            size: Elements.
+            dtype: Of the elements.
+
+        Returns:
+            Flat.
+        """
         return torch.zeros(size, dtype=dtype, pin_memory=True)
 
     def to_host(self, source: torch.Tensor, target: torch.Tensor) -> Done:
+        """Begin to copy what the script's stream has made, on a stream of the copier's.
+
+        Args:
+            source: On the device.
+            target: On the host, as large.
+
+        Returns:
+            The copy.
+        """
         self._out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._out):
             target.copy_(source, non_blocking=True)
@@ -66,6 +105,13 @@ class CudaCopier:
         self._mark = torch.cuda.current_stream(self._device).record_event()
 
     def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Begin to copy, on a stream of the copier's; what the script's stream does from now on comes after
+        it.
+
+        Args:
+            source: On the host.
+            target: On the device, as large.
+        """
         if self._mark is not None:
             self.incoming.wait_event(self._mark)
         with torch.cuda.stream(self.incoming):
@@ -97,7 +143,13 @@ class HostMemory:
             self._sender = ThreadPoolExecutor(1, "springtide-ps-copies")
 
     def send(self, bucket: int, gradients: torch.Tensor, send: Callable[[torch.Tensor], None]) -> None:
-        """Have `send` called with the bucket's gradients (flat) on the host: now, or in order by a thread."""
+        """Have a bucket's gradients sent from the host: now, or in order by a thread.
+
+        Args:
+            bucket: Its number.
+            gradients: Flat, where the script has them.
+            send: Called with them on the host.
+        """
         if self._copier is None or self._sender is None:
             send(gradients)
             return
@@ -131,7 +183,13 @@ class HostMemory:
             self._copier.mark()
 
     def bring_up(self, bucket: int, start: int, stop: int) -> None:
-        """Values have arrived: have the parameters hold them."""
+        """Have the parameters hold values that have arrived.
+
+        Args:
+            bucket: Its number.
+            start: Number of the first element.
+            stop: Number of the element after the last.
+        """
         if self._copier is not None:
             self._copier.to_device(self.values[bucket][start:stop], self._flats[bucket][start:stop])
 

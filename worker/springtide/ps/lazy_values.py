@@ -1,6 +1,6 @@
-"""Whoever looks at a parameter waits for its values, by whatever way the look comes.
+"""Parameters that wait for their values when they are looked at, whatever way the look comes.
 
-A forward pass waits module by module (`servers.waiting`). But scripts also use a weight where no module runs:
+A forward pass waits module by module (`forward_waits`). But scripts also use a weight where no module runs:
 an average of the weights by hand, a norm as a regulariser, a tied projection, a printed value. So between a
 step and the arrival of its values a parameter is of the class `LazyParameter`, to which torch gives every
 operation on it first. Once the values are here it is what it was, and nothing is in the way of any operation.
@@ -26,7 +26,7 @@ looking = torch._C.DisableTorchFunctionSubclass
 
 
 def only_looks(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """For what the library does with parameters whose values it does not use."""
+    """Wrap what the library does with parameters whose values it does not use."""
 
     @functools.wraps(method)
     def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -94,7 +94,9 @@ class LazyParameter(Parameter):
 
 
 class Pending:
-    """Of one trainer's parameters, by number. wait: has the values of some come; None: nobody waits.
+    """Wait for the values of one trainer's parameters, by number.
+
+    wait: waits until the values of some have come; None: nobody waits.
 
     Values are waited for by the thread that expects them, and by no other: others see what is there.
     """

@@ -16,9 +16,11 @@ _FIELDS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """number: the range to work on; None: there is none, because the window is `over` or this member was
-    asked to stop. finished: how many of the window's ranges are in every chunk. waited: others went on in
-    the meantime.
+    """The lease of a batch.
+
+    number: the batch to work on; None: there is none, because the window is `over` or this member was asked
+    to stop. finished: how many of the window's batches are in every chunk. waited: others went on in the
+    meantime.
     """
 
     number: int | None
@@ -29,7 +31,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """repeated: updates of a chunk beyond one per range. lost: ranges that a chunk lacks. skipped: updates
+    """The counts of batches in the chunks at the end.
+
+    repeated: updates of a chunk beyond one per batch. lost: batches that a chunk lacks. skipped: updates
     since the job's beginning that left a chunk as it was, since a gradient was not finite.
     """
 
@@ -44,7 +48,15 @@ def encode_nothing() -> torch.Tensor:
 
 
 def encode(lease: Lease, clock: int) -> torch.Tensor:
-    """float64: the lease, and how many steps the group has made; numbers below 2**53 stay what they are."""
+    """Pack a lease into numbers that can be summed; those below 2**53 stay what they are.
+
+    Args:
+        lease: To be packed.
+        clock: How many steps the group has made.
+
+    Returns:
+        float64.
+    """
     number = 0 if lease.number is None else lease.number + 1
     fields = (number, lease.over, lease.finished, lease.waited, clock)
     return torch.tensor(fields, dtype=torch.float64)

@@ -19,7 +19,15 @@ def cut_states(
     parameters: Sequence[torch.nn.Parameter],
     state: Mapping[Any, Mapping[str, Any]],
 ) -> None:
-    """Give a new chunk the state that the script's optimizer has for its parameters."""
+    """Give a new chunk the state that the script's optimizer has for its parameters.
+
+    Args:
+        layout: Places of the parameters in their buckets.
+        plan: Which parameters the chunk is of.
+        chunk: The new one.
+        parameters: All trained ones, in their order.
+        state: The optimizer's, by parameter.
+    """
     for number, (index, _, start, stop) in enumerate(plan.pieces):
         values = state.get(parameters[index], {})
         if not values:

@@ -1,8 +1,8 @@
-"""Rows of tables where workers do not step together: pushed by range like chunks, read as they are now.
+"""Rows of tables where workers do not step together: pushed by batch like chunks, read as they are now.
 
-A range brings to every slice of every table the records of its rows, also none: each slice keeps the book of
-its ranges, as a chunk does. The answer has no values; who reads rows waits first for the answers to its own
-pushes of that table, so that it sees them.
+A batch brings to every slice of every table the records of its rows, also none: each slice knows which
+batches it has, like a chunk. The answer has no values; a worker that reads rows waits first for the answers
+to its own pushes of that table, so that it sees them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from springtide_ps.wire.frames import DTYPE_NAMES, PAYLOAD_LIMIT
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What travels of a range's gradients of one slice. ids: int64 [n], each once, or heads. gradients:
-    [n, dim], as they travel.
+    """A batch's gradients of one slice, as they travel.
+
+    ids: int64 [n], each once, or heads. gradients: [n, dim].
     """
 
     ids: torch.Tensor
@@ -55,9 +56,16 @@ def slices_by_table(table_index: TableIndex) -> dict[int, list[str]]:
 def cut_rows(
     table_index: TableIndex, index: int, ids: torch.Tensor, sums: torch.Tensor
 ) -> Mapping[str, Rows]:
-    """Return by slice what of a table's gradients goes there. ids: int64 [n], each once. sums: [n, dim].
+    """Return by slice its share of a table's gradients.
 
-    Raise UsageError for more than fits a request.
+    Args:
+        table_index: The tables.
+        index: Number of the table.
+        ids: int64 [n], each once, or heads [n, 2].
+        sums: [n, dim].
+
+    Raises:
+        UsageError: More than fits a request.
     """
     handle, found = table_index.handles[index], dict[str, Rows]()
     width = record_bytes(handle.dim, sums.dtype, handle.has_counts)

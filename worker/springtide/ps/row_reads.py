@@ -54,7 +54,24 @@ def read(
     result: Result,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """Return rows float32 [n, dim] of ids int64 [n], each once. more: of the request. Raise ServerError."""
+    """Read rows of a table from the servers.
+
+    Args:
+        table_index: The tables.
+        index: Number of the table.
+        ids: int64 [n], each once.
+        homes: Servers of each slice.
+        step: After which they are wanted.
+        ask: Makes a request of a server.
+        result: Waits for an answer.
+        more: To be said in the requests.
+
+    Returns:
+        float32 [n, dim].
+
+    Raises:
+        ServerError: A server does not answer.
+    """
     found = torch.empty(len(ids), table_index.handles[index].dim)
     asked = []
     for part in table_index.split(index, ids, homes, empty=False):
@@ -71,11 +88,22 @@ def read(
 def read_all(
     table_index: TableIndex, index: int, homes: Homes, step: int, ask: Ask, result: Result, part_bytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids int64 [n] in order, rows float32 [n, dim]) that the table's slices hold.
+    """Read all rows of a table from the servers.
 
-    Raise ServerError.
+    Args:
+        table_index: The tables.
+        index: Number of the table.
+        homes: Servers of each slice.
+        step: After which they are wanted.
+        ask: Makes a request of a server.
+        result: Waits for an answer.
+        part_bytes: So many of a slice are read at a time.
 
-    part_bytes: so many of a slice are read at a time.
+    Returns:
+        (ids int64 [n] in order, rows float32 [n, dim]).
+
+    Raises:
+        ServerError: A server does not answer.
     """
     parts = []
     for _, piece in read_slices(table_index, [index], homes, step, ask, result, part_bytes):
@@ -95,9 +123,19 @@ def read_slices(
     result: Result,
     part_bytes: int,
 ) -> Iterator[tuple[PlannedSlice, Slice]]:
-    """Yield the slices of these tables, with the optimizer's state, as they are after the step.
+    """Yield the slices of tables, with the optimizer's state, as they are after a step.
 
-    Raise ServerError.
+    Args:
+        table_index: The tables.
+        indices: Numbers of the tables.
+        homes: Servers of each slice.
+        step: After which they are wanted.
+        ask: Makes a request of a server.
+        result: Waits for an answer.
+        part_bytes: So many of a slice are read at a time.
+
+    Raises:
+        ServerError: A server does not answer.
     """
     wanted = set(indices)
     for index in wanted:

@@ -22,7 +22,7 @@ log = logging.getLogger("springtide")
 
 
 class ShardRescue:
-    """What one worker has pulled, and what it gives of that when a generation begins."""
+    """Keep what one worker has pulled, and give of that when a generation begins."""
 
     def __init__(self, context: PsContext) -> None:
         self._context = context
@@ -30,11 +30,11 @@ class ShardRescue:
         """By chunk: the newest values that are here."""
 
     def note(self, key: str, said: Mapping[str, Any]) -> None:
-        """Note what the values of a chunk are that are here.
+        """Note which state of a chunk the values here are of.
 
         Args:
             key: The chunk's.
-            said: What the server says of them.
+            said: The server's description of them, in JSON's types.
         """
         skipped = int(said.get("skipped", 0))
         self.pulled[key] = NewestPull(int(said["applied"]), said["ranges"], skipped=skipped)
@@ -52,7 +52,7 @@ class ShardRescue:
             await_late: Called first: waits until nothing lands any more.
 
         Returns:
-            As `books.Rescue`.
+            An `applied_batches.Rescue`.
         """
 
         def call(lost: list[str], loads: dict[str, int]) -> dict[str, str]:

@@ -33,7 +33,7 @@ class PlannedChunk:
 
     @property
     def span(self) -> tuple[int, int, int]:
-        """Its bucket, its first element, and the element after its last."""
+        """Return its bucket, its first element, and the element after its last."""
         return self.bucket, self.start, self.stop
 
 
@@ -54,12 +54,18 @@ def plan_chunks(
 ) -> list[PlannedChunk]:
     """Cut the buckets into chunks of at most `chunk_bytes`, in the order in which a forward pass needs them.
 
-    What a forward pass needs first is cut finer (a quarter of the bytes before it, 256 KiB at least): its
-    gradients are the last to leave, and the last chunk's way back is what a worker waits for then.
+    The parameters that a forward pass needs first are cut finer (a quarter of the bytes before them, 256 KiB
+    at least): their gradients are the last to leave, and a worker then waits for the last chunk's way back.
 
-    groups: parameter group by name; a parameter in none is not updated by the optimizer, and is in no chunk's
-    pieces. Chunks without a piece are left out. owners: number of the optimizer by name, where there are
-    several; a chunk has parameters of one only.
+    Args:
+        layout: Places of the parameters in their buckets.
+        groups: Parameter group by name; a parameter in none is not updated by the optimizer, and is in no
+            chunk's pieces. Chunks without a piece are left out.
+        chunk_bytes: Of a chunk, at most.
+        owners: Number of the optimizer by name, where there are several; a chunk has parameters of one only.
+
+    Returns:
+        The chunks.
     """
     owner = {index: (owners or {}).get(item.name, 0) for index, item in enumerate(layout.fields)}
     spans: list[list[tuple[int, int, int, int]]] = [[] for _ in layout.sizes]
@@ -120,13 +126,26 @@ class Sharding:
 
 
 def described(chunk: PlannedChunk, names: Sequence[str]) -> str:
-    """Return which parameters a chunk is of. names: of all parameters. PURE."""
+    """Return in words which parameters a chunk is of. PURE.
+
+    Args:
+        chunk: The chunk.
+        names: Of all parameters, in their order.
+    """
     own = [names[piece[0]] for piece in chunk.pieces]
     return own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
 
 
 def chunk_starts(first: int, end: int, itemsize: int, before: int, chunk_bytes: int) -> list[int]:
-    """Return where the chunks of these elements begin, the last first. before: bytes needed earlier."""
+    """Return where the chunks of a bucket's elements begin, the last one first.
+
+    Args:
+        first: Number of the first element.
+        end: Number of the element after the last.
+        itemsize: Bytes of an element.
+        before: Bytes that a forward pass needs earlier.
+        chunk_bytes: Of a chunk, at most.
+    """
     starts = []
     while end > first:
         limit = min(chunk_bytes, max(_SMALLEST_CHUNK, before // 4))
@@ -164,13 +183,22 @@ def arrange(
     replication: int,
     leaving: Collection[str] = (),
 ) -> Arrangement:
-    """Decide who has what: the present holders serve on, and whoever should hold a chunk gets a copy.
-
-    sizes: bytes by chunk. servers: those that stay. holders: by chunk, of all connected servers. leaving:
-    connected, and to be emptied. Raise LackError, ValueError without a server.
+    """Decide which server has what: the present holders serve on, and servers that should hold a chunk get a
+    copy.
 
     Chunks are given out from the largest to the smallest (Graham 1969), each to a holder as long as that
     keeps every server within the mean plus one chunk, else to the server with the least.
+
+    Args:
+        sizes: Bytes by chunk.
+        servers: Those that stay.
+        holders: Servers that hold each chunk, of all connected ones.
+        replication: Servers that are to hold each chunk.
+        leaving: Servers that are connected, and to be emptied.
+
+    Raises:
+        LackError: A chunk is held by no server.
+        ValueError: There is no server.
     """
     if not servers:
         raise ValueError("no parameter server to place anything on")
@@ -195,7 +223,16 @@ def arrange(
 
 
 def place_fresh(sizes: Mapping[str, int], servers: Sequence[str], replication: int) -> Arrangement:
-    """Return where chunks go that nobody holds yet. Raise ValueError without a server."""
+    """Return where chunks go that nobody holds yet.
+
+    Args:
+        sizes: Bytes by chunk.
+        servers: Those that stay.
+        replication: Servers that are to hold each chunk.
+
+    Raises:
+        ValueError: There is no server.
+    """
     if not servers:
         raise ValueError("no parameter server to place anything on")
     return Arrangement(

@@ -30,13 +30,15 @@ _ANSWER_SECONDS: Final = 120.0
 _AHEAD: Final = 4  # chunks, or parts of slices, that are asked for before the first of them has come
 
 Descriptions = Mapping[str, Mapping[str, Any]]
-"""What servers say of each chunk, as `springtide_ps.frozen.describe`."""
+"""What servers say of each chunk, see `springtide_ps.server.snapshot.describe`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where everything is. homes: server of each chunk and slice. positions: where the optimizer's state of a
-    parameter stands in the tree, by the parameter's number.
+    """Say where everything is.
+
+    homes: server of each chunk and slice. positions: where the optimizer's state of a parameter stands in the
+    tree, by the parameter's number.
     """
 
     layout: Layout
@@ -89,7 +91,15 @@ class Snapshot:
                 self._asked_for.append((server, error))
 
     def collect(self, index: int, count: int) -> Collected:
-        """Return part `index` of `count` of what the servers hold. Raise GoneError."""
+        """Collect a share of what the servers hold.
+
+        Args:
+            index: Number of the share.
+            count: How many there are.
+
+        Raises:
+            GoneError: A server does not have the snapshot any more.
+        """
         for server, asked in self._asked_for:
             if isinstance(asked, ConnectionError):
                 raise GoneError(f"parameter server {self._clients[server].address}: {asked}")
@@ -139,7 +149,7 @@ class Snapshot:
         return Collected(header, specs, [piece for _, piece in mine], memory)
 
     def _read_chunk(self, key: str, into: list[tuple[TensorPiece, torch.Tensor]]) -> Iterator[Future[Answer]]:
-        """Ask for all of a chunk; of a slice the bytes come right to where they belong, in parts."""
+        """Ask for all of a chunk; of a slice the bytes come in parts, right to where they belong."""
         server = self._plan.homes[key]
         if key not in self._slices:
             yield self._ask(server, Kind.READ_SNAPSHOT, {"k": key}, any_size=True)
@@ -195,7 +205,15 @@ class TensorPiece:
 
 
 def outline(plan: Plan, descriptions: Descriptions) -> tuple[dict[str, Any], list[TensorPiece]]:
-    """(the tree, its tensors without memory, and where each part of them comes from). PURE."""
+    """Return the tree of a checkpoint without its numbers. PURE.
+
+    Args:
+        plan: Where everything is.
+        descriptions: Of the chunks, by key.
+
+    Returns:
+        The tree, with tensors without memory, and where each part of them comes from.
+    """
     states: dict[int, dict[str, torch.Tensor]] = {}
     places, single = [], set[int]()
     for planned in plan.chunks:
@@ -229,7 +247,13 @@ def outline(plan: Plan, descriptions: Descriptions) -> tuple[dict[str, Any], lis
 
 
 def read_shares(plan: Plan, descriptions: Descriptions, count: int) -> list[list[str]]:
-    """Return the chunks that each of `count` members reads, in order, about equally many bytes each. PURE."""
+    """Return the chunks that each member reads, in order, about equally many bytes each. PURE.
+
+    Args:
+        plan: Where everything is.
+        descriptions: Of the chunks, by key.
+        count: How many members read.
+    """
     sizes = [(planned.key, planned.nbytes) for planned in plan.chunks]
     sizes += [(piece.key, int(descriptions[piece.key]["bytes"])) for piece in plan.slices]
     total, before = max(1, sum(size for _, size in sizes)), 0
@@ -241,7 +265,12 @@ def read_shares(plan: Plan, descriptions: Descriptions, count: int) -> list[list
 
 
 def fill(answer: Answer, into: Sequence[tuple[TensorPiece, torch.Tensor]]) -> None:
-    """Put a chunk's state where it belongs (uint8 memory); what it has no state of stays zero."""
+    """Put a chunk's state where it belongs; a piece without state stays zero.
+
+    Args:
+        answer: The chunk's dump.
+        into: Places in the chunk, and their memory (uint8).
+    """
     assert answer.payload is not None
     chunk = Chunk.load(answer.meta, answer.payload)
     for place, memory in into:

@@ -1,13 +1,13 @@
 """A step's values asked for during backward: they come while gradients of other layers still leave.
 
-The servers make a step early if they know how it will be made (`springtide_ps.early`): as the last one was,
-with the optimizer's present options. What they send lands beside the parameters, which change only when the
-step is committed and was made just so; if not, its values are fetched as without this.
+The servers make a step early if they know how it will be made (`springtide_ps.server.speculation`): like the
+last one, with the optimizer's present options. The values land beside the parameters, which change only when
+the step is committed and was made just so; if not, its values are fetched as without this.
 
 The script's thread begins steps, commits and receives. `SpeculativePull.send` comes from it on the CPU, and
 from the thread of a device's copies otherwise, between `expect` and the end of the body's copies: it takes
-what `expect` has put down, and adds to what was asked for. Each of these is one operation on a dictionary,
-so that no lock is needed. Values land from connections' threads, in memory that nothing else uses.
+what `expect` has put down, and adds to what was asked for. Each of these is one operation on a dictionary, so
+that no lock is needed. Values land from connections' threads, in memory that nothing else uses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ Options = Callable[[], tuple[dict[str, Any], ...]]
 
 
 class SpeculativeValues:
-    """Of one worker. values: flat memory of the parameters by bucket, of which this has a second one.
+    """Ask for the values of a step that is not committed, for one worker.
+
+    values: flat memory of the parameters by bucket, of which this has a second one.
 
     After a step that was made otherwise than expected (a batch of another size, a scheduler that moves in
     between), nothing is asked for in the next 1, 3, 7 ... 63 steps.
@@ -55,11 +57,17 @@ class SpeculativeValues:
 
     @property
     def under_way(self) -> Sequence[Future[Answer]]:
-        """What was asked for in the running body."""
+        """Return the answers that were asked for in the running body."""
         return [future for future, _ in self._asked.values()]
 
     def begin(self, step: int, last: StepSpec | None, options: Options) -> None:
-        """A body begins that would make this step. last: how the step before was made, if that is known."""
+        """Begin a body that would make a step.
+
+        Args:
+            step: Its number.
+            last: How the step before was made; None: it is not known.
+            options: Returns the optimizers' present options.
+        """
         self.abandon()
         self._step, self._expected, self._announced = step, None, set()
         self._last = None if last is None or last.skip or self._rest > 0 else last
@@ -81,20 +89,41 @@ class SpeculativeValues:
         return self._expected, self._landing[chunk.bucket][chunk.start : chunk.stop]
 
     def asked(self, key: str, server: str, future: Future[Answer]) -> None:
-        """The values of a chunk, which land where `expect` said, are asked for."""
+        """Note that the values of a chunk, which land where `expect` said, are asked for.
+
+        Args:
+            key: The chunk's.
+            server: Its id.
+            future: The answer to come.
+        """
         self._asked[key] = future, server
 
     def announce(self, server: str, step_spec: StepSpec, me: str, ask: Callable[..., object]) -> None:
-        """Before the first gradient the server hears how the step is expected to be made. Raise ServerError.
+        """Tell a server before its first gradient how the step is expected to be made.
 
-        ask: of (server, kind, what).
+        Args:
+            server: Its id.
+            step_spec: How the step is expected to be made.
+            me: This member.
+            ask: Makes a request of (server, kind, meta).
+
+        Raises:
+            ServerError: The connection is broken.
         """
         if server not in self._announced:
             self._announced.add(server)
             ask(server, Kind.EXPECT, {"s": self._step, "me": me, "recipe": step_spec})
 
     def commit(self, step: int, made: StepSpec) -> dict[str, Asked]:
-        """The step is committed, made like this: the values by chunk, here or under way, and their server."""
+        """Note that the step is committed.
+
+        Args:
+            step: Its number.
+            made: How it was made.
+
+        Returns:
+            The values by chunk, here or under way, and their server; nothing where another step was expected.
+        """
         if not self._asked or self._step != step:
             self.abandon()
             return {}
@@ -113,17 +142,22 @@ class SpeculativeValues:
         self._values[chunk.bucket][span].copy_(self._landing[chunk.bucket][span])
 
     def keep(self, key: str, asked: Future[Answer]) -> None:
-        """An answer that is not waited for any more may still land."""
+        """Keep in mind that an answer that is not waited for any more may still land.
+
+        Args:
+            key: The chunk's.
+            asked: The answer to come.
+        """
         if not asked.done():
             self._abandoned[key] = asked
 
     def stop(self) -> None:
-        """Nothing more is asked for in this body, and what was is not needed."""
+        """Ask for nothing more in this body, and give up what was asked for."""
         self._last = None
         self.abandon()
 
     def abandon(self) -> None:
-        """What was asked for is not needed. Its memory is used again when nothing can land there."""
+        """Give up what was asked for. Its memory is used again when nothing can land there."""
         for key, (future, _) in list(self._asked.items()):  # another thread may send still
             self.keep(key, future)
         self._asked = {}
@@ -172,7 +206,7 @@ class SpeculativePull:
             server: Where to.
             made: The state that the step makes.
             key: The chunk's.
-            gradient: What travels of it.
+            gradient: The form in which it travels.
 
         Returns:
             False: nothing is to be asked for, and the gradient was not sent.

@@ -1,11 +1,11 @@
 """A batch's values asked for while its gradients leave, where workers do not wait for each other.
 
 As in common steps (`speculative_pull`), how the push will count a gradient is mostly known when it leaves: as
-the last one did, with the options of now. So the offer says it, and the server answers with what the chunk is
-with it then. Those values land beside the parameters, and are used when the body is committed just so. The
-push then says how the offer counts, as always, and is answered without values: so updates of others that come
-between offer and push are in the next values only. Where that is not allowed, with a bound on staleness, and
-where the norm of all gradients matters, nothing is asked for early.
+the last one did, with the options of now. So the early push says it, and the server answers with what the
+chunk is with it then. Those values land beside the parameters, and are used when the body is committed just
+so. The push then says how it counts, as always, and is answered without values: so updates of others that
+come between both are in the next values only. Where that is not allowed, with a bound on staleness, and where
+the norm of all gradients matters, nothing is asked for early.
 
 The script's thread makes all calls, but for `send`: of parameters on a device that comes from the thread of
 `HostMemory`, for which the body waits before it commits. No lock is held.
@@ -69,16 +69,16 @@ class SpeculativePush:
         early_push: EarlyPush,
         count: Callable[[StepSpec], dict[str, Any]],
     ) -> bool:
-        """Offer a chunk's gradient, and ask for its values with it.
+        """Push a chunk's gradient early, and ask for its values with it.
 
         Args:
-            chunk: Whose.
-            gradient: What travels of it.
+            chunk: The gradient's chunk.
+            gradient: The form in which it travels.
             early_push: Of the running body.
             count: Says how the push will count it.
 
         Returns:
-            False: nothing is to be asked for, and it was not offered.
+            False: nothing is to be asked for, and it was not pushed.
 
         Raises:
             ServerError: The connection is broken.
@@ -114,7 +114,7 @@ class SpeculativePush:
             to_the_end: Wait also when the generation is over.
 
         Returns:
-            What the server says of them; None: it has none, as it is the push that comes first.
+            The server's description of them; None: it has none, since the push comes first.
 
         Raises:
             ServerError: They do not come.

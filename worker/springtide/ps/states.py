@@ -1,4 +1,4 @@
-"""What of the state is in this process and what on servers, for those who receive and save it."""
+"""The state in this process and on servers, for members that receive it and checkpoints that save it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,20 @@ def states_of(
     servers: PsBackend | None,
     dense_here: bool,
 ) -> tuple[State, State]:
-    """Return what members hand over to each other, and what a checkpoint has of them.
+    """Return the state that members hand over to each other, and the one that a checkpoint saves.
 
-    A checkpoint looks as one of a job without servers. dense_here: trained parameters are in this process,
-    all but the rows of tables.
+    A checkpoint looks like one of a job without servers.
+
+    Args:
+        model: The script's.
+        buffers: Of the model.
+        optimizers: The script's.
+        tracked: Further objects with a state, by name.
+        servers: None: no parameters are on servers.
+        dense_here: Trained parameters are in this process, all but the rows of tables.
+
+    Returns:
+        Both states; one and the same without servers.
     """
     named, saved_as = dict(model.named_parameters()), names_in_state_dict(model)
     if servers is None:

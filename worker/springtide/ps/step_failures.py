@@ -1,8 +1,8 @@
 """Steps that fail on the parameter servers: when a worker gives up trying them again. PURE.
 
 A failed step costs its chunk, and the job goes on from a copy, from what workers have pulled, or from the
-newest checkpoint. What fails again before anybody got further fails for a reason that lasts: the worker ends
-then, as by an exception of its own optimizer, and the job's budget for failures decides.
+newest checkpoint. A step that fails again before anybody got further fails for a reason that lasts: the
+worker ends then, as by an exception of its own optimizer, and the job's budget for failures decides.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ class StepFailures:
         self._last = ""
 
     def failed(self, step: int, what: str, *, lost: bool, can_go_back: bool = True) -> bool:
-        """Return whether to give up. step: the last one that this worker has committed. what: failed, where
-        and why.
+        """Count a failed step, and return whether to give up.
 
-        lost: no server holds the chunk any more, which is found out a generation after its server has refused
-        to give it, if somebody asked. can_go_back: there may be a checkpoint.
+        Args:
+            step: The last one that this worker has committed.
+            what: Which step failed, where and why.
+            lost: No server holds the chunk any more, which is found out a generation after its server has
+                refused to give it, if somebody asked.
+            can_go_back: There may be a checkpoint.
         """
         if step > self._furthest:
             self._furthest, self._count, self._refused = step, 0, False
@@ -42,7 +45,12 @@ class StepFailures:
 
 
 def describe(failed: str, step: int) -> str:
-    """Return what a worker says that gives up. failed: which steps have failed, where and why."""
+    """Return the words of a worker that gives up.
+
+    Args:
+        failed: Which steps have failed, where and why.
+        step: The last one that this worker has committed.
+    """
     return (
         f"after step {step} the parameter servers could not make the optimizer's step: {failed}. If that is"
         " memory, raise the limit in parameterServers.template, take more servers, or set"

@@ -17,7 +17,7 @@ Asked = tuple[Future[Answer], str]
 
 
 class StepFetches:
-    """What was asked for of the newest committed step, and not waited for yet."""
+    """Keep the requests for values of the newest committed step that were not waited for yet."""
 
     def __init__(self, context: PsContext) -> None:
         self._context = context
@@ -30,7 +30,7 @@ class StepFetches:
         self.asked = {}
 
     def committed(self) -> None:
-        """This member has committed another step."""
+        """Note that this member has committed another step."""
         self._tried = False
 
     def fetch(self, chunks: Collection[PlannedChunk], step: int, at: str | None = None) -> None:
@@ -100,12 +100,12 @@ class StepFetches:
         raise lost
 
     def answer(self, future: Future[Answer], server: str, what: str, to_the_end: bool = False) -> Answer:
-        """Wait for an answer; as `Connections.answer`.
+        """Wait for an answer.
 
         Args:
             future: The answer to come.
             server: Its id.
-            what: What is waited for, for messages.
+            what: The thing that is waited for, for messages.
             to_the_end: Of a step that this member has committed: wait also when the generation is over.
 
         Returns:
@@ -124,7 +124,7 @@ class StepFetches:
         Args:
             future: The answer to come.
             server: Its id.
-            what: What is waited for, for messages.
+            what: The thing that is waited for, for messages.
 
         Returns:
             The answer.
@@ -137,7 +137,7 @@ class StepFetches:
         return self._context.connections.answer(future, server, what, to_the_end=True)
 
     def _try_step(self) -> None:
-        """This member has committed the step, and others may not: have the servers make it for now."""
+        """Have the servers make the committed step for now, since other members may not have committed it."""
         if self._tried:
             return
         self._tried = True

@@ -72,19 +72,33 @@ class ServerOptimizers:
         self._owner = {index: self.owners.get(name) for index, name in enumerate(parameters)}
 
     def square(self, number: int, value: float) -> dict[str, float]:
-        """A sum of squares of this optimizer's gradients, as `norm` takes it."""
+        """Return a sum of squares of an optimizer's gradients in the form that `norm` takes.
+
+        Args:
+            number: Of the optimizer.
+            value: The sum.
+        """
         return {str(self._firsts[number]): value}
 
     def norm(self, squares: Sequence[Mapping[str, float]]) -> float:
-        """Of all sums of gradients. squares: of each server, the sums of squares by optimizer, which is named
-        by where its groups are among those of all.
+        """Return the norm of all sums of gradients, and remember each optimizer's.
+
+        Args:
+            squares: Of each server, the sums of squares by optimizer, which is named by the place of its
+                first group among those of all.
         """
         keys = [str(first) for first in self._firsts]
         self._norms = [math.sqrt(math.fsum(float(own.get(key, 0.0)) for own in squares)) for key in keys]
         return math.sqrt(math.fsum(float(value) for own in squares for value in own.values()))
 
     def make(self, values: torch.Tensor, pieces: Sequence[Sequence[int]], number: int = 0) -> Chunk:
-        """A chunk as optimizer `number` has it."""
+        """Return a chunk with the options of an optimizer.
+
+        Args:
+            values: Flat; the chunk keeps them.
+            pieces: See `Chunk`.
+            number: Of the optimizer.
+        """
         options = group_options(self.all[number])
         return Chunk(values, pieces, self._names[number], options, self._firsts[number], self._among)
 
@@ -99,9 +113,13 @@ class ServerOptimizers:
                 optimizer.state.pop(parameter, None)
 
     def check_unchanged(self, dense: bool) -> None:
-        """Before a step. dense: all states are the servers'.
+        """Refuse, before a step, what the script has changed and the servers do not hear of.
 
-        Raise UsageError when the script has changed what the servers do not hear of.
+        Args:
+            dense: All states are the servers'.
+
+        Raises:
+            UsageError: Such a change was made.
         """
         self._check_groups()
         if not self._trains:
@@ -178,11 +196,21 @@ class ServerOptimizers:
         inverse: float = 1.0,
         resting: Collection[int] = (),
     ) -> float:
-        """The script makes this optimizer's step of a body that may have several.
+        """Stage one optimizer's step of a body that may have several.
 
-        clip_norm: of its own gradients, which are the sums times `scale` and `inverse` (a GradScaler's).
-        resting: parameters whose gradients the script has taken away. Return what the gradients are
-        multiplied by besides `scale`. Raise UsageError when it has made the step already.
+        Args:
+            optimizer: The one that steps.
+            clip_norm: Bound of the norm of its own gradients, which are the sums times `scale` and `inverse`;
+                None: there is none.
+            scale: Of the whole step.
+            inverse: A GradScaler's.
+            resting: Parameters whose gradients the script has taken away.
+
+        Returns:
+            The factor by which gradients are multiplied besides `scale`.
+
+        Raises:
+            UsageError: It has made the step already.
         """
         number = self._number(optimizer)
         self.skipped.discard(number)
@@ -198,7 +226,7 @@ class ServerOptimizers:
         return factor * inverse
 
     def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
-        """Of the sums of its gradients, as of the last `norm`; 0 before."""
+        """Return the norm of the sums of its gradients, from the last `norm`; 0 before."""
         return self._norms[self._number(optimizer)] if self._norms else 0.0
 
     def steps_again(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -216,7 +244,16 @@ class ServerOptimizers:
         return tuple(group for optimizer in self.all for group in group_options(optimizer))
 
     def step_spec(self, scale: float, unused: Collection[int], skip: bool) -> StepSpec:
-        """How the servers make the step of all optimizers, or of those that are staged. Raise UsageError."""
+        """Return how the servers make the step of all optimizers, or of those that are staged.
+
+        Args:
+            scale: The factor by which sums are multiplied.
+            unused: Numbers of parameters to which no worker had a gradient.
+            skip: The step changes nothing.
+
+        Raises:
+            UsageError: The script has changed the optimizers' groups.
+        """
         self._check_groups()
         if not self._staged:
             return StepSpec(scale, skip, self.options, frozenset(unused))
@@ -268,18 +305,26 @@ def group_options(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], ...
 
 
 def _without(optimizer: torch.optim.Optimizer) -> list[tuple[str, ...]]:
-    """By parameter group: which of the options that have to be set from the start are not."""
+    """Return by parameter group which of the options that have to be set from the start are not."""
     names = _FROM_THE_START.get(optimizer_name(optimizer), ())
     return [tuple(name for name in names if not group[name]) for group in optimizer.param_groups]
 
 
 def _held_by(optimizer: torch.optim.Optimizer) -> list[list[int]]:
-    """By parameter group: which parameters, by id()."""
+    """Return by parameter group the id() of its parameters."""
     return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def group_numbers(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Parameter group by name of parameter; a parameter that the optimizer does not have is in none."""
+    """Return the parameter group of each parameter that the optimizer has.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: By name.
+
+    Returns:
+        Numbers of groups by name.
+    """
     owner = {
         id(parameter): number
         for number, group in enumerate(optimizer.param_groups)

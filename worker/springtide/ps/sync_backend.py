@@ -149,7 +149,7 @@ class SyncBackend:
         self.step_spec = None if step_spec is None else StepSpec.from_json(step_spec)
 
     def rest(self) -> None:
-        """At a boundary, where all members have committed the last step: let its values pass the group."""
+        """Let the last step's values pass the group at a boundary, where all members have committed it."""
         self._route.rest(self.settle)
 
     # ---- a step
@@ -190,14 +190,14 @@ class SyncBackend:
 
         Args:
             optimizer: One of several.
-            clip_norm: As for `ServerOptimizers.stage`, like `scale`, `inverse` and `resting`.
+            clip_norm: See `ServerOptimizers.stage`, like `scale`, `inverse` and `resting`.
             scale: Of the whole step.
             inverse: A GradScaler's.
             unused: Parameters to which no worker had a gradient.
             resting: Parameters whose gradients the script has taken away.
 
         Returns:
-            What the gradients are multiplied by besides `scale`.
+            The factor by which gradients are multiplied besides `scale`.
 
         Raises:
             UsageError: The body has too many steps.
@@ -213,12 +213,12 @@ class SyncBackend:
     def stage_tables(
         self, optimizer: torch.optim.Optimizer, scale: float, factor: float, unused: Collection[int]
     ) -> None:
-        """Note a step of tables; as `ParameterBackend.stage_tables`.
+        """Note a step of tables, to be made when the body is committed.
 
         Args:
             optimizer: One of several.
             scale: Of the whole step.
-            factor: What gradients are multiplied by besides.
+            factor: The factor by which gradients are multiplied besides.
             unused: Parameters to which no worker had a gradient.
 
         Raises:
@@ -228,7 +228,18 @@ class SyncBackend:
         self._context.optimizers.stage(optimizer, None, scale, factor)
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Pushed:
-        """Send a bucket's gradients (flat) on their way. Raise RuntimeError."""
+        """Send a bucket's gradients on their way.
+
+        Args:
+            gradients: Flat.
+            bucket: Its number.
+
+        Returns:
+            The gradients that this worker sends.
+
+        Raises:
+            RuntimeError: A server or a member fails.
+        """
         return self._route.push(gradients, bucket, self._send_bucket)
 
     def _send_bucket(self, gradients: torch.Tensor, bucket: int) -> Pushed:
@@ -295,15 +306,15 @@ class SyncBackend:
         self._commits = []
 
     def make_way(self) -> None:
-        """Nothing: gradients of the last body are on the servers."""
+        """Do nothing: gradients of the last body are on the servers."""
 
     def carried(self, index: int, gradient: torch.Tensor, factor: float) -> torch.Tensor:
-        """Return this worker's part of what the next gradient adds to; as `GradientRoute.carried`.
+        """Return this worker's share of a gradient that the script leaves, which the next one adds to.
 
         Args:
             index: Number of the parameter.
             gradient: As the script leaves it.
-            factor: What it was multiplied by since the sum was made.
+            factor: The factor that it was multiplied by since the sum was made.
 
         Returns:
             This worker's part.
@@ -343,7 +354,7 @@ class SyncBackend:
         """Have the servers make the step, which is committed, and begin to fetch the values.
 
         Args:
-            scale: What the sums are multiplied by.
+            scale: The factor by which sums are multiplied.
             unused: Parameters to which no worker had a gradient.
             skip: Whether the step changes nothing.
         """

@@ -32,7 +32,10 @@ class PlannedSlice:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What of one request goes to one server. slices: (number, how many ids). own: which of the ids."""
+    """The share of one request that goes to one server.
+
+    slices: (number, how many ids). own: which of the ids.
+    """
 
     server: str
     slices: list[tuple[int, int]]
@@ -81,7 +84,7 @@ class TableIndex:
         return self._names[index]
 
     def make(self, planned: PlannedSlice) -> Slice:
-        """Return what a server begins to hold: the slice as it is in this process, without a book."""
+        """Return the slice that a server begins to hold, as it is in this process; it counts no batches."""
         handle = self.handles[planned.parameter]
         piece = handle.local.slices[planned.number]
         piece.parameter = planned.parameter
@@ -91,9 +94,16 @@ class TableIndex:
         return piece
 
     def split(self, index: int, ids: torch.Tensor, homes: Homes, *, empty: bool) -> Iterator[Part]:
-        """Yield what of the ids (or heads) goes to which server; empty: slices without ids are named too.
+        """Yield the share of ids (or heads) that goes to each server.
 
-        Raise UsageError for more than fits a request.
+        Args:
+            index: Number of the table.
+            ids: int64 [n], or heads [n, 2].
+            homes: Servers of each slice.
+            empty: Slices without ids are named too.
+
+        Raises:
+            UsageError: More than fits a request.
         """
         handle = self.handles[index]
         own = by_slice(ids, len(handle.local.slices))
@@ -115,6 +125,13 @@ class TableIndex:
                 yield Part(server, slices, torch.cat([own[number] for number in some]))
 
     def records(self, part: Part, ids: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        """Return the records of one server's share, flat.
+
+        Args:
+            part: The share.
+            ids: int64 [n], or heads [n, 2].
+            sums: float32 [n, dim].
+        """
         return records(ids[part.own], sums[part.own]).view(-1)
 
 

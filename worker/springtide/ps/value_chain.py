@@ -47,11 +47,16 @@ class RelayChain:
     ) -> dict[str, Future[bool]]:
         """Begin to pass a step's values on, in the order of `pieces`, which all members name alike.
 
-        pieces: memory by key, where they come to and go on from. fetch: at the first member, return when the
-        piece of this key is there, or raise RuntimeError. chosen: which pieces are passed on, as the first
-        member says, who tells the others; None, at all members: every one. in_parts: the first member begins
-        several times, with other pieces chosen each time, until it has passed all of them on; the others
-        begin once. The result says of each key when it is there, or False: it does not come.
+        Args:
+            pieces: Memory by key, where they come to and go on from.
+            fetch: At the first member, return when the piece of this key is there, or raise RuntimeError.
+            chosen: Pieces that are passed on, by the first member's choice, which tells the others; None, at
+                all members: every one.
+            in_parts: The first member begins several times, with other pieces chosen each time, until it has
+                passed all of them on; the others begin once.
+
+        Returns:
+            By key, when it is there, or False: it does not come.
         """
         arrived: dict[str, Future[bool]] = {key: Future() for key in pieces}
         self._running = [job for job in self._running if not job.done()]
@@ -119,7 +124,9 @@ class RelayChain:
             sent.popleft()
 
     def _choose(self, keys: Sequence[str], chosen: Collection[str], sent: deque[Work]) -> list[str]:
-        """Those of the keys that the first member has chosen, which goes along the chain, too."""
+        """Return those of the keys that the first member has chosen, and tell the next member along the
+        chain.
+        """
         group, mask = self._group, torch.tensor([key in chosen for key in keys], dtype=torch.uint8)
         if group.rank:
             group.start_receive(mask, group.rank - 1).wait()

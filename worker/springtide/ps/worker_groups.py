@@ -80,7 +80,15 @@ class GradientRoute(Protocol):
         ...
 
     def form(self, start: GenerationStart, meeting: Meeting) -> None:
-        """Meet the members of the group. Raise RuntimeError."""
+        """Meet the members of the group.
+
+        Args:
+            start: Where the generation begins.
+            meeting: Of the generation's members.
+
+        Raises:
+            RuntimeError: They do not come.
+        """
         ...
 
     def leave(self) -> None:
@@ -100,8 +108,7 @@ class GradientRoute(Protocol):
             send: Sends them from this worker.
             without: Chunks that are left out.
 
-        Returns:
-            What this worker sends.
+        Returns: The gradients that this worker sends.
 
         Raises:
             RuntimeError: A server or a member fails.
@@ -118,7 +125,7 @@ class GradientRoute(Protocol):
         Args:
             index: Number of the parameter.
             gradient: As it is left, multiplied by `factor` since the sum was made.
-            factor: What it was multiplied by.
+            factor: The factor that it was multiplied by.
 
         Returns:
             This worker's part.
@@ -156,20 +163,25 @@ class GradientRoute(Protocol):
 
 
 class DirectRoute:
-    """Of a worker that speaks to the servers for itself."""
+    """The route of a worker that speaks to the servers for itself."""
 
     group = None
     fetches = True
     takes_any_order = True
 
     def form(self, start: GenerationStart, meeting: Meeting) -> None:
-        """Nothing: there is no group."""
+        """Do nothing: there is no group.
+
+        Args:
+            start: Not used.
+            meeting: Not used.
+        """
 
     def leave(self) -> None:
-        """Nothing: there is no group."""
+        """Do nothing: there is no group."""
 
     def begin_pass(self) -> None:
-        """Nothing: no sums are under way."""
+        """Do nothing: no sums are under way."""
 
     def push(self, gradients: torch.Tensor, bucket: int, send: Send, without: Collection[str] = ()) -> Pushed:
         """Send the gradients.
@@ -181,12 +193,12 @@ class DirectRoute:
             without: Left out by `send` itself.
 
         Returns:
-            What is sent.
+            The gradients that are sent.
         """
         return send(gradients, bucket)
 
     def end_sums(self, send: Send) -> None:
-        """Nothing: no sums are under way."""
+        """Do nothing: no sums are under way."""
 
     def carried(self, index: int, gradient: torch.Tensor, factor: float) -> torch.Tensor:
         """Return the gradient: it is this worker's own.
@@ -194,7 +206,7 @@ class DirectRoute:
         Args:
             index: Number of the parameter.
             gradient: As it is left.
-            factor: What it was multiplied by.
+            factor: The factor that it was multiplied by.
 
         Returns:
             The gradient.
@@ -202,7 +214,7 @@ class DirectRoute:
         return gradient
 
     def relay(self, chunks: Collection[PlannedChunk], fetch: Callable[[str], None]) -> None:
-        """Nothing: values are for this worker.
+        """Do nothing: values are for this worker.
 
         Args:
             chunks: Those that the step has changed.
@@ -223,11 +235,11 @@ class DirectRoute:
         return False
 
     def rest(self, settle: Callable[[], None]) -> None:
-        """Nothing: nobody waits for this worker."""
+        """Do nothing: nobody waits for this worker."""
 
 
 class GroupRoute:
-    """Of a worker in a group, also of one member."""
+    """The route of a worker in a group, also of one member."""
 
     takes_any_order = False
 
@@ -326,7 +338,7 @@ class GroupRoute:
             without: Chunks that are left out.
 
         Returns:
-            What this worker puts in.
+            The gradients that this worker puts in.
 
         Raises:
             RuntimeError: A server or a member fails.
@@ -358,10 +370,10 @@ class GroupRoute:
         Args:
             index: Number of the parameter.
             gradient: As it is left, multiplied by `factor` since the sum was made.
-            factor: What it was multiplied by.
+            factor: The factor that it was multiplied by.
 
         Returns:
-            The gradient at the first member; elsewhere what is to be taken back of this one's debt.
+            The gradient at the first member; elsewhere the amount to take back of this one's debt.
         """
         if self._group is None or self._group.rank == 0:
             return gradient
@@ -480,7 +492,7 @@ class GroupRoute:
     def rest(self, settle: Callable[[], None]) -> None:
         """Let the last step's values pass the whole group.
 
-        What is cut off, each member fetches for itself in the next generation.
+        Values that are cut off, each member fetches for itself in the next generation.
 
         Args:
             settle: Waits for all values.
