@@ -25,11 +25,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
+import random
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,8 @@ from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 from springtide_protocol.channel import client_options, token_metadata
 from springtide_protocol.heartbeat import LIMIT
 from springtide_protocol.lobby import raise_descriptor_limit
+from springtide_protocol.session_client import BACKOFF_FIRST, BACKOFF_LAST
+from springtide_protocol.store_entries import unpack
 
 Object = dict[str, Any]
 
@@ -49,8 +54,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SIZES = (64, 128, 256, 512)
 TOKEN = "scale"
 CLIENTS = 2  # processes
-FORMATION_SECONDS = 120.0
+CHANGES_HEARTBEAT = 20.0  # s
+FORMATION_SECONDS = 40.0
 SPARE_DESCRIPTORS = 256  # beyond one for each connection
+JOIN_PAUSE_SECONDS = 0.005
 SETTLE_SECONDS = 0.5  # until the last words of a change are taken in
 FAMILIES = ("place", "listener", "0", "loops")
 """What the members of a generation tell each other by the store; a key is one of these and a rank."""
@@ -75,14 +82,32 @@ def gloo_value(member: int, size: int) -> bytes:
 # ---- the members' processes
 
 
+@functools.lru_cache(64)
+def keys_in(packed: bytes) -> tuple[str, ...]:
+    """Return the keys of some entries. All members of this process get the same bytes: real ones do not share a
+    processor, and what they do is not what is measured.
+    """
+    return tuple(key for key, _ in unpack(packed))
+
+
 class Member:
     """One session that does what a worker does when a generation is made."""
 
-    def __init__(self, number: int, address: str, formed: asyncio.Queue[int]) -> None:
-        self._number, self._formed = number, formed
+    def __init__(self, number: int, address: str, heartbeat: float, formed: asyncio.Queue[int]) -> None:
+        """Begin to connect.
+
+        Args:
+            number: of the member, from 0.
+            address: of the coordinator, host:port.
+            heartbeat: limit, in seconds.
+            formed: gets the number of each generation that it has formed.
+        """
+        self._number, self._formed, self._options = number, formed, client_options(heartbeat)
         self._name = f"{number:032x}"
-        self._channel = grpc.aio.insecure_channel(address, options=client_options(LIMIT))
+        self._address = address
+        self._channel: Any = None
         self._call: Any = None
+        self._welcomed = self._ending = False
         self._start: pb.Start | None = None
         self._rank = 0
         self._step = len(STEPS)
@@ -90,6 +115,24 @@ class Member:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
+        """Connect until welcomed, as a worker does, and serve the stream; a stream that breaks then is an error."""
+        pause = BACKOFF_FIRST
+        while True:
+            self._channel = grpc.aio.insecure_channel(self._address, options=self._options)
+            try:
+                await self._session()
+            except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+                if self._ending:
+                    raise
+                cancelled = isinstance(error, asyncio.CancelledError)  # so grpc says that the server cancels
+                if cancelled or self._welcomed or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    why = "its stream was cut" if cancelled else error.details()
+                    raise RuntimeError(f"member {self._number}: {why}") from error
+            await self._channel.close()
+            await asyncio.sleep(pause * random.uniform(0.7, 1.0))
+            pause = min(BACKOFF_LAST, 2 * pause)
+
+    async def _session(self) -> None:
         stub = pb_grpc.CoordinatorStub(self._channel)
         self._call = stub.Session(metadata=token_metadata(TOKEN))
         hello = pb.Hello(protocol_version=PROTOCOL_VERSION, member=self._info(), standing=pb.STARTING)
@@ -106,6 +149,7 @@ class Member:
     async def _receive(self, message: pb.CoordinatorMessage) -> None:
         match message.WhichOneof("message"):
             case "welcome":
+                self._welcomed = True
                 await self._park(pb.STANDBY)
             case "prepare":
                 await self._park(pb.DROPPED)
@@ -113,10 +157,10 @@ class Member:
                 await self._park(pb.BOUNDARY)
             case "start":
                 await self._begin(message.start)
-            case "store_entry":
-                entry = message.store_entry
-                if self._start is not None and entry.generation == self._start.generation:
-                    await self._take([entry.key])
+            case "store_entries":
+                entries = message.store_entries
+                if self._start is not None and entries.generation == self._start.generation:
+                    await self._take(keys_in(entries.packed))
             case "refused":
                 raise RuntimeError(f"member {self._number}: {message.refused.reason}")
 
@@ -129,7 +173,7 @@ class Member:
 
     async def _begin(self, start: pb.Start) -> None:
         self._start = start
-        self._rank = [member.id for member in start.members].index(self._name)
+        self._rank = next(rank for rank, member in enumerate(start.members) if member.id == self._name)
         self._seen = {family: set() for family in FAMILIES}
         self._step = 0
         await self._tell(STEPS[0])
@@ -148,7 +192,7 @@ class Member:
             await self._call.write(pb.WorkerMessage(store_set=entry))
         await self._take([f"{family}/{self._rank}" for family in families])
 
-    async def _take(self, keys: list[str]) -> None:
+    async def _take(self, keys: Iterable[str]) -> None:
         """Note entries; when all of a step are there, go on to the next one, and say Formed after the last."""
         assert self._start is not None
         for key in keys:
@@ -192,6 +236,7 @@ class Member:
 
     async def end(self) -> None:
         """Break the stream without a word, as a kill does."""
+        self._ending = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._channel.close()
@@ -201,11 +246,12 @@ class Member:
         return self._task.exception() if self._task.done() and not self._task.cancelled() else None
 
 
-async def serve_members(address: str) -> None:
+async def serve_members(address: str, heartbeat: float) -> None:
     """Do what the lines of standard input say, and say on standard output how many have formed a generation.
 
     Args:
         address: of the coordinator, host:port.
+        heartbeat: limit, in seconds.
     """
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
@@ -227,14 +273,15 @@ async def serve_members(address: str) -> None:
             await asyncio.sleep(0.5)
             for member in members.values():
                 if (error := member.failed()) is not None:
-                    print(json.dumps({"failed": str(error)}), flush=True)
+                    print(json.dumps({"failed": str(error) or repr(error)}), flush=True)
                     return
 
     background = [asyncio.create_task(tell_formed()), asyncio.create_task(look_for_failures())]
     while line := await reader.readline():
         order = json.loads(line)
         for number in order.get("join", ()):
-            members[number] = Member(number, address, formed)
+            members[number] = Member(number, address, heartbeat, formed)
+            await asyncio.sleep(JOIN_PAUSE_SECONDS)  # a machine's pods do not start in one moment either
         if (number := order.get("kill")) in members:
             await members.pop(number).end()
         if "report" in order:
@@ -272,13 +319,20 @@ async def report_for_ever(members: dict[int, Member], every: float) -> None:
 class Job:
     """A coordinator's process and the processes of its members."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, heartbeat: float) -> None:
+        """Make it; `start` begins it.
+
+        Args:
+            folder: for the coordinator's state.
+            heartbeat: limit, in seconds.
+        """
+        self._folder, self._heartbeat = folder, heartbeat
         self._coordinator: asyncio.subprocess.Process | None = None
         self._clients: list[asyncio.subprocess.Process] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._formed: dict[int, int] = {}  # members by number of the generation
         self._failed = ""
+        self._said: list[str] = []  # the last lines of the coordinator's log
         self._changed = asyncio.Event()
         self.address = ""
 
@@ -297,6 +351,7 @@ class Job:
             "SPRINGTIDE_METRICS_PORT": "0",
             "SPRINGTIDE_TARGET": str(target),
             "SPRINGTIDE_MINIMUM": "1",
+            "SPRINGTIDE_KEEPALIVE_SECONDS": str(self._heartbeat),
             "SPRINGTIDE_OPERATOR_SILENCE_SECONDS": "3600",
         }
         command = [sys.executable, "-m", "springtide_coordinator"]
@@ -307,6 +362,7 @@ class Job:
         self._tasks.append(asyncio.create_task(self._read_coordinator(listening)))
         self.address = f"127.0.0.1:{await asyncio.wait_for(listening, 60)}"
         command = [sys.executable, "-m", "benchmarks.coordinator_scale", "--members-of", self.address]
+        command += ["--heartbeat", str(self._heartbeat)]
         for _ in range(CLIENTS):
             client = await asyncio.create_subprocess_exec(
                 *command, cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -317,13 +373,12 @@ class Job:
     async def _read_coordinator(self, listening: asyncio.Future[str]) -> None:
         assert self._coordinator is not None
         assert self._coordinator.stderr is not None
-        said = b""
         while line := await self._coordinator.stderr.readline():
-            said = (said + line)[-2000:]
+            self._said = [*self._said[-2:], line.decode(errors="replace")[:300].strip()]
             if b" port=" in line and not listening.done():
                 listening.set_result(line.split(b" port=")[1].split()[0].decode())
         if not listening.done():
-            listening.set_exception(RuntimeError(f"the coordinator ended: {said.decode(errors='replace')}"))
+            listening.set_exception(RuntimeError(f"the coordinator ended: {self._said}"))
         self._failed = self._failed or "the coordinator ended"
         self._changed.set()
 
@@ -367,7 +422,10 @@ class Job:
             if self._failed or left <= 0:
                 counts = ", ".join(f"{count} in {number}" for number, count in self._formed.items())
                 why = self._failed or f"waited {FORMATION_SECONDS:.0f} s"
-                raise RuntimeError(f"{why} for a generation of {size}; have formed: {counts or 'none'}")
+                raise RuntimeError(
+                    f"{why} for a generation of {size}; have formed: {counts or 'none'};"
+                    f" the coordinator's last words: {' | '.join(self._said)}"
+                )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
             self._changed.clear()
@@ -407,35 +465,53 @@ async def share_of_core(job: Job, seconds: float, asks: bool = False) -> float:
     return (job.cpu_seconds() - cpu) / (time.monotonic() - began)
 
 
-async def measure_size(size: int, repeats: int, idle_seconds: float) -> Object:
-    """Return what joins and kills cost with so many members, and what the rest costs.
+@contextlib.asynccontextmanager
+async def running(size: int, heartbeat: float) -> AsyncIterator[Job]:
+    """A job whose first generation has formed.
+
+    Args:
+        size: of the generation.
+        heartbeat: limit, in seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder), heartbeat)
+        try:
+            await job.start(size)
+            await job.change(size, join=list(range(size)))
+            yield job
+        finally:
+            await job.end()
+
+
+async def measure_shares(size: int, seconds: float) -> dict[str, float | None]:
+    """Return what the coordinator takes while its members do not change, of a core.
+
+    Args:
+        size: members.
+        seconds: of each measurement.
+    """
+    async with running(size, LIMIT) as job:
+        idle = await share_of_core(job, seconds)
+        await job.order(report=times_seconds(size))
+        return {"idle": idle, "training": await share_of_core(job, seconds, asks=True)}
+
+
+async def measure_changes(size: int, repeats: int) -> dict[str, float]:
+    """Return what joins and kills cost with so many members.
+
+    All members share this machine's cores, so that they may be silent for longer than is allowed when all of them
+    form a generation: the heartbeat's limit is a longer one here.
 
     Args:
         size: members.
         repeats: joins, and as many kills.
-        idle_seconds: of both measurements without a change; 0: without them.
     """
     costs: dict[str, list[float]] = {"join": [], "kill": []}
-    result: Object = {}
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(Path(folder))
-        try:
-            await job.start(size - 1)
-            await job.change(size - 1, join=list(range(size - 1)))
-            for number in range(size - 1, size - 1 + repeats):
-                costs["join"].append(await job.change(size, join=[number]))
-                if number == size - 2 + repeats and idle_seconds:
-                    result["idle"] = await share_of_core(job, idle_seconds)
-                    await job.order(report=times_seconds(size))
-                    result["training"] = await share_of_core(job, idle_seconds, asks=True)
-                    await job.order(report=0)
-                costs["kill"].append(await job.change(size - 1, kill=number))
-        finally:
-            await job.end()
-    for kind, found in costs.items():
-        result[kind] = sum(found) / len(found)
-    result["change"] = (result["join"] + result["kill"]) / 2
-    return result
+    async with running(size - 1, CHANGES_HEARTBEAT) as job:
+        for number in range(size - 1, size - 1 + repeats):
+            costs["join"].append(await job.change(size, join=[number]))
+            costs["kill"].append(await job.change(size - 1, kill=number))
+    return {kind: sum(found) / len(found) for kind, found in costs.items()}
 
 
 def times_seconds(size: int) -> float:
@@ -458,22 +534,18 @@ async def measure(sizes: tuple[int, ...], repeats: int, idle_seconds: float) -> 
     limit = raise_descriptor_limit()
     for size in sizes:
         changes[str(size)] = kinds[str(size)] = None
-        if (needed := size + SPARE_DESCRIPTORS) > limit:
-            reasons[str(size)] = f"the coordinator needs {needed} descriptors, and the limit is {limit}"
-            continue
-        last = size == sizes[-1]
         try:
-            found = await measure_size(size, repeats, idle_seconds if last else 0.0)
+            if (needed := size + SPARE_DESCRIPTORS) > limit:
+                raise RuntimeError(f"the coordinator needs {needed} descriptors, and the limit is {limit}")
+            found = kinds[str(size)] = await measure_changes(size, repeats)
+            changes[str(size)] = (found["join"] + found["kill"]) / 2
+            print(
+                f"{size} members: {found['join']:.2f} s of CPU for a join, {found['kill']:.2f} s for a kill"
+            )
+            if size == sizes[-1]:
+                shares = await measure_shares(size, idle_seconds)
         except (RuntimeError, OSError, grpc.aio.AioRpcError, TimeoutError) as error:
             reasons[str(size)] = str(error) or type(error).__name__
-            continue
-        changes[str(size)] = found["change"]
-        kinds[str(size)] = {kind: found[kind] for kind in ("join", "kill")}
-        shares |= {kind: found[kind] for kind in shares if kind in found}
-        print(
-            f"{size} members: {found['join']:.2f} s of CPU for a join, {found['kill']:.2f} s for a kill",
-            flush=True,
-        )
     return report(changes, kinds, shares, reasons)
 
 
@@ -510,10 +582,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="other numbers of members")
     parser.add_argument("--members-of", help=argparse.SUPPRESS)
+    parser.add_argument("--heartbeat", type=float, default=LIMIT, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.members_of:
         raise_descriptor_limit()
-        asyncio.run(serve_members(arguments.members_of))
+        asyncio.run(serve_members(arguments.members_of, arguments.heartbeat))
         return
     sizes = tuple(sorted(int(size) for size in arguments.sizes.split(",")))
     quick = arguments.quick

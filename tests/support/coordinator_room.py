@@ -139,7 +139,7 @@ class Room:
         current = self.m.current
         assert current is not None
         assert current.start is not None
-        for member in current.ids:
+        for member in current.order:
             self.tell(member, say.Formed(current.name))
         return current.start.state
 
@@ -208,7 +208,7 @@ class Room:
     @property
     def members(self) -> tuple[str, ...]:
         """Return the members of the current generation, in rank order."""
-        return self.m.current.ids if self.m.current is not None else ()
+        return self.m.current.order if self.m.current is not None else ()
 
     @property
     def servers(self) -> tuple[str, ...]:

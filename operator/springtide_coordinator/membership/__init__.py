@@ -15,7 +15,7 @@ from springtide_coordinator.membership.events import (
     Synced,
     Tick,
 )
-from springtide_coordinator.membership.machine import Phase, describe, handle
+from springtide_coordinator.membership.machine import Phase, decide, describe, handle, is_due, take_in
 from springtide_coordinator.membership.settings import Settings
 from springtide_coordinator.membership.state import Membership, Status
 
@@ -33,6 +33,9 @@ __all__ = [
     "StoodStill",
     "Synced",
     "Tick",
+    "decide",
     "describe",
     "handle",
+    "is_due",
+    "take_in",
 ]
