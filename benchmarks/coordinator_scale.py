@@ -3,13 +3,13 @@
     python -m benchmarks.coordinator_scale [--quick] [--json FILE] [--sizes 64,128]
 
 The coordinator is the real process, and each member has a connection and a session of its own; many members
-share a client process, and none of them has torch. A member says what a worker says: Hello, Parked, the entries
-by which torch's gloo forms its group (of gloo's own there are 154 + 8 N bytes, as torch 2.13 writes them), and
+share a client process, and none of them has torch. A member says what a worker says: Hello, Parked, the
+entries by which torch's gloo forms its group (gloo's own has 154 + 8 N bytes, as torch 2.13 writes it), and
 Formed.
 
-* `cpu_seconds_per_change`: by number of members, processor seconds (user and system) of the coordinator for one
-  change, from the join or the kill of a member until all others have formed the next generation: the mean of
-  joins and kills. `cpu_seconds_by_kind` has both.
+* `cpu_seconds_per_change`: by number of members, processor seconds (user and system) of the coordinator for
+  one change, from the join or the kill of a member until all others have formed the next generation: the
+  mean of joins and kills. `cpu_seconds_by_kind` has both.
 * `growth_256_to_512`: how many times as much it costs at 512 members as at 256.
 * `idle_cpu_fraction`: the coordinator's share of a core at the greatest number of members while nobody says
   anything and only the heartbeat goes on.
@@ -84,8 +84,8 @@ def gloo_value(member: int, size: int) -> bytes:
 
 @functools.lru_cache(64)
 def keys_in(packed: bytes) -> tuple[str, ...]:
-    """Return the keys of some entries. All members of this process get the same bytes: real ones do not share a
-    processor, and what they do is not what is measured.
+    """Return the keys of some entries. All members of this process get the same bytes: real ones do not share
+    a processor, and what they do is not what is measured.
     """
     return tuple(key for key, _ in unpack(packed))
 
@@ -115,7 +115,7 @@ class Member:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """Connect until welcomed, as a worker does, and serve the stream; a stream that breaks then is an error."""
+        """Connect until welcomed, as a worker does, and serve the stream. Raise RuntimeError if it breaks."""
         pause = BACKOFF_FIRST
         while True:
             self._channel = grpc.aio.insecure_channel(self._address, options=self._options)
@@ -193,7 +193,7 @@ class Member:
         await self._take([f"{family}/{self._rank}" for family in families])
 
     async def _take(self, keys: Iterable[str]) -> None:
-        """Note entries; when all of a step are there, go on to the next one, and say Formed after the last."""
+        """Note entries; when all of a step are there, go on to the next, and say Formed after the last."""
         assert self._start is not None
         for key in keys:
             self._seen[key.rpartition("/")[0]].add(key)
@@ -499,8 +499,8 @@ async def measure_shares(size: int, seconds: float) -> dict[str, float | None]:
 async def measure_changes(size: int, repeats: int) -> dict[str, float]:
     """Return what joins and kills cost with so many members.
 
-    All members share this machine's cores, so that they may be silent for longer than is allowed when all of them
-    form a generation: the heartbeat's limit is a longer one here.
+    All members share this machine's cores, so that they may be silent for longer than is allowed when all of
+    them form a generation: the heartbeat's limit is a longer one here.
 
     Args:
         size: members.

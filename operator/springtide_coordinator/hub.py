@@ -43,14 +43,12 @@ from springtide_coordinator.streams import Stream
 from springtide_coordinator.transfers import Transfers
 from springtide_protocol import codec
 from springtide_protocol import coordinator_pb2 as pb
-from springtide_protocol.names import Incarnation
+from springtide_protocol.names import Incarnation, StateName
 
 log = logging.getLogger("springtide.coordinator")
 
 DECIDING_PAUSE = 9.0
 """Between two rounds of decisions, times what the last one took."""
-LOOK_FOR_SLOW_SECONDS = 0.5
-"""Between two looks for a slow member: each costs O(members), and each member reports once a second."""
 
 Later = Callable[[float, Callable[[], None]], object]
 WorkerStream = Stream[pb.CoordinatorMessage]
@@ -118,7 +116,7 @@ class Hub:
         self._deciding = self._sending = False  # it is put off
         self._free_at = -math.inf  # until then decisions have had their share of the time
         self._phase = Phase.WAITING
-        self._looked_for_slow = -math.inf
+        self._reports = 0  # of members' times since the last look for a slow one
         self._encoded: tuple[object, StateName | None, pb.CoordinatorMessage] | None = None
 
     # ---- streams ----
@@ -466,9 +464,10 @@ class Hub:
             _seconds(times.wait_seconds),
             now,
         )
-        if now - self._looked_for_slow < LOOK_FOR_SLOW_SECONDS:
+        self._reports += 1
+        if self._reports < self._size():
             return
-        self._looked_for_slow = now
+        self._reports = 0  # one look, which costs O(members), for as many reports
         slow = self.slow()
         self.history.held_up = slow.busy - slow.median if slow is not None else 0.0
 

@@ -1,9 +1,9 @@
-"""The store entries of the current generation: gathered, so that each member gets all of them in few messages.
+"""The store entries of the current generation: gathered, so that a member gets all of them in few messages.
 
-Members tell each other their addresses in families of keys, one entry of each member: `listener/0`, `listener/1`
-and so on. One of them alone is of no use to anybody. So entries wait until their families are whole. Some
-families have fewer entries than there are members (a leader tells something, or a group of some members forms);
-those wait for a moment that grows with the members, as the cost of sending does.
+Members tell each other their addresses in families of keys, one entry of each member: `listener/0`,
+`listener/1` and so on. One of them alone is of no use to anybody. So entries wait until their families are
+whole. Some families have fewer entries than there are members (a leader tells something, or a group of some
+members forms); those wait for a moment that grows with the members, as the cost of sending does.
 
 All entries are kept until the next generation, for a member whose stream broke.
 """

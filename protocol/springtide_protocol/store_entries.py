@@ -1,13 +1,15 @@
 """Store entries in messages: many at once and compressed, since what members write is much alike.
 
-torch's gloo writes 154 + 8 N bytes for each of N members, of which all but some twenty are equal: at 512 members
-2.2 MB that fit into some tens of KiB.
+torch's gloo writes 154 + 8 N bytes for each of N members, of which all but some twenty are equal: at 512
+members 2.2 MB, of which some tens of KiB are left.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
+
+from google.protobuf.message import DecodeError
 
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import MalformedError
@@ -52,10 +54,6 @@ def unpack(packed: bytes) -> Iterator[tuple[str, bytes]]:
                 f"StoreEntries.packed is cut off, or has more than {MAX_UNPACKED_BYTES} bytes"
             )
         listed = pb.EntryList.FromString(data)
-    except (zlib.error, ValueError) as error:
-        if isinstance(error, MalformedError):
-            raise
-        raise MalformedError(f"StoreEntries.packed is no list of entries: {error}") from error
-    except Exception as error:  # protobuf's DecodeError is no ValueError
+    except (zlib.error, DecodeError) as error:
         raise MalformedError(f"StoreEntries.packed is no list of entries: {error}") from error
     return ((entry.key, entry.value) for entry in listed.entries)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from coordinator_decisions import handle
+
 from springtide_coordinator.membership import (
     Connected,
     Disconnected,
@@ -17,7 +19,6 @@ from springtide_coordinator.membership import (
     Synced,
     Tick,
     describe,
-    handle,
 )
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import Effect, EndStream, PodSeen, Send

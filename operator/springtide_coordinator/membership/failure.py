@@ -68,7 +68,12 @@ def complaint_in(m: Membership, generation: Generation) -> bool:
 
 
 def why_lost(
-    m: Membership, generation: Generation, info: MemberInfo, now: float, complained: Callable[[], bool]
+    m: Membership,
+    generation: Generation,
+    info: MemberInfo,
+    now: float,
+    complained: Callable[[], bool],
+    paused: Callable[[], bool],
 ) -> str:
     """Return how it is known that a member will not take part in what follows; "" while it may.
 
@@ -81,6 +86,7 @@ def why_lost(
         info: of the process.
         now: in unix seconds.
         complained: returns whether a member of the generation said that a reduction or the formation failed.
+        paused: returns whether a silent loss must wait for the operator.
     """
     if info.pod_uid in m.hung:
         return "it hangs, and its pod is replaced"
@@ -99,7 +105,7 @@ def why_lost(
         return ""
     if complained():
         return "its stream broke and a peer could not reach it"
-    if may_return(m, record.disconnected_at, now) or m.deaf(now):
+    if may_return(m, record.disconnected_at, now) or paused():
         return ""
     return "its stream broke"
 
@@ -210,11 +216,12 @@ def note_losses(m: Membership, generation: Generation, now: float) -> list[Effec
         One effect for each member that is lost since the last call.
     """
     effects: list[Effect] = []
-    complained = functools.cache(lambda: complaint_in(m, generation))  # asked once for all that are silent
+    complained = functools.cache(lambda: complaint_in(m, generation))
+    paused = functools.cache(lambda: paused_without_operator(m, generation, now))
     for info in generation.members:
         if info.id in generation.lost:
             continue
-        if why := why_lost(m, generation, info, now, complained):
+        if why := why_lost(m, generation, info, now, complained, paused):
             generation.lost[info.id] = why
             effects.append(MemberLost(info.id, f"{info.label}: {why}"))
     return effects

@@ -47,20 +47,6 @@ from springtide_coordinator.membership.succession import Plan, carry_out, plan_n
 from springtide_protocol.names import Incarnation
 
 
-def handle(m: Membership, event: Event, now: float) -> list[Effect]:
-    """Take an event in and take all decisions.
-
-    Args:
-        m: facts of the membership, which are changed.
-        event: that happened.
-        now: in unix seconds; must not go backwards.
-
-    Returns:
-        Effects, in the order in which they are to be carried out.
-    """
-    return take_in(m, event, now) + decide(m, now)
-
-
 def take_in(m: Membership, event: Event, now: float) -> list[Effect]:
     """Write down an event's facts. Many may be taken in before the next `decide`, which costs O(members).
 
