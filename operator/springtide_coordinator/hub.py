@@ -47,7 +47,7 @@ from springtide_protocol.names import Incarnation, StateName
 
 log = logging.getLogger("springtide.coordinator")
 
-DECIDING_PAUSE = 9.0
+DECIDING_PAUSE = 24.0
 """Between two rounds of decisions, times what the last one took."""
 
 Later = Callable[[float, Callable[[], None]], object]
@@ -65,7 +65,7 @@ class Hub:
     """All state of the process; used from one event loop only.
 
     An event's facts are written down when it comes. Decisions cost O(members), so they are taken once for all
-    events of a turn of the loop, and take a tenth of the time at most. In the same way members' store entries
+    events of a turn of the loop, and take 4 % of the time at most. In the same way members' store entries
     are gathered, and each member gets them in one message.
 
     Args:
