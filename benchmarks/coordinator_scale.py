@@ -124,10 +124,10 @@ class Member:
             except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
                 if self._ending:
                     raise
-                cancelled = isinstance(error, asyncio.CancelledError)  # so grpc says that the server cancels
-                if cancelled or self._welcomed or error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    why = "its stream was cut" if cancelled else error.details()
-                    raise RuntimeError(f"member {self._number}: {why}") from error
+                if isinstance(error, asyncio.CancelledError):  # so grpc says that the server cancels
+                    raise RuntimeError(f"member {self._number}: its stream was cut") from error
+                if self._welcomed or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise RuntimeError(f"member {self._number}: {error.details()}") from error
             await self._channel.close()
             await asyncio.sleep(pause * random.uniform(0.7, 1.0))
             pause = min(BACKOFF_LAST, 2 * pause)

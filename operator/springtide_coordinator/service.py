@@ -220,7 +220,7 @@ class Serializer:
         return written
 
 
-def handlers(servicer: Servicer) -> grpc.GenericRpcHandler[Any, Any]:
+def handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
     """Return the service's handlers, as the generated code makes them but for the serializer of streams."""
     serializer = Serializer()
     return grpc.method_handlers_generic_handler(
@@ -347,9 +347,10 @@ async def serve(options: Options) -> None:
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((stopped, ticker, failed), return_when=asyncio.FIRST_COMPLETED)
-        for task in (ticker, failed):
-            if task.done():
-                task.result()
+        if ticker.done():
+            ticker.result()
+        if failed.done():
+            failed.result()
     finally:
         log.info("stops")
         for task in (ticker, stopped, failed):

@@ -39,6 +39,7 @@ from springtide_operator.plan.observation import Observation, Report, ServiceSee
 from springtide_operator.plan.retry import answers_to
 from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
+from springtide_operator.status_patch import OutdatedCrdError, missing, status_schema, with_unknown
 
 log = logging.getLogger("springtide.operator")
 
@@ -304,14 +305,16 @@ class JobLoop:
         return ((self.raw() or {}).get("metadata") or {}).get("generation")
 
     async def _surprised(self, error: Exception) -> float:
-        """Say in the job's status, and once in the log, what nobody foresaw.
+        """Say in the job's status, and once in the log, what nobody foresaw, or that the CRD is too old.
 
         Returns seconds until the next try.
         """
         self._surprises += 1
         pause = min(SURPRISE_SECONDS, self._tick * 2.0 ** min(self._surprises - 1, 10))
-        said = in_words(error)
-        self._meter.surprised("round")
+        outdated = isinstance(error, OutdatedCrdError)
+        said = str(error) if outdated else in_words(error)
+        if not outdated:
+            self._meter.surprised("round")
         if said != self._announced:
             self._announced = said
             log.error("the job cannot be worked with, it is tried again: %s", said, extra=self._fields())
@@ -319,15 +322,16 @@ class JobLoop:
         raw = self.raw()
         if raw is None or not self._may_act():
             return pause
-        text = (
-            f"the operator fails with this job, and does nothing for it until an edit or a later try helps:"
-            f" {said}"
-        )
+        text = said
+        if not outdated:
+            text = (
+                "the operator fails with this job, and does nothing for it until an edit or a later try "
+                f"helps: {said}"
+            )
+        reason = reasons.OUTDATED_CRD if outdated else reasons.INTERNAL_ERROR
         generation = raw["metadata"].get("generation", 1)
         try:
-            decided = invalid(
-                raw.get("status") or {}, generation, text, self._clock(), reasons.INTERNAL_ERROR
-            )
+            decided = invalid(raw.get("status") or {}, generation, text, self._clock(), reason)
             if await self._write_status(raw, decided):
                 for event in decided.events:
                     await self._post(raw, event)
@@ -405,8 +409,22 @@ class JobLoop:
             self._trust_until = 0.0
 
     async def _write_status(self, raw: dict[str, Any], decided: Plan) -> bool:
-        """False if somebody else wrote first: the next round plans from what they wrote."""
-        patch = merge_patch(raw.get("status") or {}, decided.status)
+        """Write the status before anything is done by it.
+
+        Args:
+            raw: the job as it was read.
+            decided: with the status that is wanted.
+
+        Returns:
+            False if somebody else wrote first: the next round plans from what they wrote.
+
+        Raises:
+            ApiError: the API server refuses.
+            OutdatedCrdError: it has dropped fields, so what they say would be forgotten.
+        """
+        old = raw.get("status") or {}
+        wanted = with_unknown(old, decided.status, status_schema())
+        patch = merge_patch(old, wanted)
         if not patch:
             return True
         meta = raw["metadata"]
@@ -421,6 +439,12 @@ class JobLoop:
             self._cache.put_job(await self._cluster.get_job(*self.key))
             return False
         self._cache.put_job(written)
+        if lost := missing(wanted, written.get("status") or {}):
+            raise OutdatedCrdError(
+                f"the API server has dropped {', '.join(lost[:4])} ({len(lost)} in all) of what was written: "
+                "the CustomResourceDefinition is older than this operator. Nothing is done for the job, "
+                "whose pods train on, until the one of this version is applied (docs/install.md, Upgrading)"
+            )
         return True
 
     async def _post(self, raw: dict[str, Any], event: Event) -> None:

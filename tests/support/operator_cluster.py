@@ -48,6 +48,7 @@ class FakeCluster:
         self.version = 0
         self.down = False
         self.apis: set[str] = set()  # optional ones that are served
+        self.unknown_to_crd: set[str] = set()  # fields of a job's status that the CRD does not know
         self.before: Callable[[str, str], None] = lambda method, name: None
         self.calls: Counter[str] = Counter()
         self.watchers: list[Callable[[str, str, Object], None]] = []
@@ -302,6 +303,8 @@ class FakeCluster:
         if job["metadata"]["resourceVersion"] != resource_version or job["metadata"]["uid"] != uid:
             raise ApiError(409, "Conflict", "the object has been modified")
         job["status"] = merged(job.get("status") or {}, status)
+        for name in self.unknown_to_crd:  # pruned without a word
+            job["status"].pop(name, None)
         return self.put("trainingjobs", job)
 
     async def create_event(self, event: Object) -> None:

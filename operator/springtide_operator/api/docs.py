@@ -23,6 +23,9 @@ events and metrics mean, and what to do about them, stands in [operations.md](op
 Templates have all fields of a pod of Kubernetes 1.29 to 1.37; here are those that the operator reads first.
 """
 
+OF_KUBERNETES = (".template", ".coordinator.resources", ".coordinator.tolerations")
+"""Below these, fields are those of a pod."""
+
 
 def markdown() -> str:
     """The text of docs/api.md."""
@@ -66,7 +69,7 @@ def _fields(schema: Schema, path: str) -> Iterator[tuple[str, Schema, bool]]:
     required = schema.get("required") or []
     for name, child in (schema.get("properties") or {}).items():
         here = f"{path}.{name}"
-        if ".template" in path and "description" not in child:
+        if any(part in path for part in OF_KUBERNETES) and "description" not in child:
             continue  # a field of Kubernetes' own, which explains it
         yield here, child, name in required
         inner = child

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from springtide_operator.api.all_reduce import AllReduce
 from springtide_operator.api.base import ApiModel, rule
 from springtide_operator.api.checkpoint import Checkpoint
+from springtide_operator.api.coordinator import Coordinator
 from springtide_operator.api.elasticity import Elasticity
 from springtide_operator.api.failure_rules import FailureRule
 from springtide_operator.api.names import MAX_WORKERS
@@ -161,6 +162,11 @@ class Workers(ApiModel):
     def maximum(self) -> int:
         """Pods."""
         return self.max_replicas if self.max_replicas is not None else MAX_WORKERS
+
+    @property
+    def processes_foreseen(self) -> int:
+        """Processes that the job will have, as far as the manifest says."""
+        return (self.max_replicas or max(self.replicas, self.min_replicas)) * self.processes_per_pod
 
 
 class OnHang(StrEnum):
@@ -352,6 +358,12 @@ class TrainingJobSpec(ApiModel):
     parameter_servers: ParameterServers | None = Field(
         default=None,
         description="The parameter servers of strategy.type ParameterServer. Absent: one.",
+    )
+    coordinator: Coordinator = Field(
+        default_factory=Coordinator,
+        description="The pod of the coordinator. A change holds for pods made afterwards, and one that has"
+        " not begun is made anew.",
+        json_schema_extra={"default": {}},
     )
     elasticity: Elasticity = Field(
         default_factory=Elasticity,

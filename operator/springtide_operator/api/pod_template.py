@@ -243,6 +243,26 @@ def server_template() -> Schema:
     }
 
 
+def resources() -> Schema:
+    """Return the schema of a container's resources."""
+    return _RESOURCES
+
+
+def tolerations() -> Schema:
+    """Return the schema of a pod's tolerations."""
+    return _TOLERATIONS
+
+
+def node_selector() -> Schema:
+    """Return the schema of a pod's node selector."""
+    return _map(_text(63), 64)
+
+
+def affinity() -> Schema:
+    """Return the schema of a pod's affinity."""
+    return _DEEP
+
+
 def without_nulls(value: Any) -> Any:
     """Return a template without its nulls: in a pod a null is as good as no field."""
     if isinstance(value, dict):

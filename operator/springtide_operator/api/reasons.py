@@ -73,6 +73,7 @@ POISON_STEP: Final = "PoisonStep"
 INVALID_TEMPLATE: Final = "InvalidTemplate"
 INVALID_SPEC: Final = "InvalidSpec"
 INTERNAL_ERROR: Final = "InternalError"
+OUTDATED_CRD: Final = "OutdatedCRD"
 
 # Sizing (status.elasticity)
 SIZE_TRYING: Final = "TryingExtraWorkers"

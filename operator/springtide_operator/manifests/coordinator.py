@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import hmac
 from typing import Any
@@ -15,6 +16,9 @@ from springtide_operator.manifests.startup import startup_probe
 from springtide_operator.manifests.worker import avoid_node, common_environment, from_secret, hash_of
 
 STATE_DIR = "/var/run/springtide"
+_SMALL_JOB = 32
+"""Processes that the least requests are enough for."""
+_MOST_MILLICORES = 2000
 START_SECONDS = 65  # from its process to its answer, on a machine with other work; then it is started again
 
 Object = dict[str, Any]
@@ -118,11 +122,56 @@ def certificate_environment(job: Job) -> list[Object]:
     ]
 
 
+def heartbeat_environment(job: Job) -> list[Object]:
+    """Return the variable of a process that watches others, where the manifest says a heartbeat limit."""
+    seconds = job.spec.coordinator.heartbeat_seconds
+    return [] if seconds is None else [{"name": "SPRINGTIDE_KEEPALIVE_SECONDS", "value": str(seconds)}]
+
+
 def coordinator_template_hash(job: Job) -> str:
-    """12 hex digits of where its pod may be placed, which it takes from the worker template."""
-    spec: Object = {}
+    """12 hex digits of what its pod is made of: where it may be placed, its image and its resources."""
+    asked = job.spec.coordinator
+    made_of = {
+        name: value for name, value in (("image", asked.image), ("resources", asked.resources)) if value
+    }
+    return hash_of(_placement(job) | made_of)
+
+
+def _placement(job: Job) -> Object:
+    """Return where its pod may be placed: as `spec.coordinator` says, else as the workers' are."""
+    asked = job.spec.coordinator
+    fields: Object = {
+        "nodeSelector": asked.node_selector,
+        "tolerations": asked.tolerations,
+        "affinity": asked.affinity,
+        "priorityClassName": asked.priority_class_name,
+    }
+    spec = {name: copy.deepcopy(value) for name, value in fields.items() if value is not None}
     follow_workers(job.spec.workers.template.get("spec") or {}, spec)
-    return hash_of(spec)
+    return spec
+
+
+def resources(job: Job) -> Object:
+    """Return the container's resources: what is asked for, and the rest by the number of processes.
+
+    Measured with `python -m benchmarks.coordinator_scale`; docs/install.md has the table.
+
+    Args:
+        job: the TrainingJob.
+    """
+    beyond = max(0, job.spec.workers.processes_foreseen - _SMALL_JOB)
+    asked = job.spec.coordinator.resources or {}
+    requests = {"cpu": f"{min(50 + beyond, _MOST_MILLICORES)}m", "memory": f"{96 + beyond // 4}Mi"}
+    limits = {"memory": f"{512 + beyond}Mi"}
+    # A limit alone is the request, too, as Kubernetes takes it.
+    for name in set(asked.get("limits") or {}) - set(asked.get("requests") or {}):
+        requests.pop(name, None)
+    for name in set(asked.get("requests") or {}) - set(asked.get("limits") or {}):
+        limits.pop(name, None)  # one below the request would be refused
+    return asked | {
+        "requests": requests | (asked.get("requests") or {}),
+        "limits": limits | (asked.get("limits") or {}),
+    }
 
 
 def coordinator_pod(
@@ -146,8 +195,7 @@ def coordinator_pod(
         operators_token: by which it knows the operator; the pod gets its hash alone. "" for none.
     """
     workers = job.spec.workers
-    spec: Object = {}
-    follow_workers(workers.template.get("spec") or {}, spec)
+    spec = _placement(job)
     if avoid is not None:
         avoid_node(spec, avoid)
     values = {
@@ -185,12 +233,13 @@ def coordinator_pod(
         "containers": [
             {
                 "name": "coordinator",
-                "image": image,
+                "image": job.spec.coordinator.image or image,
                 "imagePullPolicy": pull_policy,
                 "command": ["python", "-m", "springtide_coordinator"],
                 "env": [
                     *common_environment(job, names.ROLE_COORDINATOR),
                     *certificate_environment(job),
+                    *heartbeat_environment(job),
                     *({"name": key, "value": str(value)} for key, value in values.items()),
                 ],
                 "ports": [
@@ -201,10 +250,7 @@ def coordinator_pod(
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "startupProbe": startup_probe(names.COORDINATOR_METRICS_PORT, "/healthz", START_SECONDS),
                 "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
-                "resources": {
-                    "requests": {"cpu": "50m", "memory": "96Mi"},
-                    "limits": {"memory": "512Mi"},
-                },
+                "resources": resources(job),
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
                     "readOnlyRootFilesystem": True,

@@ -9,7 +9,7 @@ from typing import Any
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import gang, kueue, owned
-from springtide_operator.manifests.coordinator import certificate_environment
+from springtide_operator.manifests.coordinator import certificate_environment, heartbeat_environment
 from springtide_operator.manifests.placement import follow_workers
 from springtide_operator.manifests.shape import check_template
 from springtide_operator.manifests.startup import startup_probe
@@ -165,7 +165,7 @@ def _environment(
     }
     own = common_environment(job, names.ROLE_PARAMETER_SERVER)
     own += [{"name": key, "value": str(value)} for key, value in values.items()]
-    own += certificate_environment(job)
+    own += [*certificate_environment(job), *heartbeat_environment(job)]
     if job.tls:
         own.append(from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt"))
     owned.check_server_environment(container, own)

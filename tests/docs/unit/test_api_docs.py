@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from springtide_operator.api.crd import custom_resource_definition
-from springtide_operator.api.docs import markdown
+from springtide_operator.api.docs import OF_KUBERNETES, markdown
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/api.md"
 
@@ -20,7 +20,7 @@ def every_field(schema: dict[str, Any], path: str) -> list[str]:
     found = []
     for name, child in (schema.get("properties") or {}).items():
         here = f"{path}.{name}"
-        if ".template" in path and "description" not in child:
+        if any(part in path for part in OF_KUBERNETES) and "description" not in child:
             continue  # a field of Kubernetes' own
         found.append(here)
         found += every_field(child, here)

@@ -53,6 +53,15 @@ def test_paths_in_backticks_exist(page: str) -> None:
     assert [name for name in ours if not any(list(root.glob(name)) for root in roots)] == []
 
 
+def test_policies_named_in_the_architecture_exist() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    [sentence] = re.findall(r"The policies, each a pure file in.*?\n\n", text, re.DOTALL)
+    named = re.findall(r"`([a-z_]+)`", sentence)
+    assert len(named) >= 10
+    plan = ROOT / "operator/springtide_operator/plan"
+    assert [name for name in named if not (plan / f"{name}.py").is_file()] == []
+
+
 def test_every_file_of_tests_that_need_a_gpu_is_named_as_not_run() -> None:
     text = (ROOT / "docs/unverified.md").read_text()
     files = [path for path in files_with_gpu_tests(ROOT / "tests") if "docs" not in path.parts]

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from springtide_operator.api import crd, names
+from springtide_operator.api.docs import OF_KUBERNETES
 from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.api.model import TrainingJobSpec
 
@@ -49,11 +50,11 @@ def test_everything_has_a_type_a_description_and_limits() -> None:
             assert {"pattern", "minimum", "maximum"} <= schema.keys(), path
             assert schema["maxProperties"] == schema["maxItems"] == 0, path
             continue
-        # The parts of a pod template belong to Kubernetes, which explains them.
+        # The parts of a pod belong to Kubernetes, which explains them.
         if (
             path.startswith((".spec", ".status"))
             and not path.endswith(("[]", "{}"))
-            and ".template" not in path
+            and not any(part in path and not path.endswith(part) for part in OF_KUBERNETES)
         ):
             assert schema.get("description"), path
         if schema["type"] == "string" and path.startswith((".spec", ".status")):

@@ -12,7 +12,13 @@ from operator_world import job_object
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
-from springtide_operator.manifests.coordinator import coordinator_pod, job_token, secret, service
+from springtide_operator.manifests.coordinator import (
+    coordinator_pod,
+    coordinator_template_hash,
+    job_token,
+    secret,
+    service,
+)
 from springtide_operator.manifests.worker import TemplateError, template_hash, worker_pod
 
 ADDRESS = "10.0.0.1:7070"
@@ -194,6 +200,96 @@ def test_coordinator_is_restricted_and_has_no_api_token() -> None:
     assert (env["SPRINGTIDE_TARGET"], env["SPRINGTIDE_MINIMUM"]) == ("3", "1")
     assert env["SPRINGTIDE_STATE_DIR"] == container["volumeMounts"][0]["mountPath"]
     assert "finalizers" not in pod["metadata"]
+
+
+def coordinator_with(**asked: Any) -> Job:
+    obj = job_object(3)
+    obj["spec"]["workers"]["template"]["spec"] |= {
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [DEVICE],
+        "priorityClassName": "batch",
+    }
+    obj["spec"]["coordinator"] = asked
+    return Job.parse(obj)
+
+
+def test_the_coordinator_is_what_the_manifest_asks_for() -> None:
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    job = coordinator_with(
+        resources={"requests": {"cpu": 2}, "limits": {"memory": "2Gi"}},
+        nodeSelector={"pool": "cpu"},
+        tolerations=[{"key": "spot", "operator": "Exists", "effect": None}],
+        affinity=affinity,
+        priorityClassName="control",
+        image="mirror/coordinator:1",
+        heartbeatSeconds=10,
+    )
+    pod = sent(coordinator_pod(job, 1))
+    spec, [container] = pod["spec"], pod["spec"]["containers"]
+    assert spec["nodeSelector"] == {"pool": "cpu"}
+    assert spec["tolerations"][0] == {"key": "spot", "operator": "Exists"}
+    assert [item["key"] for item in spec["tolerations"]][1:] == [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ]
+    assert spec["affinity"] == affinity
+    assert spec["priorityClassName"] == "control"
+    assert container["image"] == "mirror/coordinator:1"
+    # The memory's request is its limit, as Kubernetes takes a limit without one.
+    assert container["resources"] == {"requests": {"cpu": 2}, "limits": {"memory": "2Gi"}}
+    assert environment(pod)["SPRINGTIDE_KEEPALIVE_SECONDS"] == "10"
+
+
+def test_an_edit_of_the_coordinator_is_another_template() -> None:
+    hashes = {
+        coordinator_template_hash(coordinator_with(**asked))
+        for asked in (
+            {},
+            {"image": "a"},
+            {"resources": {"requests": {"cpu": 1}}},
+            {"nodeSelector": {"a": "b"}},
+        )
+    }
+    assert len(hashes) == 4
+    beating = coordinator_with(heartbeatSeconds=5)
+    assert coordinator_template_hash(beating) == coordinator_template_hash(coordinator_with())
+
+
+@pytest.mark.parametrize(
+    ("workers", "requests", "limit"),
+    [
+        ({"replicas": 3}, {"cpu": "50m", "memory": "96Mi"}, "512Mi"),
+        ({"replicas": 32}, {"cpu": "50m", "memory": "96Mi"}, "512Mi"),
+        (
+            {"replicas": 2, "maxReplicas": 64, "processesPerPod": 8},
+            {"cpu": "530m", "memory": "216Mi"},
+            "992Mi",
+        ),
+        ({"replicas": 1000, "processesPerPod": 8}, {"cpu": "2000m", "memory": "2088Mi"}, "8480Mi"),
+    ],
+)
+def test_the_coordinators_requests_grow_with_the_job(
+    workers: dict[str, Any], requests: dict[str, str], limit: str
+) -> None:
+    obj = job_object(3)
+    obj["spec"]["workers"] |= workers
+    [container] = sent(coordinator_pod(Job.parse(obj), 1))["spec"]["containers"]
+    assert container["resources"] == {"requests": requests, "limits": {"memory": limit}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        ({"limits": {"memory": "64Mi"}}, ({"cpu": "50m"}, {"memory": "64Mi"})),
+        ({"requests": {"memory": "1Gi"}}, ({"cpu": "50m", "memory": "1Gi"}, {})),
+        ({"limits": {"cpu": "1"}}, ({"memory": "96Mi"}, {"cpu": "1", "memory": "512Mi"})),
+    ],
+)
+def test_no_default_contradicts_what_was_asked_for(
+    asked: dict[str, Any], made: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    [container] = sent(coordinator_pod(coordinator_with(resources=asked), 1))["spec"]["containers"]
+    assert (container["resources"]["requests"], container["resources"]["limits"]) == made
 
 
 def test_the_coordinator_goes_where_workers_go() -> None:

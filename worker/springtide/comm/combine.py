@@ -72,7 +72,9 @@ class Packing:
         for position, (buffer, rule) in enumerate(zip(buffers, rules, strict=True)):
             alone = position if rule not in (Rule.MEAN, Rule.FIRST) else None
             together.setdefault((rule, alone, buffer.device, buffer.dtype), []).append(position)
-        self._sides = [_Side.of(positions, buffers, rules[positions[0]]) for positions in together.values()]
+        self._stretches = [
+            _Stretch.of(positions, buffers, rules[positions[0]]) for positions in together.values()
+        ]
 
     def fits(self, buffers: Sequence[torch.Tensor]) -> bool:
         """Return whether these are the buffers that it was made for, in the same form."""
@@ -94,12 +96,12 @@ class Packing:
         """
         parts = [
             _packed(
-                side.joined(buffers),
-                side.rule,
-                committed[side.positions[0]],  # looked at for rules that pack each buffer by itself
+                stretch.joined(buffers),
+                stretch.rule,
+                committed[stretch.positions[0]],  # looked at for rules that pack each buffer by itself
                 share,
             )
-            for side in self._sides
+            for stretch in self._stretches
         ]
         return torch.cat(parts) if parts else _zeros(0)
 
@@ -116,16 +118,16 @@ class Packing:
         """
         combined: dict[int, torch.Tensor] = {}
         offset = 0
-        for side in self._sides:
-            numbers = side.numbers
-            if side.rule in (Rule.FIRST, Rule.MIN, Rule.MAX):
-                numbers *= 1 if is_floating(side.like) else 2
-            if side.rule in (Rule.MIN, Rule.MAX):
+        for stretch in self._stretches:
+            numbers = stretch.numbers
+            if stretch.rule in (Rule.FIRST, Rule.MIN, Rule.MAX):
+                numbers *= 1 if is_floating(stretch.like) else 2
+            if stretch.rule in (Rule.MIN, Rule.MAX):
                 numbers *= size
             piece, offset = total[offset : offset + numbers], offset + numbers
-            before = committed[side.positions[0]]
-            values = _unpacked(piece, side.like, side.rule, before, total_weight, size)
-            combined |= zip(side.positions, side.split(values), strict=True)
+            before = committed[stretch.positions[0]]
+            values = _unpacked(piece, stretch.like, stretch.rule, before, total_weight, size)
+            combined |= zip(stretch.positions, stretch.split(values), strict=True)
         return [combined[position] for position in range(len(self._buffers))]
 
     def pack_there(self, buffers: Sequence[torch.Tensor], share: Share) -> list[torch.Tensor]:
@@ -139,9 +141,9 @@ class Packing:
             share: this member's.
         """
         parts = []
-        for side in self._sides:
-            flat = side.joined(buffers).to(_wide(side.like))
-            factor = share.weight if side.rule is Rule.MEAN else float(share.rank == 0)
+        for stretch in self._stretches:
+            flat = stretch.joined(buffers).to(_wide(stretch.like))
+            factor = share.weight if stretch.rule is Rule.MEAN else float(share.rank == 0)
             # Not times zero: what does not count may be NaN.
             parts.append((flat if factor == 1 else flat * factor) if factor > 0 else torch.zeros_like(flat))
         return parts
@@ -154,14 +156,14 @@ class Packing:
             total_weight: the sum of the members' weights.
         """
         combined: dict[int, torch.Tensor] = {}
-        for total, side in zip(totals, self._sides, strict=True):
-            values = total / total_weight if side.rule is Rule.MEAN else total
-            combined |= zip(side.positions, side.split(values), strict=True)
+        for total, stretch in zip(totals, self._stretches, strict=True):
+            values = total / total_weight if stretch.rule is Rule.MEAN else total
+            combined |= zip(stretch.positions, stretch.split(values), strict=True)
         return [combined[position] for position in range(len(self._buffers))]
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _Stretch:
     """Buffers that lie side by side in a sum.
 
     Attributes:
@@ -183,7 +185,7 @@ class _Side:
     are_scalars: bool
 
     @classmethod
-    def of(cls, positions: list[int], buffers: Sequence[torch.Tensor], rule: Rule) -> _Side:
+    def of(cls, positions: list[int], buffers: Sequence[torch.Tensor], rule: Rule) -> _Stretch:
         """Describe the buffers at these positions.
 
         Args:
