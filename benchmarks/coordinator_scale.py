@@ -242,7 +242,7 @@ class Member:
         await self._channel.close()
 
     def failed(self) -> BaseException | None:
-        """What ended the session; None while it goes on."""
+        """Return the error that ended the session; None while it goes on."""
         return self._task.exception() if self._task.done() and not self._task.cancelled() else None
 
 

@@ -56,7 +56,7 @@ def take_in(m: Membership, event: Event, now: float) -> list[Effect]:
         now: in unix seconds; must not go backwards.
 
     Returns:
-        What is answered at once (Welcome, refusals), in the order in which it is to be carried out.
+        Answers that are given at once (Welcome, refusals), in the order in which they are to be carried out.
     """
     effects: list[Effect] = []
     m.undecided = m.undecided or changes_decisions(m, event)

@@ -52,7 +52,7 @@ class MemberInfo:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Where it is: no two processes of one pod and local rank live at a time."""
+        """Return its pod and rank there, which no two processes have at a time."""
         return (self.pod_uid, self.local_rank)
 
     @property

@@ -1,4 +1,4 @@
-"""What a change of members costs the coordinator: linear in their number, counted and not timed."""
+"""The coordinator's work for a change of members is linear in their number: it is counted, not timed."""
 
 from __future__ import annotations
 
