@@ -58,6 +58,7 @@ CHANGES_HEARTBEAT = 20.0  # s
 FORMATION_SECONDS = 40.0
 SPARE_DESCRIPTORS = 256  # beyond one for each connection
 JOIN_PAUSE_SECONDS = 0.005
+TIMES_SECONDS = 1.0  # between two reports of a worker's times
 SETTLE_SECONDS = 0.5  # until the last words of a change are taken in
 FAMILIES = ("place", "listener", "0", "loops")
 """What the members of a generation tell each other by the store; a key is one of these and a rank."""
@@ -492,7 +493,7 @@ async def measure_shares(size: int, seconds: float) -> dict[str, float | None]:
     """
     async with running(size, LIMIT) as job:
         idle = await share_of_core(job, seconds)
-        await job.order(report=times_seconds(size))
+        await job.order(report=TIMES_SECONDS)
         return {"idle": idle, "training": await share_of_core(job, seconds, asks=True)}
 
 
@@ -512,11 +513,6 @@ async def measure_changes(size: int, repeats: int) -> dict[str, float]:
             costs["join"].append(await job.change(size, join=[number]))
             costs["kill"].append(await job.change(size - 1, kill=number))
     return {kind: sum(found) / len(found) for kind, found in costs.items()}
-
-
-def times_seconds(size: int) -> float:
-    """Return how often a worker of a job of that size reports its times, in seconds."""
-    return 1.0
 
 
 async def measure(sizes: tuple[int, ...], repeats: int, idle_seconds: float) -> Object:
