@@ -16,6 +16,7 @@ from springtide_operator.plan import (
     gang,
     hangs,
     kueue,
+    nodes,
     restarts,
     servers,
     sizing,
@@ -46,6 +47,7 @@ _REFUSED = {
 def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
     """The worst first. Texts hold no changing numbers: each change of a text is a write to the API server."""
     return [
+        *_unknown_nodes(observation, now),
         *_coordinator(observation, ledger, now),
         *template.problems(job, observation),
         *_refused(job, observation, now),
@@ -61,6 +63,11 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_unreachable(job, observation, ledger, now),
         *_checkpoints(observation),
     ]
+
+
+def _unknown_nodes(observation: Observation, now: float) -> list[Problem]:
+    found = nodes.problem(observation, now)
+    return [found] if found is not None else []
 
 
 def _checkpoints(observation: Observation) -> list[Problem]:
