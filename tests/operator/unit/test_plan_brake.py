@@ -191,7 +191,7 @@ def test_pod_heard_of_lately_stays_though_coordinator_lost_it() -> None:
 
 
 def test_process_that_listens_since_a_moment_kills_nobody() -> None:
-    """After a take-over it does not know what the one before was told."""
+    """After a take-over the operator does not know the last words that its predecessor heard."""
     world = world_of(8)
     lose(world, "n2")
     seen = replace(world.observe(), listening_since=world.now - 9.5)
@@ -201,7 +201,7 @@ def test_process_that_listens_since_a_moment_kills_nobody() -> None:
 
 
 def test_wall_clock_that_is_ahead_makes_no_coordinator_old() -> None:
-    """It began a moment ago and has not heard of its members yet; the operator's clock is an hour ahead."""
+    """The coordinator began a moment ago and learns of its members; the operator's clock is an hour ahead."""
     world = world_of(8)
     lose(world, "n2")
     assert world.report is not None
@@ -232,8 +232,8 @@ BEAT, GRACE = 10, 40  # seconds, of kubelets and of Kubernetes' node life cycle 
 class Day(World):
     """A cluster whose nodes, network, clock and API server fail; the operator sees it through a real cache.
 
-    `true` is the time that passes; `now`, the operator's wall clock, jumps. What is cut from the coordinator
-    trains on in truth: killing it is the fault that is looked for.
+    `true` is the time that passes; `now`, the operator's wall clock, jumps. Workers that are cut from the
+    coordinator train on in truth: killing them is the fault that is looked for.
     """
 
     seed: int = 0
