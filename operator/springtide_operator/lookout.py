@@ -151,25 +151,25 @@ class Hearing:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lookouts: WeakSet[Lookout] = WeakSet()
-        self._counted_at = float("-inf")
-        self._counted: tuple[dict[str, int], int] = {}, 0
+        self._tallied_at = float("-inf")
+        self._tallied: tuple[dict[str, int], int] = {}, 0
 
     def add(self, lookout: Lookout) -> None:
         """Count this job's coordinator, too, for as long as its lookout is in use."""
         self._lookouts.add(lookout)
 
-    def counted(self) -> tuple[dict[str, int], int]:
+    def tally(self) -> tuple[dict[str, int], int]:
         """Return how many coordinators owe an answer for three seconds, by node, and how many have answered
         within them. Counted once a second, whoever asks.
         """
         now = self._clock()
-        if now - self._counted_at >= LOOK_SECONDS:
+        if now - self._tallied_at >= LOOK_SECONDS:
             silent = Counter(
                 one.node for one in self._lookouts if one.owes and one.silence >= UNANSWERED_SECONDS
             )
             heard = sum(one.answered_for < UNANSWERED_SECONDS for one in self._lookouts)
-            self._counted_at, self._counted = now, (dict(silent), heard)
-        return self._counted
+            self._tallied_at, self._tallied = now, (dict(silent), heard)
+        return self._tallied
 
 
 class Lookout:
@@ -250,7 +250,7 @@ class Lookout:
             return None
         leases = self._leases.seen(self._nodes) if self._leases is not None else {}
         testimonies = tuple(self._reported[uid] for uid in sorted(self._reported))
-        unanswered, answering = self._hearing.counted()
+        unanswered, answering = self._hearing.tally()
         return Sight(
             self._coordinator[0], self.silence, self._answered, testimonies, leases, unanswered, answering
         )

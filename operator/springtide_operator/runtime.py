@@ -434,7 +434,7 @@ class Operator:
 
     def _observe_nodes(self) -> Observation:
         """Return the nodes, and which coordinators answer, for metrics."""
-        unanswered, answering = self._hearing.counted()
+        unanswered, answering = self._hearing.tally()
         seen = Sight("", unanswered=unanswered, answering=answering)
         return Observation(nodes=self.cache.nodes(), sight=seen)
 

@@ -204,14 +204,14 @@ async def test_coordinators_that_owe_an_answer_are_counted_by_node() -> None:
     clock.now += 4.0
     lookouts[3].answered()
     lookouts[4].asks(replace(pod, ready_since=None))  # it has not begun to serve: it owes nothing
-    assert hearing.counted() == ({"n0": 2, "n1": 1}, 1)
+    assert hearing.tally() == ({"n0": 2, "n1": 1}, 1)
     await lookouts[0].look(observed())
     seen = lookouts[0].seen()
     assert seen is not None
     assert (seen.unanswered, seen.answering) == ({"n0": 2, "n1": 1}, 1)
     del lookouts[1], lookout
     clock.now += 1.0
-    assert hearing.counted() == ({"n0": 2}, 1)
+    assert hearing.tally() == ({"n0": 2}, 1)
 
 
 async def test_pods_that_answer_again_were_silent_for_nothing() -> None:

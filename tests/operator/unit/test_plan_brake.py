@@ -308,7 +308,7 @@ class Day(World):
         if silence >= 1:
             asked = next((c for c in coordinators if c.node == self.lookout.node), None)
             leases = {n: LeaseSeen(self.true - at, renewed=True) for n, at in self.beats.items()}
-            unanswered, answering = self.hearing.counted()
+            unanswered, answering = self.hearing.tally()
             told = asked.uid if asked is not None else ""
             seen = Sight(told, silence, True, (), leases, unanswered, answering)
         return replace(
