@@ -53,6 +53,8 @@ class Pods:
         self.servers: dict[str, ServerPod] = {}
         self.unreadable: dict[str, str] = {}  # why a pod cannot be observed
         self.asked_to_go: dict[str, tuple[float, object]] = {}  # by uid: since when, with which grace
+        # Of coordinators, by uid: when the start of their container was first seen, and which start that was.
+        self.runs: dict[str, tuple[float, float | None]] = {}
         self._views: dict[str, View] = {}
 
     def changed(self) -> None:
@@ -92,7 +94,10 @@ class Pods:
             if role == names.ROLE_WORKER and (worker := observe.worker_pod(pod)) is not None:
                 self.workers[uid] = replace(worker, going_since=self._going_since(pod, now))
             elif role == names.ROLE_COORDINATOR and (found := observe.coordinator_pod(pod)) is not None:
-                self.coordinators[uid] = replace(found, going_since=self._going_since(pod, now))
+                seen = self._running_seen_at(uid, found.running_since, now)
+                self.coordinators[uid] = replace(
+                    found, going_since=self._going_since(pod, now), running_seen_at=seen
+                )
             elif role == names.ROLE_PARAMETER_SERVER and (server := observe.server_pod(pod)) is not None:
                 self.servers[uid] = replace(server, going_since=self._going_since(pod, now))
         except Exception as error:  # what nobody foresaw in one pod must not hide all others
@@ -111,8 +116,19 @@ class Pods:
             self.asked_to_go[meta["uid"]] = now, asked
         return self.asked_to_go[meta["uid"]][0]
 
+    def _running_seen_at(self, uid: str, since: float | None, now: float) -> float | None:
+        """Return when a coordinator's container was first seen to run since its present start; None while it
+        does not run.
+        """
+        if since is None:
+            return None
+        if self.runs.get(uid, (0.0, None))[1] != since:
+            self.runs[uid] = now, since
+        return self.runs[uid][0]
+
     def forget(self, uid: str) -> None:
         """The pod is gone."""
+        self.runs.pop(uid, None)
         self.known.pop(uid, None)
         self.asked_to_go.pop(uid, None)
         self.unreadable.pop(uid, None)

@@ -9,10 +9,13 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 import aiohttp
 
@@ -38,6 +41,10 @@ LEASE_SECONDS = 1.5
 """Between two looks at the same node's lease, whichever job asks."""
 FORGET_SECONDS = 30.0
 UNASKED_SECONDS = 2.0
+UNANSWERED_SECONDS = 3.0
+"""An answer takes milliseconds: a coordinator that owes one for so long is not heard."""
+FORGET_HEARD_SECONDS = 60.0
+"""After so long without an answer the operator listens anew."""
 LEASES_NAMESPACE = "kube-node-lease"
 
 _SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
@@ -146,8 +153,42 @@ class _Lease:
     looked_at: float = field(default=float("-inf"))
 
 
+class Hearing:
+    """Whether coordinators answer the operator, over all jobs: it may be the operator that hears nobody."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lookouts: WeakSet[Lookout] = WeakSet()
+        self._tallied_at = float("-inf")
+        self._tallied: tuple[dict[str, int], int] = {}, 0
+
+    def add(self, lookout: Lookout) -> None:
+        """Count this job's coordinator, too, for as long as its lookout is in use."""
+        self._lookouts.add(lookout)
+
+    def tally(self) -> tuple[dict[str, int], int]:
+        """Return how many coordinators owe an answer for three seconds, by node, and how many have answered
+        within them. Counted once a second, whoever asks.
+        """
+        now = self._clock()
+        if now - self._tallied_at >= LOOK_SECONDS:
+            silent = Counter(
+                one.node for one in self._lookouts if one.owes and one.silence >= UNANSWERED_SECONDS
+            )
+            heard = sum(one.answered_for < UNANSWERED_SECONDS for one in self._lookouts)
+            self._tallied_at, self._tallied = now, (dict(silent), heard)
+        return self._tallied
+
+
 class Lookout:
-    """Observations of one job that the operator makes itself."""
+    """Observations of one job that the operator makes itself.
+
+    Attributes:
+        heard_at: when the coordinator last said of each pod (uid) that it is connected.
+        listening_since: when it first answered this process, without longer gaps since; None before.
+        node: of the coordinator that is asked; "" before.
+        owes: it has not answered the last question, and is to.
+    """
 
     def __init__(
         self,
@@ -156,7 +197,14 @@ class Lookout:
         leases: Leases | None = None,
         how: Ask = ask,
         clock: Callable[[], float] = time.monotonic,
+        hearing: Hearing | None = None,
     ) -> None:
+        self.heard_at: dict[str, float] = {}
+        self.listening_since: float | None = None
+        self.node = ""
+        self.owes = False
+        self._hearing = hearing or Hearing(clock)
+        self._hearing.add(self)
         self._names, self._leases, self._ask, self._clock = (namespace, job), leases, how, clock
         self._coordinator: tuple[str, float | None] = "", None
         self._answered_at = self._clock()
@@ -166,6 +214,11 @@ class Lookout:
         self._silent_since: dict[str, float] = {}
         self._nodes: set[str] = set()
         self._looking = False
+
+    @property
+    def answered_for(self) -> float:
+        """Seconds since the last answer; infinite where there was none."""
+        return self._clock() - self._answered_at if self._answered else math.inf
 
     @property
     def silence(self) -> float:
@@ -187,11 +240,17 @@ class Lookout:
             self._asked_at = None
         if self._asked_at is None:
             self._asked_at = self._clock()
-        return self._answered or pod.ready_since is not None
+        self.node, self.owes = pod.node or "", self._answered or pod.ready_since is not None
+        return self.owes
 
-    def answered(self) -> None:
-        """Note that it has answered."""
-        self._answered_at, self._asked_at, self._answered = self._clock(), None, True
+    def answered(self, connected: Iterable[str] = ()) -> None:
+        """Note that it has answered, and which pods (uids) are connected to it."""
+        now = self._clock()
+        if self.listening_since is None or now - self._answered_at > FORGET_HEARD_SECONDS:
+            self.listening_since = now
+        self._answered_at, self._asked_at, self._answered, self.owes = now, None, True, False
+        kept = {uid: at for uid, at in self.heard_at.items() if now - at <= FORGET_HEARD_SECONDS}
+        self.heard_at = kept | dict.fromkeys(connected, now)
 
     def seen(self) -> Sight | None:
         """Return the observations up to now; None while nobody looks."""
@@ -199,7 +258,10 @@ class Lookout:
             return None
         leases = self._leases.seen(self._nodes) if self._leases is not None else {}
         testimonies = tuple(self._reported[uid] for uid in sorted(self._reported))
-        return Sight(self._coordinator[0], self.silence, self._answered, testimonies, leases)
+        unanswered, answering = self._hearing.tally()
+        return Sight(
+            self._coordinator[0], self.silence, self._answered, testimonies, leases, unanswered, answering
+        )
 
     def rest(self) -> None:
         """Stop looking, since there is no doubt any more."""

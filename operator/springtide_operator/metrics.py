@@ -12,7 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from springtide_operator.api import reasons
+from springtide_operator.plan import sight
 from springtide_operator.plan.actions import Action
+from springtide_operator.plan.observation import Observation
 
 JOB_LABELS = ["training_job", "job_namespace"]
 Status = dict[str, Any]
@@ -65,6 +67,14 @@ class Metrics:
             self._reconciles.labels(result)
         self.registry.register(_JobCollector(jobs, acting))
 
+    def watch_nodes(self, observe: Callable[[], Observation]) -> None:
+        """Tell at each scrape how many nodes look lost, and whether pods stay for that.
+
+        Args:
+            observe: returns the nodes, and which coordinators answer.
+        """
+        self.registry.register(_NodeCollector(observe))
+
     def reconciled(self, result: str, seconds: float) -> None:
         """Count a round of a job's loop.
 
@@ -87,6 +97,32 @@ class Metrics:
 
     def acted(self, kind: str) -> None:
         self._actions.labels(kind).inc()
+
+
+class _NodeCollector(Collector):
+    def __init__(self, observe: Callable[[], Observation]) -> None:
+        self._observe = observe
+
+    def collect(self) -> Iterator[Metric]:
+        seen = self._observe()
+        brake = sight.brake(seen)
+        nodes = GaugeMetricFamily(
+            "springtide_operator_nodes",
+            "Nodes by state: total, lost (NotReady, or nothing is heard of them).",
+            labels=["state"],
+        )
+        nodes.add_metric(["total"], float(brake.total))
+        nodes.add_metric(["lost"], float(brake.lost))
+        yield nodes
+        held = GaugeMetricFamily(
+            "springtide_operator_brake",
+            "1 while nothing is deleted and nothing started for nodes that look lost, by why: nodes (too many"
+            " of all, or of a zone, look lost), coordinators (too few answer the operator).",
+            labels=["why"],
+        )
+        held.add_metric(["nodes"], float(bool(brake.everywhere or brake.zones)))
+        held.add_metric(["coordinators"], float(bool(sight.deaf(seen))))
+        yield held
 
 
 class _JobCollector(Collector):

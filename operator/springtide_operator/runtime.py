@@ -29,12 +29,13 @@ from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import Lease, Renewal
 from springtide_operator.logs import in_words
-from springtide_operator.lookout import Leases, Lookout
+from springtide_operator.lookout import Hearing, Leases, Lookout
 from springtide_operator.manifests.coordinator import job_token, operator_token
 from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.metrics import Metrics
 from springtide_operator.optional_apis import OptionalApis
 from springtide_operator.perform import Performer
+from springtide_operator.plan.observation import Observation, Sight
 from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
 from springtide_operator.settings import Settings
@@ -89,7 +90,8 @@ class Operator:
             self._cluster, settings.namespace, settings.identity, self._lease_changed, self._silent
         )
         self._apis = OptionalApis(self._cluster, self._meet)
-        self._leases = Leases(self._cluster)
+        self._leases, self._hearing = Leases(self._cluster), Hearing()
+        self.metrics.watch_nodes(self._observe_nodes)
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
         self._loops: dict[Key, JobLoop] = {}
         self._semaphore = PrioritySemaphore()
@@ -438,9 +440,15 @@ class Operator:
             self._unschedulable.waiting,
             self._apis.known,
             self._queues,
-            lookout=Lookout(*key, self._leases),
+            lookout=Lookout(*key, self._leases, hearing=self._hearing),
             tls=self.settings.jobs_tls,
         )
+
+    def _observe_nodes(self) -> Observation:
+        """Return the nodes, and which coordinators answer, for metrics."""
+        unanswered, answering = self._hearing.tally()
+        seen = Sight("", unanswered=unanswered, answering=answering)
+        return Observation(nodes=self.cache.nodes(), sight=seen)
 
     def _busy_seconds(self) -> float:
         now = time.monotonic()

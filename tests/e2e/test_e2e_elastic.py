@@ -92,7 +92,7 @@ def test_deleted_operator_is_replaced_and_the_next_goes_on(e2e: E2ECluster, star
 
 
 def test_a_cordoned_and_drained_node_costs_no_sample(e2e: E2ECluster, start: Start) -> None:
-    running = start("moved", workers=2, epochs=100_000)
+    running = start("moved", workers=2, epochs=100_000, elasticity={"moveOnCordon": True})
     running.until_trains(2)
     node = running.pods()[0]["spec"]["nodeName"]
     e2e.kubectl("cordon", node)

@@ -15,6 +15,7 @@ from springtide_coordinator.hub import Hub
 from springtide_coordinator.metrics import JobCollector
 from springtide_coordinator.settings import Options
 from springtide_operator.metrics import Metrics as OperatorMetrics
+from springtide_operator.plan.observation import Observation
 from springtide_protocol.names import Incarnation
 from springtide_ps.server.kv_store import Store
 from springtide_ps.server.metrics import ServerCollector
@@ -80,6 +81,7 @@ def operator_series() -> dict[str, set[str]]:
         "parameterServers": {"desired": 1},
     }
     metrics = OperatorMetrics(lambda: [("namespace", "job", status)], lambda: True)
+    metrics.watch_nodes(Observation)
     metrics.reconciled("success", 0.1)
     metrics.api_error(409)
     metrics.acted("create_worker")

@@ -46,3 +46,10 @@ class Elasticity(ApiModel):
         le=3600,
         description="Throughput: how long a number of workers is measured, and at least ten steps.",
     )
+    move_on_cordon: bool = Field(
+        default=False,
+        description="Whether workers move away from a node as soon as it is cordoned: the replacement starts"
+        " elsewhere, and the worker leaves when that one trains. Without it they stay until they are evicted,"
+        " as by kubectl drain. From a node with a taint that says that it is about to go (autoscalers,"
+        " clouds) they always move.",
+    )

@@ -206,6 +206,14 @@ class FailurePolicy(ApiModel):
         " others wait for them; that counts against backoffLimit, unless a rule for reason Hung says"
         " otherwise. FailJob: the job fails.",
     )
+    force_delete_after_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_SECONDS,
+        description="How long after its grace period a pod may stay Terminating on a node that lives, until"
+        " it is deleted by force. Its process may still hold a device or a volume then. Absent: for ever; the"
+        " job does not wait for it, and on lost nodes pods are deleted by force in any case.",
+    )
     rules: list[FailureRule] = Field(
         default_factory=list,
         max_length=32,

@@ -62,6 +62,7 @@ CONSISTENCY_REFUSED: Final = "ConsistencyRefused"
 SERVER_BUDGET_REFUSED: Final = "DisruptionBudgetRefused"
 PROGRESS_NOT_SAVED: Final = "ProgressNotSaved"
 CHECKPOINT_FAILING: Final = "CheckpointFailing"
+TOO_MANY_NODES_UNKNOWN: Final = "TooManyNodesUnknown"
 
 # Outcome
 WORKER_FINISHED: Final = "WorkerFinished"

@@ -101,7 +101,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         actions += nodes.move(job, observation, ledger, actions, now)
         actions += restarts.give_up(observation, ledger)
     actions += cleanup.ended_pods(observation, ledger)
-    actions += nodes.force(observation, now)
+    actions += nodes.force(job, observation, now)
     events += nodes.events(actions)
     truths = _truths(job, observation, ledger, now)
     status = _status(job, observation, ledger, truths, now)
@@ -110,7 +110,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     later += [backoff.until for backoff in ledger.backoffs.values()]
     later += completion.wakes(job)
     later += suspend.wakes(job, observation)
-    later += nodes.later(observation, now)
+    later += nodes.later(job, observation, now)
     later += conditions.wakes(old, observation, ledger, now)
     later += sized.wakes
     wake_at = min((at for at in later if now < at < math.inf), default=None)
@@ -364,12 +364,14 @@ def _after_the_end(job: Job, observation: Observation, succeeded: bool, now: flo
     old = job.status
     ended_at = parse_time(old.get("completionTime")) or now
     actions, wake_at = cleanup.after_the_end(job, observation, succeeded, ended_at, now)
-    actions += nodes.force(observation, now)
+    actions += nodes.force(job, observation, now)
     events = tuple(nodes.events(actions))
     expired, expires_at = cleanup.expire(job, ended_at, now)
     actions += expired
     wake_at = min((at for at in (wake_at, expires_at) if at is not None), default=None)
-    wake_at = min((at for at in (wake_at, *nodes.later(observation, now)) if at is not None), default=None)
+    wake_at = min(
+        (at for at in (wake_at, *nodes.later(job, observation, now)) if at is not None), default=None
+    )
     ledger = Ledger.from_status(old)
     job = gang.with_gang(job, observation, over=True)
     actions += gang.decide(job, observation, now, over=True)

@@ -4,8 +4,9 @@ A worker on a lost node has ended as soon as the coordinator does not hear of it
 once under the next attempt. A worker that is connected to the coordinator lives, whatever its node's kubelet
 says, and whether or not there still is a Node object. Without the coordinator's word nobody is lost: one that
 does not answer gets a successor (`sight`), whose word it is then. While so many nodes look lost that what
-looks is likelier at fault, nobody is lost but by Kubernetes' own eviction. On a cordoned node the replacement
-starts elsewhere first, and the worker leaves when that one can take over.
+looks is likelier at fault (`sight.Brake`), nobody is lost but by Kubernetes' own eviction. On a node that is
+about to go the replacement starts elsewhere first, and the worker leaves when that one can take over; on one
+that is cordoned, where the job asks for that.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from springtide_operator.plan.observation import (
     MemberReport,
     Node,
     Observation,
+    Problem,
     Report,
     ServerPod,
     WorkerPod,
@@ -36,6 +38,7 @@ from springtide_operator.plan.retry import held_back
 AnyPod = WorkerPod | ServerPod | CoordinatorPod
 
 SETTLE_SECONDS = 5.0  # a kubelet that starts again is not Ready for a moment
+GONE_SECONDS = 40.0  # after a Node object was deleted: it may be registered anew (as Kubernetes' PodGC waits)
 LOOK_SECONDS = 2.0  # between two looks at pods on nodes that are not ready
 SILENT_SECONDS = 3.0  # a coordinator on such a node that does not answer for so long is lost
 
@@ -48,46 +51,75 @@ def with_node_health(observation: Observation, now: float) -> Observation:
         observation: of the job.
         now: in unix seconds.
     """
+    brake = _brake(observation)
     return replace(
         observation,
-        workers=tuple(_judged_worker(pod, observation, now) for pod in observation.workers),
-        servers=tuple(_judged_server(pod, observation, now) for pod in observation.servers),
+        workers=tuple(_judged_worker(pod, observation, brake, now) for pod in observation.workers),
+        servers=tuple(_judged_server(pod, observation, brake, now) for pod in observation.servers),
         coordinators=tuple(_judged_coordinator(pod, observation, now) for pod in observation.coordinators),
     )
 
 
-def _judged_worker(pod: WorkerPod, observation: Observation, now: float) -> WorkerPod:
+def _brake(observation: Observation) -> sight.Brake:
+    """Count lost nodes only where a pod is on one: there may be thousands."""
+    touched = (_node_of(pod, observation) for pod in _all(observation))
+    return sight.brake(observation) if any(node and not node.ready for node in touched) else sight.Brake()
+
+
+def problem(observation: Observation, now: float) -> Problem | None:
+    """Say that pods of this job stay as they are, since too many nodes look lost, or since the operator hears
+    too few coordinators to believe in the silence of this one.
+
+    Args:
+        observation: of the job.
+        now: in unix seconds.
+    """
+    brake = _brake(observation)
+    for pod in _all(observation):
+        node = _node_of(pod, observation)
+        settled = node is not None and observation.seen_for(node.since, now) >= SETTLE_SECONDS
+        if node is not None and settled and not (node.ready or node.gone) and (why := brake.holds(node)):
+            text = f"{why}: nothing is deleted and nothing is started for it, until they are heard of again"
+            return Problem(reasons.TOO_MANY_NODES_UNKNOWN, text)
+    quiet = [pod for pod in observation.coordinators if _silence(pod, observation, now) >= SILENT_SECONDS]
+    if quiet and not any(pod.lost for pod in quiet) and (why := sight.deaf(observation)):
+        text = f"{why}: nothing is deleted and nothing is started for it, until it hears them again"
+        return Problem(reasons.TOO_MANY_NODES_UNKNOWN, text)
+    return None
+
+
+def _judged_worker(pod: WorkerPod, observation: Observation, brake: sight.Brake, now: float) -> WorkerPod:
     node = _node_of(pod, observation)
-    if node is None or pod.end is not None or not _worker_lost(pod, node, observation, now):
+    if node is None or pod.end is not None or not _worker_lost(pod, node, observation, brake, now):
         return pod
     return replace(pod, end=End(reasons.END_PREEMPTED, reasons.DELETE_NODE_LOST, _trouble(node)))
 
 
-def _judged_server(pod: ServerPod, observation: Observation, now: float) -> ServerPod:
+def _judged_server(pod: ServerPod, observation: Observation, brake: sight.Brake, now: float) -> ServerPod:
     node = _node_of(pod, observation)
     if node is None or pod.phase in ("Succeeded", "Failed"):
         return pod
-    return replace(pod, lost=_worker_lost(pod, node, observation, now))
+    return replace(pod, lost=_worker_lost(pod, node, observation, brake, now))
 
 
-def _worker_lost(pod: WorkerPod | ServerPod, node: Node, observation: Observation, now: float) -> bool:
+def _worker_lost(
+    pod: WorkerPod | ServerPod, node: Node, observation: Observation, brake: sight.Brake, now: float
+) -> bool:
     """Return whether a worker or parameter server on a node is lost: both are connected to the coordinator as
     long as they live.
     """
-    if (
-        node.ready
-        or observation.seen_for(node.since, now) < SETTLE_SECONDS
-        or sight.too_many_lost(node.name, observation)
-    ):
+    settle = GONE_SECONDS if node.gone else SETTLE_SECONDS
+    if node.ready or observation.seen_for(node.since, now) < settle or brake.holds(node):
         return False
     report = _usable_report(observation, now)
-    return report is not None and not _connected(report, pod)
+    return report is not None and not _connected(report, pod) and not sight.lives(pod.uid, observation, now)
 
 
 def _judged_coordinator(pod: CoordinatorPod, observation: Observation, now: float) -> CoordinatorPod:
     node = _node_of(pod, observation)
     settled = node is not None and observation.seen_for(node.since, now) >= SETTLE_SECONDS
-    if node is not None and settled and not node.ready and _silence(pod, observation, now) >= SILENT_SECONDS:
+    silent = _silence(pod, observation, now) >= SILENT_SECONDS
+    if node is not None and settled and not node.ready and silent and not sight.held(pod, observation):
         return replace(pod, lost=True, why_lost=f"{pod.name} does not answer, and {_trouble(node)}")
     why = sight.why_given_up(pod, observation, now)
     return replace(pod, lost=bool(why), why_lost=why)
@@ -98,7 +130,7 @@ def _silence(pod: CoordinatorPod, observation: Observation, now: float) -> float
     seen, since = observation.sight, observation.unreachable_since
     if seen is not None and seen.coordinator == pod.uid:
         return seen.silence
-    return now - since if since is not None else 0.0
+    return now - since if since is not None and observation.steady is None else 0.0
 
 
 def _usable_report(observation: Observation, now: float) -> Report | None:
@@ -106,9 +138,9 @@ def _usable_report(observation: Observation, now: float) -> Report | None:
     report = observation.report
     if report is None or observation.unreachable_since is not None or report.reason == "Reconnecting":
         return None
-    began = (c.running_since for c in observation.coordinators if c.incarnation == report.incarnation)
-    since = next(began, None)
-    learns = report.generation is None and (since is None or now - since < LEARNING_SECONDS)
+    began = (sight.running_from(c) for c in observation.coordinators if c.incarnation == report.incarnation)
+    ran = observation.seen_for(next(began, math.inf), now)
+    learns = report.generation is None and ran < LEARNING_SECONDS
     return None if learns else report
 
 
@@ -137,7 +169,8 @@ def _all(observation: Observation) -> tuple[AnyPod, ...]:
 def move(
     job: Job, observation: Observation, ledger: Ledger, planned: Sequence[Action], now: float
 ) -> list[Action]:
-    """Start replacements of workers on cordoned nodes; let those go whose replacement can take over.
+    """Start replacements of workers on nodes that are about to go, or cordoned where the job asks for it; let
+    those go whose replacement can take over.
 
     Both together never exceed maxReplicas: where there is no room for one more, the worker stays until it is
     evicted.
@@ -199,7 +232,8 @@ def _begin(
         node = _node_of(pod, observation)
         if node is None or node.gone or not (pod.live and pod.running):
             continue
-        first = node.cordoned and entry.uid == pod.uid and entry.ended is None and entry.moves is None
+        leaves = node.leaving or (node.cordoned and job.spec.elasticity.move_on_cordon)
+        first = leaves and entry.uid == pod.uid and entry.ended is None and entry.moves is None
         # Its replacement was never made, or has ended before it could take over.
         unmade = entry.moves == pod.uid and entry.uid is None
         again = entry.moves == pod.uid and entry.ended is not None and not restarts.waits(ledger, slot, now)
@@ -242,13 +276,15 @@ def _training(members: Sequence[MemberReport], pod: WorkerPod) -> list[bool]:
     return [member.active and member.connected for member in members if member.pod_uid == pod.uid]
 
 
-def force(observation: Observation, now: float) -> list[Action]:
+def force(job: Job, observation: Observation, now: float) -> list[Action]:
     """Delete by force what is Terminating on a lost node for 15 s, or on a node that is no more.
 
-    On a node that lives nothing is forced: its process may hold a device or a volume until its kubelet says
-    that it is gone. The job does not wait for it (`relay.held_for_gone_at`).
+    On a node that lives nothing is forced unless the job asks for it: its process may hold a device or a
+    volume until its kubelet says that it is gone. The job does not wait for it
+    (`coordinator_sync.held_for_gone_at`).
 
     Args:
+        job: says whether it asks for it.
         observation: of the job.
         now: in unix seconds.
 
@@ -256,13 +292,17 @@ def force(observation: Observation, now: float) -> list[Action]:
         One deletion for each.
     """
     result: list[Action] = []
+    brake = _brake(observation)
     for pod in _all(observation):
-        if observation.seen_for(_forced_at(pod, observation), now) < 0:
+        if observation.seen_for(_forced_at(pod, job, observation, brake), now) < 0:
             continue
         node = _node_of(pod, observation)
         said = None if isinstance(pod, CoordinatorPod) else pod.deleted_because
         because = said or reasons.DELETE_STUCK
-        why = _trouble(node) if node is not None else "its node was lost"
+        why = _trouble(node) if node is not None and not node.ready else "its node was lost"
+        if node.ready if node is not None else not pod.unreachable:
+            limit = job.spec.failure_policy.force_delete_after_seconds
+            why = f"it is Terminating for more than {limit} s after its grace period"
         result.append(DeletePod(pod.name, pod.uid, because, why, force=True))
     return result
 
@@ -282,16 +322,20 @@ def events(actions: Sequence[Action]) -> list[Event]:
     return result
 
 
-def _forced_at(pod: AnyPod, observation: Observation) -> float:
+def _forced_at(pod: AnyPod, job: Job, observation: Observation, brake: sight.Brake) -> float:
     """Return when a pod is to be deleted by force, by the steady clock; infinite where nobody asked it to go,
     and where force was used already.
     """
     if pod.gone_by is None or pod.deletion_asked_at is None or pod.gone_by == pod.deletion_asked_at:
         return math.inf
     node = _node_of(pod, observation)
+    after = job.spec.failure_policy.force_delete_after_seconds
+    asked_for = math.inf if after is None else going_since(pod) + pod.gone_by - pod.deletion_asked_at + after
     if node is None:  # nodes cannot be read: Kubernetes' eviction by the taint of a lost node tells
-        return held_for_gone_at(pod) if pod.unreachable else math.inf
-    if node.ready or sight.too_many_lost(node.name, observation):
+        return held_for_gone_at(pod) if pod.unreachable else asked_for
+    if node.ready:
+        return asked_for
+    if brake.holds(node):
         return math.inf
     lost = pod.end is not None if isinstance(pod, WorkerPod) else pod.lost
     if not lost:
@@ -299,15 +343,16 @@ def _forced_at(pod: AnyPod, observation: Observation) -> float:
     return 0.0 if node.gone else min(held_for_gone_at(pod), going_since(pod) + UNREACHABLE_LOST_SECONDS)
 
 
-def later(observation: Observation, now: float) -> list[float]:
+def later(job: Job, observation: Observation, now: float) -> list[float]:
     """Return when to look again, in unix seconds: a force that gets due, a node that may turn out to be lost.
 
     Args:
+        job: the TrainingJob.
         observation: of the job.
         now: in unix seconds.
     """
-    pods = _all(observation)
-    waits = (-observation.seen_for(_forced_at(pod, observation), now) for pod in pods)
+    pods, brake = _all(observation), _brake(observation)
+    waits = (-observation.seen_for(_forced_at(pod, job, observation, brake), now) for pod in pods)
     result = [now + wait for wait in waits if 0 < wait < math.inf]
     for pod in pods:
         node = _node_of(pod, observation)

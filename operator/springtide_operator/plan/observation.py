@@ -100,6 +100,7 @@ class CoordinatorPod:
     phase: str = "Pending"
     created_at: float = 0.0
     running_since: float | None = None
+    running_seen_at: float | None = None  # when the operator first saw that start, by its steady clock
     ready_since: float | None = None  # it has passed its startup probe
     deletion_asked_at: float | None = None
     gone_by: float | None = None  # deletionTimestamp
@@ -169,7 +170,8 @@ class Node:
     name: str
     ready: bool | None = True
     since: float = 0.0
-    cordoned: bool = False
+    cordoned: bool = False  # it takes no more pods
+    leaving: bool = False  # a taint says that it is about to be taken away
     zone: str = ""
     gone: bool = False  # the Node object was deleted
 
@@ -206,7 +208,8 @@ class Sight:
     """Observations of the operator itself, since a coordinator does not answer or waits for somebody.
 
     silence: seconds since the last answer of the pod with uid `coordinator`, or since it was first asked.
-    answered: it ever did. leases: by node.
+    answered: it ever did. leases: by node. unanswered: coordinators of all jobs that owe an answer, by node;
+    answering: those that have given one just now.
     """
 
     coordinator: str
@@ -214,6 +217,8 @@ class Sight:
     answered: bool = False
     testimonies: tuple[Testimony, ...] = ()
     leases: Mapping[str, LeaseSeen] = field(default_factory=dict)
+    unanswered: Mapping[str, int] = field(default_factory=dict)
+    answering: int = 0
 
 
 @dataclass(frozen=True)
@@ -421,6 +426,10 @@ class Observation:
     unreachable_since: float | None = None  # the coordinator's calls fail since
     unreachable_why: str = ""
     sight: Sight | None = None  # None while the coordinator answers and waits for nobody
+    # By the steady clock: when the coordinator last said of each pod (uid) that it is connected, and since
+    # when this process has had its word.
+    heard_at: Mapping[str, float] = field(default_factory=dict)
+    listening_since: float | None = None
     refusals: Mapping[str, Refusal] = field(
         default_factory=dict
     )  # by role: worker, coordinator, service, secret

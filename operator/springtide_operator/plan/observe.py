@@ -211,6 +211,7 @@ def node(obj: Object) -> Node:
         ready={"True": True, "False": False}.get(ready.get("status", "")),
         since=parse_time(ready.get("lastTransitionTime")) or 0.0,
         cordoned=bool(spec.get("unschedulable")) or leaves,
+        leaving=leaves,
         zone=str((obj["metadata"].get("labels") or {}).get("topology.kubernetes.io/zone") or ""),
     )
 

@@ -16,6 +16,7 @@ from springtide_operator.plan import (
     gang,
     hangs,
     kueue,
+    nodes,
     restarts,
     servers,
     sizing,
@@ -55,6 +56,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         now: in unix seconds.
     """
     return [
+        *_unknown_nodes(observation, now),
         *_coordinator(observation, ledger, now),
         *template.problems(job, observation),
         *_refused(job, observation, now),
@@ -70,6 +72,11 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_unreachable(job, observation, ledger, now),
         *_checkpoints(observation),
     ]
+
+
+def _unknown_nodes(observation: Observation, now: float) -> list[Problem]:
+    found = nodes.problem(observation, now)
+    return [found] if found is not None else []
 
 
 def _checkpoints(observation: Observation) -> list[Problem]:

@@ -9,8 +9,10 @@ All durations are differences of one monotonic clock: the operator's, or a worke
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from math import ceil
+from dataclasses import dataclass, field
+from math import inf
 
 from springtide_operator.plan.observation import (
     CoordinatorPod,
@@ -34,12 +36,116 @@ UNHEARD_SECONDS = 3.0
 TESTIMONY_SECONDS = 3.5
 """Without an answer, until status says that no step is known of."""
 
-MANY_LOST = 3
-LOST_SHARE = 0.55
-"""So many nodes of a zone, and such a share of them, are not lost one by one: who looks is likelier at fault.
+HEARD_SECONDS = 10.0
+"""A pod that its coordinator called connected within this time lives, whatever is said of it and its node."""
 
-Kubernetes' node life cycle controller stops evicting by the same numbers.
+MANY_LOST = 3
+LOST_SHARE = 1 / 3
+"""So many nodes, and more than such a share of all or of a zone, are not lost one by one: the one that looks
+is likelier at fault.
+
+Kubernetes' node life cycle controller slows down or stops evicting from a zone by a rule of this form (more
+than 2 nodes, and 55 % of them), and stops altogether while all nodes are lost.
 """
+
+
+@dataclass(frozen=True)
+class Brake:
+    """Reasons for which no pod may go for its node's state; "" where there is none.
+
+    Attributes:
+        everywhere: of all nodes.
+        zones: by zone, of its nodes.
+        lost: how many nodes look lost.
+        total: how many there are.
+    """
+
+    everywhere: str = ""
+    zones: Mapping[str, str] = field(default_factory=dict)
+    lost: int = 0
+    total: int = 0
+
+    def holds(self, node: Node | None) -> str:
+        """Say why no pod may go for this node's state; "" where it may."""
+        return (self.everywhere or self.zones.get(node.zone, "")) if node is not None else ""
+
+
+def brake(observation: Observation) -> Brake:
+    """Count the nodes that look lost: NotReady, not heard of, or with a late lease.
+
+    A Node object that was deleted counts neither as lost nor as one of all: somebody has taken it away.
+    """
+    every: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
+    for node in (observation.nodes or {}).values():
+        if not node.gone:
+            every[node.zone] += 1
+            lost[node.zone] += not node.ready or lease_is_late(node.name, observation)
+    total, count = every.total(), lost.total()
+    everywhere = ""
+    if total and count == total:
+        everywhere = "the only node looks lost" if total == 1 else f"all {total} nodes look lost"
+    elif too_many(count, total):
+        everywhere = f"{count} of {total} nodes look lost"
+    zones = {
+        zone: f"{lost[zone]} of {size} nodes {f'of zone {zone}' if zone else 'without a zone'} look lost"
+        for zone, size in every.items()
+        if too_many(lost[zone], size)
+    }
+    return Brake(everywhere, zones, count, total)
+
+
+def too_many(lost: int, total: int) -> bool:
+    """Whether so many of so many are likelier not heard than lost.
+
+    Args:
+        lost: how many look lost, or do not answer.
+        total: how many there are.
+    """
+    return lost >= MANY_LOST and lost > LOST_SHARE * total
+
+
+def deaf(observation: Observation) -> str:
+    """Say why a coordinator's silence towards the operator is no evidence; "" where it is.
+
+    Coordinators on nodes that look lost do not count: their node explains it. Nor do those of a single node:
+    it may be lost, and Kubernetes not know it yet.
+    """
+    seen, nodes = observation.sight, observation.nodes or {}
+    if seen is None:
+        return ""
+    silent = {
+        name: count
+        for name, count in seen.unanswered.items()
+        if (name not in nodes or nodes[name].ready) and not lease_is_late(name, observation)
+    }
+    count = sum(silent.values())
+    total = count + seen.answering
+    if len(silent) < 2 or not (too_many(count, total) or not seen.answering):
+        return ""
+    return f"{count} of {total} coordinators do not answer the operator"
+
+
+def running_from(pod: CoordinatorPod) -> float:
+    """Return when the operator first saw that its container runs, by the steady clock; infinite while it does
+    not.
+    """
+    if pod.running_seen_at is not None:
+        return pod.running_seen_at
+    return pod.running_since if pod.running_since is not None else inf
+
+
+def lives(uid: str, observation: Observation, now: float) -> bool:
+    """Whether the coordinator called a pod connected a short time ago, as far as this process can know: one
+    that has listened for a shorter time does not know the opposite.
+
+    Args:
+        uid: of the pod.
+        observation: of the job.
+        now: in unix seconds.
+    """
+    at = observation.heard_at.get(uid, observation.listening_since)
+    return at is not None and observation.seen_for(at, now) < HEARD_SECONDS
 
 
 def why_given_up(pod: CoordinatorPod, observation: Observation, now: float) -> str:
@@ -62,13 +168,14 @@ def why_given_up(pod: CoordinatorPod, observation: Observation, now: float) -> s
         return ""  # somebody has it: it is the operator that does not reach it
     seconds = sight.silence
     if seconds >= TRIED_SECONDS:  # workers may have missed it for longer, but not since before it began
-        seconds = max(seconds, min(max(missing.values(), default=0.0), now - pod.running_since))
+        ran = observation.seen_for(running_from(pod), now)
+        seconds = max(seconds, min(max(missing.values(), default=0.0), ran))
     if seconds < GIVEN_UP_SECONDS:
         return ""
     if names := list(missing):
         verb = "miss" if len(names) > 1 else "misses"
         return f"{pod.name} does not answer, and {some(names)} {verb} it, too"
-    if lease_is_late(pod.node, observation) and not too_many_lost(pod.node, observation):
+    if lease_is_late(pod.node, observation) and not held(pod, observation):
         return f"{pod.name} does not answer, and its node {pod.node} does not renew its lease"
     return ""
 
@@ -151,33 +258,15 @@ def to_avoid(observation: Observation) -> str | None:
     return name if elsewhere and not lease_is_renewed(name, observation) else None
 
 
-def too_many_lost(name: str | None, observation: Observation) -> str:
-    """Say why no pod may go for this node's state: so many look lost that who looks is likelier at fault.
+def held(pod: CoordinatorPod, observation: Observation) -> str:
+    """Say why a coordinator may not be given up for its silence and its node's alone; "" where it may.
 
     Args:
-        name: of the node; None: not known.
+        pod: of the coordinator.
         observation: of the job.
-
-    Returns:
-        "" while pods may go.
     """
-    nodes = observation.nodes or {}
-    node = nodes.get(name) if name is not None else None
-    if node is None:
-        return ""
-    lost = {one.name for one in nodes.values() if not one.ready}
-    lost |= {one for one in nodes if lease_is_late(one, observation)}
-    if len(nodes) > 1 and len(lost) == len(nodes):
-        return f"all {len(nodes)} nodes look lost"
-    return _in_zone(node, nodes, lost)
-
-
-def _in_zone(node: Node, nodes: Mapping[str, Node], lost: set[str]) -> str:
-    zone = {one.name for one in nodes.values() if one.zone == node.zone}
-    count = len(zone & lost)
-    if count < max(MANY_LOST, ceil(LOST_SHARE * len(zone))):
-        return ""
-    return f"{count} of {len(zone)} nodes{f' of zone {node.zone}' if node.zone else ''} look lost"
+    node = (observation.nodes or {}).get(pod.node) if pod.node is not None else None
+    return brake(observation).holds(node) or deaf(observation)
 
 
 def idle(observation: Observation) -> float | None:

@@ -14,6 +14,7 @@ from springtide_coordinator.hub import Hub
 from springtide_coordinator.metrics import JobCollector
 from springtide_coordinator.settings import Options
 from springtide_operator.metrics import Metrics as OperatorMetrics
+from springtide_operator.plan.observation import Node, Observation
 from springtide_protocol.names import Incarnation
 
 STATUS = {
@@ -38,6 +39,7 @@ def operator(_: Path) -> CollectorRegistry:
     metrics.api_error(409)
     metrics.acted("create_worker")
     metrics.nodes_readable(True)
+    metrics.watch_nodes(lambda: Observation(nodes={"n0": Node("n0")}))
     return metrics.registry
 
 

@@ -7,11 +7,13 @@ import copy
 import time
 from typing import Any
 
+import pytest
 from operator_cluster import FakeCluster
 from operator_running import operator, until
 
 from springtide_operator.api import names
 from springtide_operator.kube import ApiError
+from springtide_operator.plan import nodes, sight
 from springtide_operator.plan.values import timestamp
 
 Object = dict[str, Any]
@@ -24,7 +26,14 @@ def node(name: str, ready: str = "True", **spec: Any) -> Object:
     return {"kind": "Node", "metadata": meta, "spec": spec, "status": {"conditions": [condition]}}
 
 
-async def test_workers_leave_lost_nodes_and_are_deleted_by_force() -> None:
+def degraded(cluster: FakeCluster) -> str:
+    found = cluster.job()["status"]["conditions"]
+    return next(str(one["reason"]) for one in found if one["type"] == "Degraded")
+
+
+async def test_workers_leave_lost_nodes_and_are_deleted_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "GONE_SECONDS", 1.0)
+    monkeypatch.setattr(sight, "HEARD_SECONDS", 1.0)
     cluster = FakeCluster()
     cluster.put("nodes", node("a"))
     cluster.put("nodes", node("b"))
@@ -44,6 +53,13 @@ async def test_workers_leave_lost_nodes_and_are_deleted_by_force() -> None:
         cluster.remove("nodes", "", "b")
         running.node_event("DELETED", {**node("b"), "metadata": {"name": "b", "resourceVersion": "9999"}})
         await until(lambda: ("pods", "default", "digits-worker-1-0") not in cluster.objects, "force")
+        read = running.metrics.registry.get_sample_value
+        assert read("springtide_operator_nodes", {"state": "total"}) == 1
+        assert read("springtide_operator_brake", {"why": "nodes"}) == 0
+        running.node_event("MODIFIED", cluster.put("nodes", node("a", "Unknown")))
+        await until(lambda: read("springtide_operator_brake", {"why": "nodes"}) == 1, "the brake")
+        assert read("springtide_operator_nodes", {"state": "lost"}) == 1
+        await until(lambda: degraded(cluster) == "TooManyNodesUnknown", "a word in status")
     assert cluster.job()["status"]["restarts"]["preemptions"] == 1
 
 

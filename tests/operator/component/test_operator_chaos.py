@@ -92,7 +92,7 @@ def test_any_node_can_be_drained_within_a_minute(system: E2ECluster, job: FakeJo
 
 
 def test_a_cordoned_node_is_left_for_another_one(system: E2ECluster, job: FakeJob) -> None:
-    job.start(replicas=2)
+    job.start(replicas=2, elasticity={"moveOnCordon": True})
     before = job.until_running("0-0", "1-0")
     node = next(iter(job.pods().values()))["spec"]["nodeName"]
     with Watcher(str(system.kubeconfig), job.namespace, "fake", Journal(maximum=6)) as watcher:

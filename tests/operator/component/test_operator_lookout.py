@@ -17,7 +17,7 @@ from springtide.coordination.metrics import Metrics
 from springtide_operator.api import names
 from springtide_operator.cluster import Listing
 from springtide_operator.kube import ApiError
-from springtide_operator.lookout import LEASES_NAMESPACE, Leases, Lookout, ask, chosen, read
+from springtide_operator.lookout import LEASES_NAMESPACE, Hearing, Leases, Lookout, ask, chosen, read
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 
 Object = dict[str, Any]
@@ -173,6 +173,45 @@ async def test_silence_is_counted_from_the_last_answer() -> None:
     assert lookout.silence == 7.0
     lookout.asks(replace(pod, running_since=9.0))  # its container began anew
     assert lookout.silence == 0.0
+
+
+def test_pods_heard_of_are_remembered_with_their_time() -> None:
+    clock = Clock()
+    lookout = Lookout("default", "digits", clock=clock)
+    assert lookout.listening_since is None
+    lookout.answered(["uid-0", "uid-1"])
+    began = clock.now
+    clock.now += 5.0
+    lookout.answered(["uid-1"])
+    assert lookout.heard_at == {"uid-0": began, "uid-1": began + 5.0}
+    assert lookout.listening_since == began
+    clock.now += 61.0
+    lookout.answered(["uid-2"])
+    assert (lookout.heard_at, lookout.listening_since) == ({"uid-2": clock.now}, clock.now)
+
+
+async def test_coordinators_that_owe_an_answer_are_counted_by_node() -> None:
+    clock = Clock()
+    hearing = Hearing(clock)
+    lookouts = [Lookout("default", f"job-{i}", clock=clock, hearing=hearing) for i in range(5)]
+    pod = replace(observed().coordinators[0], ready_since=1.0)
+    for number, lookout in enumerate(lookouts[:4]):
+        lookout.asks(replace(pod, node=f"n{number % 2}"))
+        lookout.answered()
+    clock.now += 10.0
+    for number, lookout in enumerate(lookouts[:4]):
+        lookout.asks(replace(pod, node=f"n{number % 2}"))
+    clock.now += 4.0
+    lookouts[3].answered()
+    lookouts[4].asks(replace(pod, ready_since=None))  # it has not begun to serve: it owes nothing
+    assert hearing.tally() == ({"n0": 2, "n1": 1}, 1)
+    await lookouts[0].look(observed())
+    seen = lookouts[0].seen()
+    assert seen is not None
+    assert (seen.unanswered, seen.answering) == ({"n0": 2, "n1": 1}, 1)
+    del lookouts[1], lookout
+    clock.now += 1.0
+    assert hearing.tally() == ({"n0": 2}, 1)
 
 
 async def test_pods_that_answer_again_were_silent_for_nothing() -> None:

@@ -28,6 +28,7 @@ from springtide_operator.coordinator_connection import CoordinatorConnection, ne
 from springtide_operator.credentials import find_credentials
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import DEADLINE, DURATION, NAME, Lease
+from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.metrics import Metrics
 from springtide_operator.plan.actions import Action
@@ -135,6 +136,26 @@ def test_deletion_is_counted_from_when_it_was_seen() -> None:
     assert cache.pods(KEY, "job-uid-1234")[0][0].going_since == 100.0
     cache.put_pod(pod(7, **{**going, "deletionGracePeriodSeconds": 1}))
     assert cache.pods(KEY, "job-uid-1234")[0][0].going_since == 110.0
+
+
+def test_coordinators_start_is_counted_from_when_it_was_seen() -> None:
+    now = [100.0]
+    cache = Cache(clock=lambda: now[0])
+
+    def seen(version: int, started: str | None) -> float | None:
+        obj = coordinator_pod(World().parsed(), 1)
+        obj["metadata"] |= {"uid": "uid-c", "resourceVersion": str(version)}
+        state = {"running": {"startedAt": started}} if started else {"waiting": {}}
+        container = {"name": obj["spec"]["containers"][0]["name"], "state": state}
+        obj["status"] = {"phase": "Running", "containerStatuses": [container]}
+        cache.put_pod(obj)
+        return cache.pods(KEY, "job-uid-1234")[1][0].running_seen_at
+
+    assert seen(1, None) is None
+    assert seen(2, "2001-01-01T00:00:00Z") == 100.0
+    now[0] = 110.0
+    assert seen(3, "2001-01-01T00:00:00Z") == 100.0, "whatever another machine's clock says"
+    assert seen(4, "2001-01-01T00:00:05Z") == 110.0
 
 
 def test_port_of_metrics_is_kept() -> None:

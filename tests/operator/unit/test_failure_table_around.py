@@ -305,9 +305,14 @@ def stuck(world: World, lost: bool = False) -> None:
     world.reports()
 
 
+def cordoned_to_move(world: World) -> None:
+    world.job["spec"]["elasticity"] = {"moveOnCordon": True}
+    world.node("node-1", cordoned=True)
+
+
 def full(world: World) -> None:
     world.job["spec"]["workers"]["maxReplicas"] = 3
-    world.node("node-1", cordoned=True)
+    cordoned_to_move(world)
 
 
 LOST, NODE_LOST = "+1-1 -1-0:NodeLost", {"counts": (0, 1), "event": "WorkerPreempted", "nodes": True}
@@ -322,8 +327,13 @@ NODES = [
     Day("the coordinator's node deleted, and nobody reaches it",
         coordinators_node_deleted,
         "+c2 -c1:Superseded", nodes=True),
-    Day("every node silent, and so are two workers", lambda w: blackout(w), nodes=True),
-    Day("node cordoned", lambda w: w.node("node-1", cordoned=True), "+1-1", nodes=True),
+    Day("every node silent, and so are two workers", lambda w: blackout(w),
+        says=("Degraded", "TooManyNodesUnknown", "all 3 nodes look lost"), nodes=True,
+        event="TooManyNodesUnknown"),
+    Day("node cordoned", lambda w: w.node("node-1", cordoned=True), nodes=True),
+    Day("node cordoned, and the job moves on a cordon", cordoned_to_move, "+1-1", nodes=True),
+    Day("node with a taint that says that it goes",
+        lambda w: w.node("node-1", cordoned=True, leaving=True), "+1-1", nodes=True),
     Day("node cordoned, no room for one more", full, nodes=True),
     Day("worker terminating for ever on a node that lives", stuck, counts=(0, 1), nodes=True),
     Day("worker terminating for ever, nodes not readable", stuck, counts=(0, 1)),

@@ -149,7 +149,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NODES), cordoned=st.booleans())
     def cordon(self, name: str, cordoned: bool) -> None:
-        self.world.node(name, cordoned=cordoned)
+        self.world.node(name, cordoned=cordoned, leaving=cordoned)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 12.0, 70.0, 400.0]))
     def time_passes(self, seconds: float) -> None:
@@ -230,7 +230,7 @@ class Life(RuleBasedStateMachine):
         world = self.world
         world.job["spec"]["suspend"] = False
         for name in NODES:
-            world.node(name, cordoned=False)
+            world.node(name, cordoned=False, leaving=False)
         assert self.calm(400), f"not settled: {world.status}"
         self.every_end_is_counted_for_what_it_was_at_most_once()
         self.a_slot_has_one_worker_unless_it_moves()

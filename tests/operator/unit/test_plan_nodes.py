@@ -34,6 +34,13 @@ def world_of_nodes(replicas: int = 3, **workers: Any) -> World:
     return world
 
 
+def moving_world(**workers: Any) -> World:
+    """`world_of_nodes` of a job whose workers leave a node as soon as it is cordoned."""
+    world = world_of_nodes(**workers)
+    world.job["spec"]["elasticity"] = {"moveOnCordon": True}
+    return world
+
+
 def silent(world: World, *slots: int) -> None:
     """The coordinator says that these are not connected, and that the others train."""
     gone = {worker(world, slot)["metadata"]["uid"] for slot in slots}
@@ -79,7 +86,7 @@ def test_a_node_whose_taint_says_that_it_goes_is_left_in_time(taint: str, leaves
             },
         }
     )
-    assert (seen.ready, seen.cordoned) == (True, leaves)
+    assert (seen.ready, seen.cordoned, seen.leaving) == (True, leaves, leaves)
 
 
 @pytest.mark.parametrize(("status", "ready"), [("True", True), ("False", False), ("Unknown", None)])
@@ -92,7 +99,7 @@ def test_what_kubernetes_says_of_a_node_is_read(status: str, ready: bool | None)
             "status": {"conditions": [{"type": "DiskPressure", "status": "True"}, said]},
         }
     )
-    assert (seen.ready, seen.since, seen.cordoned) == (ready, 1767225600.0, True)
+    assert (seen.ready, seen.since, seen.cordoned, seen.leaving) == (ready, 1767225600.0, True, False)
 
 
 def test_worker_heard_of_stays_whatever_its_kubelet_says() -> None:
@@ -174,7 +181,9 @@ def test_a_deleted_node_takes_its_pods_with_it() -> None:
     world.lose_node("n1")
     silent(world, 1)
     assert done(world.round()) == set()  # whoever is heard of would stay
-    world.now += 5
+    world.now += 39
+    assert done(world.round()) == set()  # it may be registered anew
+    world.now += 1
     assert done(world.round()) == {"+1-1", "-1-0:NodeLost"}
     assert "digits-worker-1-0" not in living(world)
     forced = {a.name for a in world.round().actions if isinstance(a, DeletePod) and a.force}
@@ -277,8 +286,49 @@ def test_nothing_is_forced_while_most_nodes_look_lost() -> None:
     assert forced == {"digits-coordinator-1"}
 
 
-def test_on_cordoned_node_replacement_starts_elsewhere_first() -> None:
+def test_cordon_alone_moves_nobody_without_move_on_cordon() -> None:
     world = world_of_nodes()
+    world.node("n1", cordoned=True)
+    assert done(world.round()) == set()
+    world.job["spec"]["elasticity"] = {"moveOnCordon": True}
+    assert done(world.round()) == {"+1-1"}
+
+
+def test_taint_of_leaving_node_moves_workers_in_any_case() -> None:
+    world = world_of_nodes()
+    world.node("n1", cordoned=True, leaving=True)
+    assert done(world.round()) == {"+1-1"}
+
+
+def test_evicted_worker_of_drained_node_is_replaced_at_once() -> None:
+    world = world_of_nodes()
+    world.node("n1", cordoned=True)
+    world.ask_deletion(worker(world, 1))
+    assert done(world.round()) == {"+1-1"}
+    world.kubelet()
+    assert "n1" not in {pod["spec"]["nodeName"] for pod in world.workers()}
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_force_after_a_limit_only_where_job_asks_for_it(readable: bool) -> None:
+    world = world_of_nodes()
+    if not readable:
+        world.nodes.clear()
+    world.job["spec"]["failurePolicy"]["forceDeleteAfterSeconds"] = 100
+    world.ask_deletion(worker(world, 2), grace=30)
+    assert done(world.round()) == {"+2-1"}
+    assert world.plan().wake_at == world.now + 130
+    world.now += 129
+    assert done(world.round()) == set()
+    world.now += 1
+    decided = world.round()
+    assert done(decided) == {"-2-0:StuckTerminating"}
+    assert [a.force for a in decided.actions if isinstance(a, DeletePod)] == [True]
+    assert "Terminating for more than 100 s" in decided.events[0].message
+
+
+def test_on_cordoned_node_replacement_starts_elsewhere_first() -> None:
+    world = moving_world()
     world.node("n1", cordoned=True)
     assert done(world.round()) == {"+1-1"}
     world.reports()
@@ -307,7 +357,7 @@ def test_on_cordoned_node_replacement_starts_elsewhere_first() -> None:
 
 
 def test_failing_replacement_is_retried_while_worker_goes_on() -> None:
-    world = world_of_nodes()
+    world = moving_world()
     world.node("n1", cordoned=True)
     world.round(1)  # the operator dies before it is made
     assert done(world.round()) == {"+1-1"}
@@ -322,7 +372,7 @@ def test_failing_replacement_is_retried_while_worker_goes_on() -> None:
 
 @pytest.mark.parametrize("end", ["fails", "evicted", "vanishes"])
 def test_a_worker_that_ends_while_it_is_replaced_counts_once(end: str) -> None:
-    world = world_of_nodes()
+    world = moving_world()
     world.node("n1", cordoned=True)
     world.round()
     pod = next(p for p in world.workers() if p["metadata"]["name"] == "digits-worker-1-0")
@@ -333,7 +383,7 @@ def test_a_worker_that_ends_while_it_is_replaced_counts_once(end: str) -> None:
 
 
 def test_without_room_for_one_more_it_stays_until_evicted() -> None:
-    world = world_of_nodes(maxReplicas=3)
+    world = moving_world(maxReplicas=3)
     world.node("n1", cordoned=True)
     assert done(world.round()) == set()
     world.ask_deletion(worker(world, 1))
@@ -341,7 +391,7 @@ def test_without_room_for_one_more_it_stays_until_evicted() -> None:
 
 
 def test_scaling_up_to_the_limit_ends_a_replacement_early() -> None:
-    world = world_of_nodes(maxReplicas=4)
+    world = moving_world(maxReplicas=4)
     world.node("n1", cordoned=True)
     world.round()
     world.scale(4)
@@ -350,7 +400,7 @@ def test_scaling_up_to_the_limit_ends_a_replacement_early() -> None:
 
 
 def test_scaling_down_takes_both() -> None:
-    world = world_of_nodes()
+    world = moving_world()
     world.node("n2", cordoned=True)
     world.round()
     world.scale(2)
@@ -360,7 +410,7 @@ def test_scaling_down_takes_both() -> None:
 
 
 def test_suspending_takes_both() -> None:
-    world = world_of_nodes()
+    world = moving_world()
     world.node("n2", cordoned=True)
     world.round()
     world.job["spec"]["suspend"] = True
@@ -372,7 +422,7 @@ def test_suspending_takes_both() -> None:
 
 
 def test_a_job_that_ends_moves_nobody() -> None:
-    world = world_of_nodes()
+    world = moving_world()
     world.reports(phase="ENDING")
     world.node("n1", cordoned=True)
     assert done(world.round()) == set()
@@ -423,6 +473,7 @@ def test_never_above_the_limit_and_converges_on_good_nodes(
 ) -> None:
     world = World(job=job_object(replicas, maxReplicas=5))
     world.job["spec"]["failurePolicy"]["backoffLimit"] = 10_000
+    world.job["spec"]["elasticity"] = {"moveOnCordon": True}
     world.nodes = {f"n{number}": Node(f"n{number}") for number in range(4)}
     world.settle()
     world.reports()

@@ -359,7 +359,7 @@ def test_bad_days_of_servers(day: Day) -> None:
 def node_deleted(world: World) -> None:
     """The object of node-1 is gone, and so is what was on it."""
     world.lose_node("node-1")
-    world.now += 6
+    world.now += 41
     assert world.report is not None
     gone = {server(world, 1)["metadata"]["uid"], worker(world, 1)["metadata"]["uid"]}
     members = tuple(replace(m, connected=m.pod_uid not in gone) for m in world.report.members)

@@ -252,13 +252,13 @@ NODES = st.lists(
 @given(NODES)
 def test_brake_holds_where_most_of_a_zone_looks_lost(drawn: list[tuple[str, bool | None]]) -> None:
     found = {f"n{i}": Node(f"n{i}", ready, zone=zone) for i, (zone, ready) in enumerate(drawn)}
-    seen = Observation(nodes=found)
+    brake = sight.brake(Observation(nodes=found))
     for node in found.values():
         zone = [other for other in found.values() if other.zone == node.zone]
-        lost = sum(not other.ready for other in zone)
-        everywhere = len(found) > 1 and not any(other.ready for other in found.values())
-        most = lost >= 3 and lost / len(zone) >= 0.55
-        assert bool(sight.too_many_lost(node.name, seen)) == (everywhere or most)
+        groups = zone, list(found.values())
+        lost = [sum(not other.ready for other in group) for group in groups]
+        many = any(n >= 3 and 3 * n > len(group) for n, group in zip(lost, groups, strict=True))
+        assert bool(brake.holds(node)) == (many or lost[1] == len(found))
 
 
 @settings(deadline=None)
@@ -282,4 +282,5 @@ def test_no_pod_is_lost_that_its_coordinator_hears(
         assert isinstance(pod, WorkerPod)
         assert pod.end is not None
         assert pod.node is not None
-        assert not sight.too_many_lost(pod.node, world.observe())
+        seen = world.observe()
+        assert not sight.brake(seen).holds(world.nodes[pod.node])
