@@ -305,6 +305,8 @@ OPERATOR = Row(
             (
                 ("count(springtide_operator_acting)", "operators"),
                 ("max(springtide_operator_nodes_readable)", "nodes readable"),
+                ('max(springtide_operator_nodes{state="lost"})', "nodes that look lost"),
+                ("max by (why) (springtide_operator_brake)", "brake: {{why}}"),
             ),
             about="Without nodes (watchNamespaces) lost ones are heard of only through their pods.",
             marks=True,

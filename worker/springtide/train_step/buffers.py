@@ -226,11 +226,19 @@ class Buffers:
         if not values:
             return
         buffers = self.current()
-        ours, theirs = [buffers[index] for index in values], list(values.values())
+        ours, theirs, there = [], [], {}
         with torch.no_grad():
-            torch._foreach_copy_(ours, theirs)
-        same = [value.is_cpu and buffer.is_cpu for value, buffer in zip(theirs, ours, strict=True)]
-        there = {index: value for (index, value), here in zip(values.items(), same, strict=True) if here}
+            for index, value in values.items():
+                buffer = buffers[index]
+                if value.device != buffer.device:
+                    buffer.copy_(value)
+                    continue
+                ours.append(buffer)
+                theirs.append(value)
+                if value.is_cpu:
+                    there[index] = value
+            if ours:
+                torch._foreach_copy_(ours, theirs)
         self._taken = buffers, list(map(_VERSION, buffers)), there
 
     def put_back(self) -> None:
