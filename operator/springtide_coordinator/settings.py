@@ -53,9 +53,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         BadEnvironmentError: a variable is missing or malformed.
     """
     silence = number(env, "SPRINGTIDE_OPERATOR_SILENCE_SECONDS", 15.0)
-    limit = number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", LIMIT)
-    target = whole(env, "SPRINGTIDE_TARGET", 0)
-    heartbeat = of_members(limit, target)  # not the maximum, which few jobs come near
+    heartbeat = of_members(number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", LIMIT))
     try:
         certificate = read_certificate(env)
     except ValueError as error:
@@ -77,7 +75,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         host=env.get("SPRINGTIDE_BIND", ""),
         port=whole(env, "SPRINGTIDE_PORT", 7070),
         metrics_port=whole(env, "SPRINGTIDE_METRICS_PORT", 9401),
-        target=target,
+        target=whole(env, "SPRINGTIDE_TARGET", 0),
         minimum=whole(env, "SPRINGTIDE_MINIMUM", 0),
         maximum=whole(env, "SPRINGTIDE_MAXIMUM", 0),
         servers=whole(env, "SPRINGTIDE_SERVERS", 0),
@@ -87,7 +85,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         heartbeat=heartbeat,
         membership=Settings(
             grace=heartbeat.return_within,
-            standstill=limit / 4,
+            standstill=heartbeat.ping_every,
             return_after_standstill=heartbeat.return_after_standstill,
             operator_silence=silence,
         ),
