@@ -30,7 +30,7 @@ _ANSWER_SECONDS: Final = 120.0
 _AHEAD: Final = 4  # chunks, or parts of slices, that are asked for before the first of them has come
 
 Descriptions = Mapping[str, Mapping[str, Any]]
-"""What servers say of each chunk, see `springtide_ps.server.snapshot.describe`."""
+"""The description that servers give of each chunk: see `springtide_ps.server.snapshot.describe`."""
 
 
 @dataclass(frozen=True, slots=True)

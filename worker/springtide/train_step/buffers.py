@@ -23,7 +23,7 @@ from springtide.errors import UsageError
 
 _VERSION = operator.attrgetter("_version")
 _COUNTING = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)
-"""What moves `num_batches_tracked` with every batch that it takes statistics of."""
+"""Forward passes that move `num_batches_tracked` with every batch that they take statistics of."""
 
 
 class Buffers:
@@ -60,10 +60,10 @@ class Buffers:
         self._copies = [buffer.detach().clone() for buffer in self.current()]
         self._seen: list[torch.Tensor] = []
         self._versions: list[int] = []
-        """Of those seen, as of `_note`."""
+        """Versions of the tensors in `_seen`, taken when those were noted."""
         self._trained: list[bool] = []
         self._taken: tuple[list[torch.Tensor], list[int], dict[int, torch.Tensor]] | None = None
-        """As `take` has left them: the buffers, their versions, and by number what it has written."""
+        """Left by the last `take`: all buffers, their versions, and the values that it has written, by number."""
         self._note()
 
     def _add(self, full: str, module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:
