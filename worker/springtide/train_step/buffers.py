@@ -63,7 +63,7 @@ class Buffers:
         """Versions of the tensors in `_seen`, taken when those were noted."""
         self._trained: list[bool] = []
         self._taken: tuple[list[torch.Tensor], list[int], dict[int, torch.Tensor]] | None = None
-        """Left by the last `take`: all buffers, their versions, and the values that it has written, by number."""
+        """Left by the last `take`: all buffers, their versions, and the values it has written, by number."""
         self._note()
 
     def _add(self, full: str, module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:
