@@ -147,14 +147,21 @@ class Cache:
 
     `on_change(key)` is called for the job whose facts changed. resourceVersions compare as numbers.
 
+    managed_by: the class of the jobs that are kept. Those of another class are another release's: as if they
+    did not exist.
+
     clock: seconds that never jump. Times that may cost a pod its life are counted from when a fact was first
     seen here.
     """
 
     def __init__(
-        self, on_change: Callable[[Key], None] = lambda key: None, clock: Callable[[], float] = time.monotonic
+        self,
+        on_change: Callable[[Key], None] = lambda key: None,
+        clock: Callable[[], float] = time.monotonic,
+        managed_by: str = names.DEFAULT_CLASS,
     ) -> None:
         self._on_change = on_change
+        self._managed_by = managed_by
         self.clock = clock
         self._jobs: dict[Key, Object] = {}
         self._pods: dict[Key, Pods] = {}
@@ -173,7 +180,9 @@ class Cache:
         return self._jobs.get(key)
 
     def put_job(self, job: Object) -> bool:
-        """False if it is older than what is known."""
+        """False if it is older than what is known, or another release's."""
+        if records.job_class(job) != self._managed_by:
+            return False
         meta = job["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._jobs.get(key)

@@ -322,6 +322,10 @@ class Cluster(Protocol):
         """
         ...
 
+    async def list_leases(self, name: str) -> Listing:
+        """List the Leases of one name in all namespaces."""
+        ...
+
     async def create_lease(self, lease: Object) -> Object: ...
 
     async def replace_lease(self, lease: Object) -> Object:
@@ -714,6 +718,10 @@ class KubeCluster:
         """
         return await self._kube.request("GET", _lease(namespace, name), urgent=True)
 
+    async def list_leases(self, name: str) -> Listing:
+        # A right to list may be given for one name, which the selector then has to say.
+        return await self._list(f"/apis/{_LEASES}/leases", {"fieldSelector": f"metadata.name={name}"}, None)
+
     async def create_lease(self, lease: Object) -> Object:
         return await self._kube.request("POST", _lease(lease["metadata"]["namespace"]), lease, urgent=True)
 
@@ -757,8 +765,11 @@ def _job(namespace: str, name: str) -> str:
     return _custom(names.API_VERSION, namespace, names.PLURAL, name)
 
 
+_LEASES = "coordination.k8s.io/v1"
+
+
 def _lease(namespace: str, name: str | None = None) -> str:
-    return _custom("coordination.k8s.io/v1", namespace, "leases", name)
+    return _custom(_LEASES, namespace, "leases", name)
 
 
 def _policies(namespace: str, name: str | None = None) -> str:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from springtide_operator.cluster import Cluster, is_gone
 from springtide_operator.kube import ApiError
+from springtide_operator.releases import LEASE as NAME
 
-NAME = "springtide-operator"
 DURATION = 10.0
 DEADLINE = 6.0
 RETRY = 2.0
@@ -43,7 +43,23 @@ class Lease:
         on_change: Callable[[bool], None] = lambda held: None,
         on_silence: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        notes: Mapping[str, str] | None = None,
+        obstacle: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """Make a lease that is not held.
+
+        Args:
+            cluster: where it is.
+            namespace: the operator's own.
+            identity: of this process.
+            on_change: called when this process begins to hold it, and when it ceases.
+            on_silence: called when the other holder has stopped acting.
+            clock: seconds that never jump.
+            notes: annotations by which other releases know what this one runs.
+            obstacle: why this process must not take the lease now, though nobody holds it; None: it may.
+        """
+        self._notes = dict(notes or {})
+        self._obstacle = obstacle
         self._cluster = cluster
         self._namespace = namespace
         self._identity = identity
@@ -127,6 +143,8 @@ class Lease:
         except ApiError as error:
             if not is_gone(error):
                 raise
+            if self._is_held_up():
+                return False
             await self._cluster.create_lease(self._new(now))
             return True
         spec: dict[str, Any] = lease.setdefault("spec", {})
@@ -142,9 +160,13 @@ class Lease:
                     self._on_silence()
                 self.trouble = f"stands by: {holder} holds the lease"
                 return False
+        if not self.held and self._is_held_up():
+            return False
         if holder != self._identity:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
             spec["acquireTime"] = now
+        meta = lease["metadata"]
+        meta["annotations"] = {**(meta.get("annotations") or {}), **self._notes}
         spec |= {"holderIdentity": self._identity, "renewTime": now, "leaseDurationSeconds": int(DURATION)}
         try:
             await self._cluster.replace_lease(lease)
@@ -154,11 +176,17 @@ class Lease:
             raise
         return True
 
+    def _is_held_up(self) -> bool:
+        why = self._obstacle()
+        if why is not None:
+            self.trouble = why
+        return why is not None
+
     def _new(self, now: str) -> dict[str, Any]:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": NAME, "namespace": self._namespace},
+            "metadata": {"name": NAME, "namespace": self._namespace, "annotations": self._notes},
             "spec": {
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": int(DURATION),

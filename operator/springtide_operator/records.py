@@ -73,8 +73,21 @@ def job(obj: Object) -> Object:
     slim["spec"] = spec
     if wrong:
         slim[names.UNREADABLE] = wrong
-        slim["spec"] = {}
+        slim["spec"] = _class_alone(spec)
     return slim
+
+
+def job_class(obj: Object) -> str:
+    """Return the class of a job, by which a release knows those that it runs."""
+    spec = obj.get("spec")
+    said = spec.get("managedBy") if isinstance(spec, dict) else None
+    return said if isinstance(said, str) and said else names.DEFAULT_CLASS
+
+
+def _class_alone(spec: Any) -> Object:
+    """Return a spec of which nothing is left but whose job it is."""
+    said = spec.get("managedBy") if isinstance(spec, dict) else None
+    return {"managedBy": said} if isinstance(said, str) else {}
 
 
 def pod(obj: Object) -> Object:
@@ -135,7 +148,8 @@ def read(obj: Object, reader: Reader) -> Object:
     except Exception as error:  # one object that nobody foresaw must not hide the others
         meta = obj["metadata"]
         text = f"it cannot be read: {type(error).__name__}: {str(error)[:200]}"
-        return {"metadata": _pick(meta, _META), "spec": {}, names.UNREADABLE: text}
+        spec = _class_alone(obj.get("spec"))
+        return {"metadata": _pick(meta, _META), "spec": spec, names.UNREADABLE: text}
 
 
 def _wrong_template(spec: Any) -> str:

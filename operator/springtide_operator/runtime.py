@@ -38,6 +38,7 @@ from springtide_operator.perform import Performer
 from springtide_operator.plan.observation import Observation, Sight
 from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
+from springtide_operator.releases import Claim, Releases
 from springtide_operator.settings import Settings
 from springtide_operator.unschedulable_pods import (
     FRESH_SECONDS,
@@ -79,15 +80,23 @@ class Operator:
         self._deaths: list[str] = []
         self._surprises: dict[str, str] = {}  # what the log was told last, by what it was about
         self._connect = connect
-        self.cache = Cache(self._changed)
+        self.cache = Cache(self._changed, managed_by=settings.managed_by)
         self.metrics = Metrics(self._statuses, lambda: self.acting)
         self._kube = kube or Kube(timeout=settings.request_timeout, on_error=self.metrics.api_error)
         self._cluster = cluster or KubeCluster(self._kube, settings.watched)
         self._unschedulable = UnschedulablePods(self.cache, self._cluster)
         self._stuck_version = 0
         self._crowd_timer: asyncio.TimerHandle | None = None
+        claim = Claim(settings.namespace, settings.release, settings.managed_by, settings.watched)
+        self._releases, self._looked = Releases(self._cluster, claim), asyncio.Event()
         self._lease = Lease(
-            self._cluster, settings.namespace, settings.identity, self._lease_changed, self._silent
+            self._cluster,
+            settings.namespace,
+            settings.identity,
+            self._lease_changed,
+            self._silent,
+            notes=claim.notes,
+            obstacle=lambda: self._releases.refused or self._releases.trouble,
         )
         self._apis = OptionalApis(self._cluster, self._meet)
         self._leases, self._hearing = Leases(self._cluster), Hearing()
@@ -132,7 +141,8 @@ class Operator:
             settings.metrics_port,
         )
         self._tasks = [
-            asyncio.create_task(self._lease.run(), name="lease"),
+            asyncio.create_task(self._hold_lease(), name="lease"),
+            asyncio.create_task(self._begin_anew("releases", self._look_for_releases), name="releases"),
             asyncio.create_task(self._resync_for_ever(), name="resync"),
             asyncio.create_task(self._begin_anew("crowding", self._look_around_for_ever), name="crowding"),
             asyncio.create_task(self._begin_anew("optional APIs", self._apis.run), name="optional APIs"),
@@ -176,13 +186,27 @@ class Operator:
         """End this process after one of its tasks: without it the lease must not be kept, and another process
         begins.
         """
-        if self._ending:
+        if self._ending or self._releases.refused:
             return
         error = None if task.cancelled() else task.exception()
-        why = f"the task {task.get_name()!r} has ended" + (f": {in_words(error)}" if error else "")
+        self._die(f"the task {task.get_name()!r} has ended" + (f": {in_words(error)}" if error else ""))
+
+    def _die(self, why: str) -> None:
         log.critical("%s: this process ends, and Kubernetes starts it again", why)
         self._deaths.append(why)
         self._on_death(why)
+
+    async def _hold_lease(self) -> None:
+        await self._looked.wait()
+        await self._lease.run()
+
+    async def _look_for_releases(self) -> None:
+        """Look for other releases that run the same jobs, for ever; end this process where one is the first."""
+        while await self._releases.look(self._lease.held):
+            self._looked.set()
+            await asyncio.sleep(self._releases.pause)
+        await self._lease.release()
+        self._die(self._releases.refused)
 
     def _surprised(self, where: str, what: str, error: Exception) -> None:
         """Count what nobody foresaw, and log it once."""

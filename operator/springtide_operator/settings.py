@@ -37,6 +37,8 @@ class Settings:
 
     namespace: str = DEFAULT_NAMESPACE
     watched: tuple[str, ...] = ()  # namespaces whose jobs are run; empty: all
+    managed_by: str = names.DEFAULT_CLASS  # class of the jobs that are run
+    release: str = names.APP  # name of this installation
     log_level: str = "INFO"
     identity: str = "operator"
     coordinator_image: str = names.OPERATOR_IMAGE
@@ -65,6 +67,8 @@ def read_settings(env: Mapping[str, str]) -> Settings:
     return Settings(
         namespace=_namespace(env),
         watched=_watched(env),
+        managed_by=_managed_by(env),
+        release=env.get("SPRINGTIDE_RELEASE") or names.APP,
         log_level=_log_level(env),
         identity=_identity(env),
         coordinator_image=env.get("SPRINGTIDE_COORDINATOR_IMAGE") or names.OPERATOR_IMAGE,
@@ -90,6 +94,16 @@ def _watched(env: Mapping[str, str]) -> tuple[str, ...]:
             " each once, with commas between"
         )
     return items
+
+
+def _managed_by(env: Mapping[str, str]) -> str:
+    text = env.get("SPRINGTIDE_MANAGED_BY") or names.DEFAULT_CLASS
+    if len(text) > 63 or not re.fullmatch(names.CLASS_PATTERN, text):
+        raise BadEnvironmentError(
+            f"SPRINGTIDE_MANAGED_BY is {text!r}: it must be what jobs may have as spec.managedBy, a name of at"
+            " most 63 characters, with a domain and a slash before it or not"
+        )
+    return text
 
 
 def _pod_defaults(env: Mapping[str, str]) -> PodDefaults:

@@ -314,6 +314,11 @@ class FakeCluster:
         await self._call("get_lease", name)
         return copy.deepcopy(self._get("leases", namespace, name))
 
+    async def list_leases(self, name: str) -> Listing:
+        await self._call("list_leases", name)
+        found = self._list("leases")
+        return Listing([one for one in found.items if one["metadata"]["name"] == name], found.resource_version)
+
     async def create_lease(self, lease: Object) -> Object:
         await self._call("create_lease")
         return self._create("leases", lease)

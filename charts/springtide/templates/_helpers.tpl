@@ -47,6 +47,10 @@ app.kubernetes.io/component: operator
 {{- with .Values.image.registry }}{{ trimSuffix "/" . }}/{{ end -}}
 {{- end -}}
 
+{{- define "springtide.managedBy" -}}
+{{ (.Values.jobs).managedBy | default "springtide.dev/operator" }}
+{{- end -}}
+
 {{- define "springtide.image" -}}
 {{- $image := .Values.image -}}
 {{- include "springtide.registry" . -}}

@@ -16,7 +16,7 @@ from springtide_operator.api.checkpoint import Checkpoint
 from springtide_operator.api.coordinator import Coordinator
 from springtide_operator.api.elasticity import Elasticity
 from springtide_operator.api.failure_rules import FailureRule
-from springtide_operator.api.names import MAX_WORKERS
+from springtide_operator.api.names import CLASS_PATTERN, DEFAULT_CLASS, MAX_WORKERS
 from springtide_operator.api.pod_template import without_nulls, worker_template
 from springtide_operator.api.servers import Consistency, ParameterServer, ParameterServers
 
@@ -347,6 +347,13 @@ class TrainingJobSpec(ApiModel):
                     fieldPath=".workers.groupSize",
                 ),
                 rule(
+                    "has(self.managedBy) == has(oldSelf.managedBy)"
+                    " && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+                    "managedBy is immutable, and can be neither added nor removed: create a new job",
+                    reason="FieldValueForbidden",
+                    fieldPath=".managedBy",
+                ),
+                rule(
                     "self.elasticity.policy != 'Capacity' || has(self.workers.maxReplicas)",
                     "elasticity.policy Capacity needs workers.maxReplicas: it says how many extra workers"
                     " there may be",
@@ -357,6 +364,15 @@ class TrainingJobSpec(ApiModel):
         }
     )
 
+    managed_by: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=CLASS_PATTERN,
+        description="The class of the job: the release of Springtide that has this class runs it, and all"
+        f" others leave it alone. Absent: {DEFAULT_CLASS}, which a release has unless it is given another."
+        " Immutable.",
+    )
     strategy: Strategy = Field(
         default_factory=Strategy,
         description="How workers exchange gradients.",

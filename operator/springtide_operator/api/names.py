@@ -11,10 +11,14 @@ KIND = "TrainingJob"
 PLURAL = "trainingjobs"
 SINGULAR = "trainingjob"
 SHORT_NAME = "stj"
+DEFAULT_CLASS = f"{GROUP}/operator"  # of jobs without spec.managedBy
 
 PROGRAM_VERSION = "0.1.0"
 OPERATOR_IMAGE = f"springtide/operator:{PROGRAM_VERSION}"
 PARAMETER_SERVER_IMAGE = f"springtide/ps:{PROGRAM_VERSION}"
+
+# A class of jobs: a name, with a domain before it where it is not one's own (Job of Kubernetes has the same).
+CLASS_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 MAX_JOB_NAME = 40
 MAX_WORKERS = 1000

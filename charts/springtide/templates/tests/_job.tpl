@@ -7,6 +7,9 @@ metadata:
   namespace: {{ include "springtide.testNamespace" . }}
   labels: {{- include "springtide.labels" . | nindent 4 }}
 spec:
+  {{- if ne (include "springtide.managedBy" .) "springtide.dev/operator" }}
+  managedBy: {{ include "springtide.managedBy" . }}
+  {{- end }}
   podCleanup: All
   failurePolicy:
     backoffLimit: 1
