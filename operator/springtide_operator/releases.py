@@ -1,7 +1,7 @@
 """Several releases in one cluster: a class of jobs has one that runs it.
 
-Each release keeps a Lease in its own namespace, which says what it runs: `spec.managedBy` of its jobs, and the
-namespaces that it watches. A release looks at the Leases of the others before it takes its own, and again
+Each release keeps a Lease in its own namespace, which says what it runs: `spec.managedBy` of its jobs, and
+the namespaces that it watches. A release looks at the Leases of the others before it takes its own, and again
 while it acts. Two that would run the same jobs have two root keys, and would end each other's pods: the one
 that comes later ends itself. A Lease counts as live once it was seen to be renewed: clocks of two machines
 are never compared.
@@ -154,9 +154,7 @@ class Releases:
     Tasks: used in the operator's event loop alone; `trouble` and `refused` are read by other tasks.
     """
 
-    def __init__(
-        self, cluster: Cluster, own: Claim, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, cluster: Cluster, own: Claim, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._own = own
         self._clock = clock

@@ -317,7 +317,9 @@ class FakeCluster:
     async def list_leases(self, name: str) -> Listing:
         await self._call("list_leases", name)
         found = self._list("leases")
-        return Listing([one for one in found.items if one["metadata"]["name"] == name], found.resource_version)
+        return Listing(
+            [one for one in found.items if one["metadata"]["name"] == name], found.resource_version
+        )
 
     async def create_lease(self, lease: Object) -> Object:
         await self._call("create_lease")

@@ -164,6 +164,12 @@ def test_named_namespaces_need_no_cluster_wide_right() -> None:
         ("Role", "kube-node-lease"),
         ("Role", "springtide-system"),
     }
+    releases = {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": ["springtide-operator"],
+        "verbs": ["list"],
+    }
     leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get"]}
     assert everywhere["Role", "kube-node-lease"] == [leases]
     assert set(named) == {("Role", "a"), ("Role", "b"), ("Role", "springtide-system")}
@@ -180,7 +186,7 @@ def test_named_namespaces_need_no_cluster_wide_right() -> None:
         "verbs": ["get"],
     }
     classes = {"apiGroups": ["scheduling.k8s.io"], "resources": ["priorityclasses"], "verbs": ["get"]}
-    assert everywhere["ClusterRole", ""] == [*named["Role", "a"], nodes, flavors, classes, crds]
+    assert everywhere["ClusterRole", ""] == [*named["Role", "a"], nodes, flavors, classes, releases, crds]
 
 
 @EACH_FILE

@@ -37,6 +37,7 @@ def test_defaults_arrive() -> None:
     assert found.coordinator_pull_policy == "IfNotPresent"
     assert found.doors == Doors("ns")
     assert not found.jobs_tls
+    assert (found.release, found.managed_by) == ("springtide", "springtide.dev/operator")
 
 
 def test_defaults_of_job_pods_arrive() -> None:
@@ -54,6 +55,7 @@ def test_switches_arrive() -> None:
     assert found.doors == Doors("ns", (peer,))
     assert settings_of({"networkPolicy": {"jobs": False}}).doors is None
     assert settings_of({"jobs": {"tls": True}}).jobs_tls
+    assert settings_of({"jobs": {"managedBy": "example.com/lab"}}).managed_by == "example.com/lab"
     assert not settings_of({"jobs": None}).jobs_tls  # as from --reuse-values of an older release
     assert found.watched == ("a", "b-1")
     assert found.log_level == "WARNING"

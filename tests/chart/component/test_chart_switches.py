@@ -225,6 +225,13 @@ CASES: list[Case] = [
         1,
         "50%",
     ),
+    (
+        "jobs.managedBy",
+        "example.com/lab",
+        lambda o: (environment(o)["SPRINGTIDE_MANAGED_BY"], test_job(o)["spec"].get("managedBy")),
+        ("springtide.dev/operator", None),
+        ("example.com/lab", "example.com/lab"),
+    ),
     ("jobs.tls", True, lambda o: environment(o).get("SPRINGTIDE_JOBS_TLS"), None, "true"),
     ("networkPolicy.enabled", False, lambda o: "NetworkPolicy" in kinds(o), True, False),
     (

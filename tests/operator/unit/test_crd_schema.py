@@ -193,7 +193,6 @@ def test_the_longest_name_leaves_room_for_what_derives_from_it() -> None:
         names.coordinator_name(longest, 99999),
         names.server_name(longest, 63, 99999),
         names.service_name(longest),
-        names.secret_name(longest, "12345678-1234"),
     ):
         assert len(name) <= 63
 
@@ -202,6 +201,13 @@ def test_the_strategy_is_immutable_and_nothing_below_it() -> None:
     strategy = SCHEMA["properties"]["spec"]["properties"]["strategy"]
     assert strategy["properties"]["type"]["x-kubernetes-validations"][0]["rule"] == "self == oldSelf"
     assert "x-kubernetes-validations" not in strategy
+
+
+def test_the_class_of_a_job_can_neither_change_nor_come_nor_go() -> None:
+    rules = SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
+    (found,) = [rule["rule"] for rule in rules if "managedBy" in rule["rule"]]
+    assert found.startswith("has(self.managedBy) == has(oldSelf.managedBy) && ")
+    assert "self.managedBy == oldSelf.managedBy" in found
 
 
 def test_the_consistency_of_a_job_can_be_edited() -> None:
