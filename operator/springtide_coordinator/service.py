@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -36,18 +36,19 @@ METHODS = ("Session", "Serve", "Sync")
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
-    """Lets calls with the job's token in, and Sync only with the operator's own beside it.
+    """Lets calls with one of the job's tokens in, and Sync only with the operator's own beside it.
 
     A refused call is handled as a stream of which nothing is read: gRPC takes a unary request into memory
     before its handler is asked, up to the limit of a message. Only the transport's window remains.
 
     Args:
+        tokens: the job's: the newest, and those that pods of the job may still have.
         operator_digest: SHA-256 of the operator's token, hex: whoever reads it here cannot speak as the
             operator. Empty: the job's token suffices.
     """
 
-    def __init__(self, token: str, operator_digest: str = "") -> None:
-        self._expected = f"Bearer {token}".encode()
+    def __init__(self, tokens: Sequence[str], operator_digest: str = "") -> None:
+        self._expected = [f"Bearer {token}".encode() for token in tokens]
         self._operator_digest = operator_digest
         self._unknown: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(self._deny)
         self._no_operator: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
@@ -67,7 +68,8 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         if method not in METHODS:
             return None
         given = dict(details.invocation_metadata or ())
-        if not hmac.compare_digest(_bytes(given.get("authorization", "")), self._expected):
+        shown = _bytes(given.get("authorization", ""))
+        if not sum(hmac.compare_digest(shown, expected) for expected in self._expected):
             return self._unknown
         if method == "Sync" and self._operator_digest:
             digest = hashlib.sha256(_bytes(given.get(OPERATOR_METADATA, ""))).hexdigest()
@@ -233,7 +235,7 @@ async def start_grpc(hub: Hub, options: Options) -> tuple[grpc.aio.Server, int]:
     # One for each process and as many again for those that come back; a job may be edited to be larger.
     connections = max(MIN_CONNECTIONS, 4 * (options.maximum + options.servers))
     server = grpc.aio.server(
-        interceptors=[TokenCheck(options.token, options.operator_digest)],
+        interceptors=[TokenCheck((options.token, *options.former_tokens), options.operator_digest)],
         options=server_options(options.heartbeat, connections),
         maximum_concurrent_rpcs=connections,
     )

@@ -30,6 +30,7 @@ class Options:
     state_dir: Path
     job: str = "job"
     namespace: str = "default"
+    former_tokens: tuple[str, ...] = ()  # which pods of the job may still have
     operator_digest: str = ""  # SHA-256 of the operator's own token; empty: the job's suffices for all
     host: str = ""
     port: int = 7070
@@ -60,6 +61,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         raise BadEnvironmentError(str(error)) from error
     return Options(
         token=required(env, "SPRINGTIDE_TOKEN", "the job's token, from the Secret NAME-token"),
+        former_tokens=former(env, "SPRINGTIDE_FORMER_TOKEN"),
         number=whole(env, "SPRINGTIDE_INCARNATION", 1, least=1),
         state_dir=Path(
             required(
@@ -90,6 +92,20 @@ def read_options(env: Mapping[str, str]) -> Options:
             operator_silence=silence,
         ),
     )
+
+
+def former(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Return the variables of a name with a number at its end, in the order of their numbers.
+
+    Args:
+        env: the process's environment.
+        name: without the number.
+    """
+    prefix = f"{name}_"
+    numbers = sorted(
+        int(key[len(prefix) :]) for key in env if key.startswith(prefix) and key[len(prefix) :].isdigit()
+    )
+    return tuple(env[f"{prefix}{number}"] for number in numbers if env[f"{prefix}{number}"])
 
 
 def consistency(env: Mapping[str, str]) -> Consistency | None:

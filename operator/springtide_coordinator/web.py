@@ -12,6 +12,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -55,7 +56,7 @@ def start_web(hub: Hub, options: Options) -> BoundedServer:
     Returns:
         The server, with the port that it got.
     """
-    pages = Pages(hub, options.token, asyncio.get_running_loop())
+    pages = Pages(hub, (options.token, *options.former_tokens), asyncio.get_running_loop())
     server = serve(pages.answer, options.host, options.metrics_port)
     log.info("serves metrics", extra={"fields": {"metrics_port": server.port}})
     return server
@@ -84,12 +85,12 @@ class TimelinePosition:
 class Pages:
     """Answers HTTP requests, in the server's threads; what the hub has is read in its event loop alone.
 
-    token: the job's, which /timeline asks for: it shows what the script reports, and names of pods.
+    tokens: the job's, one of which /timeline asks for: it shows what the script reports, and names of pods.
     """
 
-    def __init__(self, hub: Hub, token: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, hub: Hub, tokens: Sequence[str], loop: asyncio.AbstractEventLoop) -> None:
         self._hub, self._loop = hub, loop
-        self._expected = f"Bearer {token}".encode()
+        self._expected = [f"Bearer {token}".encode() for token in tokens]
         registry = CollectorRegistry()
         registry.register(JobCollector(hub))
         self._metrics = ThrottledValue(
@@ -112,7 +113,7 @@ class Pages:
 
     def _timeline(self, request: Request) -> Reply:
         given = request.headers.get("authorization", "").encode(errors="replace")
-        if not hmac.compare_digest(given, self._expected):
+        if not sum(hmac.compare_digest(given, expected) for expected in self._expected):
             return _json(
                 401, {"error": "the job's token is missing or wrong: send `Authorization: Bearer TOKEN`"}
             )

@@ -16,8 +16,10 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from springtide_operator.api import names
+from springtide_operator.api.job import JobKey
 from springtide_operator.api.limits import MAX_NUMBER
 from springtide_operator.api.names import MAX_WORKERS
+from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, LivingPod
 from springtide_operator.plan.observation import (
     CheckpointReport,
@@ -91,27 +93,24 @@ class CoordinatorConnection:
         timeout: float,
         connect: Callable[..., Caller] = SyncClient,
         clock: Callable[[], float] = time.time,
-        authority: Callable[[], str] = str,
-        secret: str = "",
     ) -> None:
         """Make a line that is not open yet.
 
         Args:
-            token: The job's.
+            token: The job's, until others are presented.
             timeout: Of one call, in seconds.
             connect: Makes what calls an address.
             clock: Unix seconds.
-            authority: Gives the certificate, PEM, that a coordinator with TLS must have.
-            secret: Name of the job's Secret, for people.
         """
         self._token = token
         self._timeout = timeout
         self._connect = connect
-        self._authority = authority
-        self._secret = secret
+        self._credentials: JobCredentials | None = None
+        self._secret = ""
         self._clock = clock
         self._caller: Caller | None = None
-        self._target: tuple[str, str, bool] | None = None  # pod uid, address, whether with TLS
+        # Pod uid, address, whether with TLS, credentials.
+        self._target: tuple[str, str, bool, JobCredentials | None] | None = None
         self.report: Report | None = None
         self.unreachable_since: float | None = None
         self.why = ""
@@ -121,6 +120,22 @@ class CoordinatorConnection:
             await self._caller.close()
         self._caller = None
         self._target = None
+
+    def present(self, credentials: JobCredentials, secret: str) -> None:
+        """Show these credentials from the next call on.
+
+        Args:
+            credentials: of the job.
+            secret: name of the Secret that holds them, for people.
+        """
+        self._credentials, self._secret = credentials, secret
+
+    def shows(self, pod: CoordinatorPod) -> bool:
+        """Return whether the coordinator of this pod has the key that is shown, as far as its pod says. No
+        other may hear it.
+        """
+        shown = self._credentials
+        return shown is None or any(JobKey.parse(name).id == shown.key for name in pod.keys)
 
     async def call(self, pod: CoordinatorPod, word: CoordinatorUpdate, tls: bool = False) -> bool:
         """Send the wanted sizes and the living pods once, and take the answer in.
@@ -136,7 +151,10 @@ class CoordinatorConnection:
         if pod.ip is None:
             self._failed(f"{pod.name} has no address yet")
             return False
-        target = (pod.uid, _address(pod.ip), tls)
+        if not self.shows(pod):
+            self._failed(f"{pod.name} has another key than the job has now, and gets a successor")
+            return False
+        target = (pod.uid, _address(pod.ip), tls, self._credentials)
         if target != self._target or self._caller is None:
             await self.close()
             self._caller = self._open(target[1], tls)
@@ -166,9 +184,11 @@ class CoordinatorConnection:
         return True
 
     def _open(self, address: str, tls: bool) -> Caller:
-        if not tls:
+        shown = self._credentials
+        if shown is None:
             return self._connect(address, self._token)
-        return self._connect(address, self._token, authority=self._authority())
+        authority = {"authority": shown.authority} if tls else {}
+        return self._connect(address, shown.token, operator_token=shown.operator_token, **authority)
 
     async def retire(self, pod: CoordinatorPod, word: CoordinatorUpdate, tls: bool = False) -> None:
         """Tell a coordinator that was replaced and still runs that it is out of date. It need not answer.
@@ -178,7 +198,7 @@ class CoordinatorConnection:
             word: with the incarnation that replaced it.
             tls: it speaks TLS.
         """
-        if pod.ip is None:
+        if pod.ip is None or not self.shows(pod):
             return
         caller = self._open(_address(pod.ip), tls)
         try:

@@ -19,7 +19,7 @@ from springtide_operator.manifests.coordinator import service
 from springtide_operator.manifests.gang import gang_scheduler, no_longer_asked_for, pod_group
 from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.manifests.protection import server_disruption_budget
-from springtide_operator.plan import observe
+from springtide_operator.plan import keys, observe
 from springtide_operator.plan.actions import CreateWorker, DeletePod, ReportWorkload
 from springtide_operator.plan.observation import Refusal, ServiceSeen
 from springtide_operator.plan.retry import room_was_made
@@ -41,6 +41,7 @@ class Memory:
     service_gone: bool = False
     secret_made: bool = False
     secret_made_at: float = 0.0
+    secret_version: str = ""  # which one: that of the newest key
     policy_applied: bool = False
     policy_spec: Object | None = None  # as the API server gave it back
     budget_spec: Object | None = None
@@ -85,6 +86,7 @@ class ClusterExecutor:
             if error.code != 409:
                 raise
         self.memory.secret_made, self.memory.secret_made_at = True, self._clock()
+        self.memory.secret_version = keys.version(job)
         return True
 
     async def apply_network_policy(self, job: Job) -> bool:

@@ -24,11 +24,12 @@ from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, is_gone, merge_patch
 from springtide_operator.coordinator_connection import CoordinatorConnection, news
+from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.kube import ApiError
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import LOOK_SECONDS, Lookout
 from springtide_operator.perform import Performer
-from springtide_operator.plan import conditions, gang, kueue, nodes, progress
+from springtide_operator.plan import conditions, gang, keys, kueue, nodes, progress
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, make_sync
@@ -39,6 +40,7 @@ from springtide_operator.plan.observation import Observation, Report, ServiceSee
 from springtide_operator.plan.retry import answers_to
 from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
+from springtide_operator.settings import CERTIFICATE_SECONDS
 from springtide_operator.status_patch import OutdatedCrdError, missing, status_schema, with_unknown
 
 log = logging.getLogger("springtide.operator")
@@ -149,6 +151,8 @@ class JobLoop:
         clock: Callable[[], float] = time.time,
         lookout: Lookout | None = None,
         tls: bool = False,
+        credentials: Callable[[Job], JobCredentials] | None = None,
+        certificate_seconds: float = CERTIFICATE_SECONDS,
     ) -> None:
         self.key = key
         self.uid = uid
@@ -176,6 +180,8 @@ class JobLoop:
         self._in_doubt = asyncio.Event()
         self._clock = clock
         self._tls = tls  # of jobs that do not say
+        self._credentials = credentials
+        self._certificate_seconds = certificate_seconds
         self._plan_wanted = asyncio.Event()
         self._sync_wanted = asyncio.Event()
         self._said: tuple[str, CoordinatorUpdate] | None = None
@@ -240,6 +246,9 @@ class JobLoop:
             service_gone=memory.service_gone,
             secret_made=memory.secret_made,
             secret_made_at=memory.secret_made_at,
+            secret_version=memory.secret_version,
+            key=self._credentials(job).key if self._credentials is not None else "",
+            certificate_seconds=self._certificate_seconds,
             policy_missing=self._performer.policy_missing,
             report=self.connection.report,
             unreachable_since=self.connection.unreachable_since,
@@ -408,6 +417,7 @@ class JobLoop:
             if found is not None:
                 self._trusted = memory.service = found
                 memory.secret_made, memory.secret_made_at, memory.policy_applied = True, now, True
+                memory.secret_version = keys.version(job)
                 memory.pod_group = gang.trusted(job)
             else:
                 self._trust_until = 0.0
@@ -521,11 +531,14 @@ class JobLoop:
         if pod is None:
             self.connection.nobody()
             return False
+        if self._credentials is not None:
+            shown = self._credentials(job)
+            self.connection.present(shown, names.secret_name(job.name, job.uid, job.keys[0].name))
         before, was_reachable = self.connection.report, self.connection.unreachable_since is None
         self._promised = self.pause
         said = make_sync(job, observation, ledger.incarnation, self._clock(), self._promised)
         self._said = (pod.uid, make_sync(job, observation, ledger.incarnation, 0.0))
-        owes = self._lookout.asks(pod)
+        owes = self.connection.shows(pod) and self._lookout.asks(pod)
         # It answers within milliseconds, or not at all.
         doubt = asyncio.get_running_loop().call_later(DOUBT_SECONDS, self._in_doubt.set) if owes else None
         try:

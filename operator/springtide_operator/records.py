@@ -60,6 +60,9 @@ def job(obj: Object) -> Object:
     labels = _pick(meta.get("labels") or {}, _JOB_LABELS)
     if labels:
         slim["metadata"]["labels"] = labels
+    annotations = _pick(meta.get("annotations") or {}, (names.ANNOTATION_KEY_TURN,))
+    if annotations:
+        slim["metadata"]["annotations"] = annotations
     spec = obj.get("spec") or {}
     wrong = slim.get(names.UNREADABLE) or _wrong_template(spec)
     status = slim.get("status")

@@ -61,6 +61,6 @@ def _read(secret: dict[str, object], namespace: str) -> bytes:
             0,
             "BadRootKey",
             f"the Secret {namespace}/{NAME} has no key {KEY!r} of at least 16 bytes: delete it, and a new one"
-            " is made (running jobs then need a restart)",
+            " is made: each job then gets another key and another coordinator, and trains on",
         )
     return key

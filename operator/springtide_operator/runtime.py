@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,18 +18,18 @@ from typing import Any
 
 from springtide_operator import rootkey
 from springtide_operator.api import names
+from springtide_operator.api.job import Job
 from springtide_operator.cache import Cache, Key
-from springtide_operator.certificate import job_certificate
 from springtide_operator.cluster import Cluster, KubeCluster
 from springtide_operator.coordinator_connection import Caller, CoordinatorConnection
 from springtide_operator.executor import ClusterExecutor
 from springtide_operator.intervals import busy_seconds, calm_seconds, resync_seconds
+from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import Lease, Renewal
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import Hearing, Leases, Lookout
-from springtide_operator.manifests.coordinator import job_token, operator_token
 from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.metrics import Metrics
 from springtide_operator.optional_apis import OptionalApis
@@ -201,7 +200,7 @@ class Operator:
         await self._lease.run()
 
     async def _look_for_releases(self) -> None:
-        """Look for other releases that run the same jobs, for ever; end this process where one is the first."""
+        """Look for other releases that run the same jobs, and end this process where one came first."""
         while await self._releases.look(self._lease.held):
             self._looked.set()
             await asyncio.sleep(self._releases.pause)
@@ -301,8 +300,7 @@ class Operator:
             held, began = self._lease.held, time.monotonic()
             silence = self._lease.last_of_another if self._lease.silent else None
             try:
-                if self._root_key is None:
-                    self._root_key = await rootkey.obtain(self._cluster, self.settings.namespace)
+                await self._read_root_key()
                 await self._resync()
                 self._trouble = None
                 self._listed = self._listed or held
@@ -325,6 +323,24 @@ class Operator:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._resync_wanted.wait()
+
+    async def _read_root_key(self) -> None:
+        """Read the root key, where it is not given; with each list, since somebody may have replaced it.
+
+        One that cannot be read any more leaves the one that is known.
+        """
+        if self.settings.root_key is not None:
+            return
+        try:
+            found = await rootkey.obtain(self._cluster, self.settings.namespace)
+        except ApiError as error:
+            if self._root_key is None:
+                raise
+            log.warning("the root key cannot be read again, the one from before holds: %s", error)
+            return
+        if self._root_key not in (None, found):
+            log.warning("the root key is another one: each job gets another key, and another coordinator")
+        self._root_key = found
 
     async def _resync(self) -> None:
         pods, jobs = await asyncio.gather(self._cluster.list_pods(), self._cluster.list_jobs())
@@ -416,36 +432,32 @@ class Operator:
             end.add_done_callback(self._ends.discard)
             loop = None
         if loop is None and job is not None and self._root_key is not None:
-            loop = self._new_loop(one, job["metadata"]["uid"], self._root_key)
+            loop = self._new_loop(one, job["metadata"]["uid"])
             loop.start(self._ended)
             self._loops[one] = loop
         if loop is not None:
             loop.wake()
 
-    def _new_loop(self, key: Key, uid: str, root_key: bytes) -> JobLoop:
-        token, own = job_token(root_key, uid), operator_token(root_key, uid)
-        certificate = functools.partial(job_certificate, root_key, uid)
+    def _new_loop(self, key: Key, uid: str) -> JobLoop:
+        def credentials(job: Job) -> JobCredentials:
+            assert self._root_key is not None, "a loop begins when the key is there"
+            return JobCredentials.of(self._root_key, job)
 
         def may_act() -> bool:
             return self.acting
 
         make = ManifestMaker(
-            token,
+            credentials,
             self.settings.coordinator_image,
             self.settings.coordinator_pull_policy,
             self.settings.server_image,
             self.settings.pod_defaults,
             self.settings.doors,
-            certificate,
-            own,
+            self.settings.certificate_seconds,
         )
         executor = ClusterExecutor(self._cluster, self.cache, key, make, self._queues)
         performer = Performer(executor, may_act, self.metrics.acted)
-        connect = functools.partial(self._connect, operator_token=own)
-        secret = names.secret_name(key[1], uid)
-        connection = CoordinatorConnection(
-            token, self.settings.sync_timeout, connect, authority=lambda: certificate()[0], secret=secret
-        )
+        connection = CoordinatorConnection("", self.settings.sync_timeout, self._connect)
         return JobLoop(
             key,
             uid,
@@ -466,6 +478,8 @@ class Operator:
             self._queues,
             lookout=Lookout(*key, self._leases, hearing=self._hearing),
             tls=self.settings.jobs_tls,
+            credentials=credentials,
+            certificate_seconds=self.settings.certificate_seconds,
         )
 
     def _observe_nodes(self) -> Observation:

@@ -14,6 +14,8 @@ from springtide_operator.manifests.defaults import PodDefaults
 from springtide_operator.manifests.protection import Doors
 
 DEFAULT_NAMESPACE = "springtide-system"
+CERTIFICATE_SECONDS = 90 * 86_400.0
+LEAST_CERTIFICATE_SECONDS, MOST_CERTIFICATE_SECONDS = 30, 315_360_000
 SERVICE_ACCOUNT_DIR = "SPRINGTIDE_SERVICE_ACCOUNT_DIR"
 MOUNTED_AT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _NAMESPACE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -46,6 +48,7 @@ class Settings:
     coordinator_pull_policy: str = "IfNotPresent"  # and of parameter servers
     pod_defaults: PodDefaults = field(default_factory=PodDefaults)
     jobs_tls: bool = False  # of new jobs that do not say
+    certificate_seconds: float = CERTIFICATE_SECONDS  # for which certificates of jobs are valid
     doors: Doors | None = None  # None: no NetworkPolicies are made for jobs
     bind: str = ""
     metrics_port: int = names.OPERATOR_METRICS_PORT
@@ -76,6 +79,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         coordinator_pull_policy=_pull_policy(env),
         pod_defaults=_pod_defaults(env),
         jobs_tls=_jobs_tls(env),
+        certificate_seconds=_certificate_seconds(env),
         doors=_doors(env),
         bind=env.get("SPRINGTIDE_BIND", ""),
         metrics_port=int(text),
@@ -100,8 +104,8 @@ def _managed_by(env: Mapping[str, str]) -> str:
     text = env.get("SPRINGTIDE_MANAGED_BY") or names.DEFAULT_CLASS
     if len(text) > 63 or not re.fullmatch(names.CLASS_PATTERN, text):
         raise BadEnvironmentError(
-            f"SPRINGTIDE_MANAGED_BY is {text!r}: it must be what jobs may have as spec.managedBy, a name of at"
-            " most 63 characters, with a domain and a slash before it or not"
+            f"SPRINGTIDE_MANAGED_BY is {text!r}: it must be what jobs may have as spec.managedBy, a name of"
+            " at most 63 characters, with a domain and a slash before it or not"
         )
     return text
 
@@ -128,6 +132,16 @@ def _jobs_tls(env: Mapping[str, str]) -> bool:
     if text not in ("true", "false"):
         raise BadEnvironmentError(f"SPRINGTIDE_JOBS_TLS is {text!r}: say true or false")
     return text == "true"
+
+
+def _certificate_seconds(env: Mapping[str, str]) -> float:
+    text = env.get("SPRINGTIDE_CERTIFICATE_SECONDS") or str(int(CERTIFICATE_SECONDS))
+    if not text.isdigit() or not LEAST_CERTIFICATE_SECONDS <= int(text) <= MOST_CERTIFICATE_SECONDS:
+        raise BadEnvironmentError(
+            f"SPRINGTIDE_CERTIFICATE_SECONDS is {text!r}: it must be a whole number of seconds from"
+            f" {LEAST_CERTIFICATE_SECONDS} to {MOST_CERTIFICATE_SECONDS} (ten years)"
+        )
+    return float(text)
 
 
 def _doors(env: Mapping[str, str]) -> Doors | None:

@@ -1,11 +1,13 @@
-"""TLS for the coordinator's port, where a job asks for it: one self-signed certificate per job.
+"""TLS for the coordinator's port, where a job asks for it: certificates that the job's own authority signs.
 
-Clients trust that certificate and nothing else, so its name says nothing and is the same for all jobs. The
-job's token still decides which callers are let in.
+Clients trust that authority and nothing else. A coordinator whose job has got another key has certificates of
+the old and the new authority; clients say which one they trust by the name that they ask for, which follows
+from the authority. The job's token still decides which callers are let in.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,19 +20,32 @@ SERVER_NAME = "springtide-coordinator"
 AUTHORITY = "SPRINGTIDE_TLS_CA"
 CERTIFICATE = "SPRINGTIDE_TLS_CERTIFICATE"
 KEY = "SPRINGTIDE_TLS_KEY"
+FORMER_CERTIFICATE = "SPRINGTIDE_FORMER_CERTIFICATE"
+FORMER_KEY = "SPRINGTIDE_FORMER_KEY"
 
 _BEGIN = "-----BEGIN "
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
-    """PEM."""
+    """PEM. `former`: certificates and their keys that some clients still ask for."""
 
     certificate: str
     key: str
+    former: tuple[tuple[str, str], ...] = ()
 
     def credentials(self) -> grpc.ServerCredentials:
-        return grpc.ssl_server_credentials([(self.key.encode(), self.certificate.encode())])
+        # gRPC takes the first that has the name. Former ones come first: processes of before names were told
+        # apart ask for SERVER_NAME, which all of them have.
+        pairs = [*self.former, (self.certificate, self.key)]
+        return grpc.ssl_server_credentials(
+            [(key.encode(), certificate.encode()) for certificate, key in pairs]
+        )
+
+
+def server_name(authority: str) -> str:
+    """Return the name that a client asks for which trusts this authority (PEM)."""
+    return f"{hashlib.sha256(authority.strip().encode()).hexdigest()[:16]}.{SERVER_NAME}"
 
 
 def read_certificate(env: Mapping[str, str]) -> ServerCertificate | None:
@@ -41,7 +56,10 @@ def read_certificate(env: Mapping[str, str]) -> ServerCertificate | None:
     certificate, key = _pem(env, CERTIFICATE), _pem(env, KEY)
     if bool(certificate) != bool(key):
         raise ValueError(f"{CERTIFICATE} and {KEY} belong together: set both or none")
-    return ServerCertificate(certificate, key) if certificate else None
+    numbers = sorted({name.rpartition("_")[2] for name in env if name.startswith(f"{FORMER_CERTIFICATE}_")})
+    pairs = [(_pem(env, f"{FORMER_CERTIFICATE}_{one}"), _pem(env, f"{FORMER_KEY}_{one}")) for one in numbers]
+    former = tuple(pair for pair in pairs if all(pair))
+    return ServerCertificate(certificate, key, former) if certificate else None
 
 
 def read_authority(env: Mapping[str, str]) -> str:
@@ -56,8 +74,8 @@ def _pem(env: Mapping[str, str], name: str) -> str:
     return text
 
 
-def _named(options: Options) -> list[tuple[str, object]]:
-    return [*options, ("grpc.ssl_target_name_override", SERVER_NAME)]
+def _named(options: Options, authority: str) -> list[tuple[str, object]]:
+    return [*options, ("grpc.ssl_target_name_override", server_name(authority))]
 
 
 def channel(address: str, options: Options, authority: str = "") -> grpc.Channel:
@@ -70,7 +88,7 @@ def channel(address: str, options: Options, authority: str = "") -> grpc.Channel
     """
     if not authority:
         return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, _credentials(authority), options=_named(options))
+    return grpc.secure_channel(address, _credentials(authority), options=_named(options, authority))
 
 
 def aio_channel(address: str, options: Options, authority: str = "") -> grpc.aio.Channel:
@@ -83,7 +101,7 @@ def aio_channel(address: str, options: Options, authority: str = "") -> grpc.aio
     """
     if not authority:
         return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, _credentials(authority), options=_named(options))
+    return grpc.aio.secure_channel(address, _credentials(authority), options=_named(options, authority))
 
 
 def _credentials(authority: str) -> grpc.ChannelCredentials:

@@ -35,7 +35,7 @@ def test_scaling_up_and_down_changes_workers_restarts_nobody(e2e: E2ECluster, st
     running = start("scales", workers=1, epochs=100_000, security={"tls": True})
     running.until_trains(1)
     secret = e2e.labelled("secrets", running.namespace, "springtide.dev/job=scales")[0]
-    assert set(secret["data"]) == {"token", "tls.crt", "tls.key"}
+    assert set(secret["data"]) == {"token", "ca.crt", "tls.crt", "tls.key"}
     first = running.pods()[0]
     running.scale(3)
     running.until_trains(3)

@@ -32,9 +32,8 @@ async def operator(
     on_death: Callable[[str], None] = lambda why: None,
     **changes: Any,
 ) -> AsyncIterator[Operator]:
-    settings = Settings(
-        identity=identity, bind="127.0.0.1", metrics_port=0, root_key=b"k" * 32, **{"tick": 0.2, **changes}
-    )
+    given = {"root_key": b"k" * 32, "tick": 0.2, **changes}
+    settings = Settings(identity=identity, bind="127.0.0.1", metrics_port=0, **given)
     coordinator = coordinator or FakeCoordinator()
     made = Operator(settings, cluster=cluster, connect=coordinator.connect, on_death=on_death)
 

@@ -15,10 +15,10 @@ from typing import Any
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import kueue
-from springtide_operator.manifests.coordinator import coordinator_pod
+from springtide_operator.manifests.coordinator import coordinator_pod, secret
 from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
-from springtide_operator.plan import observe
+from springtide_operator.plan import keys, observe
 from springtide_operator.plan.actions import (
     ApplyPodGroup,
     ApplyServerBudget,
@@ -115,6 +115,10 @@ class World:
     flavors: dict[str, Object | str] = field(default_factory=dict)
     secret_made: bool = False
     secret_made_at: float = 0.0
+    secret_version: str = ""
+    key: str = ""  # id of the newest key; "": keys are not looked after
+    certificate_seconds: float = 90 * 86_400.0
+    secrets: set[str] = field(default_factory=set)  # names of those that were made
     refusals: dict[str, Refusal] = field(default_factory=dict)
     refuse_workers: tuple[int, str] | None = None  # code, message
     server_budget: int | None = None
@@ -168,6 +172,9 @@ class World:
             pod_group=self.pod_group,
             pod_group_gone=self.pod_group_gone,
             secret_made_at=self.secret_made_at,
+            secret_version=self.secret_version,
+            key=self.key,
+            certificate_seconds=self.certificate_seconds,
             report=self.report,
             refusals=dict(self.refusals),
             unreachable_since=self.unreachable_since,
@@ -206,6 +213,8 @@ class World:
         job = self.parsed()
         if isinstance(action, EnsureSecret):
             self.secret_made, self.secret_made_at = True, self.now
+            self.secret_version = keys.version(job)
+            self.secrets.add(secret(job, {})["metadata"]["name"])
         elif isinstance(action, ApplyService):
             self.service = ServiceSeen("10.0.0.1:7070", action.incarnation, self.now)
         elif isinstance(action, CreateCoordinator):
@@ -308,7 +317,8 @@ class World:
             before = copy.deepcopy(self.status)
             decided = self.round()
             busy = bool(decided.actions) or before != self.status
-            waiting = decided.wake_at is not None and decided.wake_at > self.now
+            # Certificates are renewed in weeks.
+            waiting = decided.wake_at is not None and 0 < decided.wake_at - self.now < 86_400
             self.now += seconds
             if not busy and not waiting and not any(self.deleting(pod) for pod in self.pods.values()):
                 return

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
 from springtide_operator.api import names, reasons
 from springtide_operator.api.model import TrainingJobSpec
+
+_KEY_NAME = re.compile(r"(?P<id>[0-9a-f]{6})(-(?P<ends>[0-9]{1,11}))?")
+_MOST_KEYS = 16
+_MOST_TURN = 64  # characters of the annotation that count
+
+
+@dataclass(frozen=True)
+class JobKey:
+    """One key of a job: `id` of the key, "" of before keys had names; certificate_ends: unix seconds, 0
+    without TLS.
+    """
+
+    id: str = ""
+    certificate_ends: int = 0
+
+    @classmethod
+    def parse(cls, name: str) -> JobKey:
+        """Return the key of a name; that of before keys had names for what is none."""
+        found = _KEY_NAME.fullmatch(name)
+        return cls(found["id"], int(found["ends"] or 0)) if found else cls()
+
+    @property
+    def name(self) -> str:
+        """The key with its certificate, as pods and Secrets are marked with it."""
+        return f"{self.id}-{self.certificate_ends}" if self.certificate_ends else self.id
+
+
+def _unix(text: object) -> int:
+    """Return a time of status in unix seconds; 0 for none, or nonsense."""
+    try:
+        return max(0, int(datetime.fromisoformat(str(text)).timestamp()))
+    except (ValueError, OverflowError):
+        return 0
 
 
 class InvalidJob(Exception):
@@ -29,6 +64,7 @@ class Job:
     deleting: bool = False
     resource_version: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, obj: dict[str, Any]) -> Job:
@@ -54,7 +90,28 @@ class Job:
             deleting="deletionTimestamp" in meta,
             resource_version=meta.get("resourceVersion", ""),
             labels=meta.get("labels") or {},
+            annotations=meta.get("annotations") or {},
         )
+
+    @property
+    def key_turn(self) -> str:
+        """What the user has written to get another key; "" at first."""
+        return str(self.annotations.get(names.ANNOTATION_KEY_TURN, ""))[:_MOST_TURN]
+
+    @property
+    def keys(self) -> tuple[JobKey, ...]:
+        """The keys that count, by status, the newest first; at least one."""
+        listed = self.status.get("keys")
+        entries = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        found = []
+        for one in entries[:_MOST_KEYS]:
+            found.append(JobKey(JobKey.parse(str(one.get("id"))).id, _unix(one.get("certificateEnds"))))
+        return tuple(found) or (JobKey(),)
+
+    @property
+    def pods_key(self) -> JobKey:
+        """The key of workers and servers that are made now. Parameter servers know one: the oldest."""
+        return self.keys[-1 if self.spec.servers else 0]
 
     @property
     def tls(self) -> bool:

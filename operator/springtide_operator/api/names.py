@@ -37,6 +37,9 @@ OURS = LABEL_JOB  # whatever carries it: labels without our prefix are the user'
 UNREADABLE = f"{GROUP}/unreadable"  # key of an object that the operator could not read: why; never sent
 ANNOTATION_DELETED_BECAUSE = f"{GROUP}/deleted-because"
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"
+# Of a pod: the name of the key that it was made with; of a coordinator: of all that it knows, newest first.
+ANNOTATION_KEY = f"{GROUP}/key"
+ANNOTATION_KEY_TURN = f"{GROUP}/key-turn"  # of a job, for its user: another word, and it gets another key
 ANNOTATION_INIT = f"{GROUP}/init"  # in a worker template: `none` leaves the command without an init process
 # The cluster autoscaler spares nodes whose pods have an emptyDir or an owner unknown to it, unless told.
 ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
@@ -198,7 +201,7 @@ def workload_name(job: str, uid: str) -> str:
     return f"{job}-{uid[:8]}"
 
 
-def secret_name(job: str, uid: str) -> str:
+def secret_name(job: str, uid: str, key: str = "") -> str:
     """Return the name of a job's Secret.
 
     It has the uid in it: a Secret left by an earlier job of the same name is never taken for this job's.
@@ -206,8 +209,9 @@ def secret_name(job: str, uid: str) -> str:
     Args:
         job: its name.
         uid: of the job.
+        key: the name of the key that it holds; "" in jobs of before keys had names.
     """
-    return f"{job}-token-{uid[:8]}"
+    return f"{job}-token-{uid[:8]}" + (f"-{key}" if key else "")
 
 
 def worker_selector(job: str) -> str:

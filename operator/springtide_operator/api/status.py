@@ -27,6 +27,18 @@ PlacementsOfSets = Annotated[
 ]
 
 
+class KeyStatus(ApiModel):
+    """A key that processes of the job know each other by."""
+
+    id: Annotated[str, Field(max_length=6)] = Field(
+        description="By which pods and Secrets are marked; empty for a key of before keys had names."
+    )
+    secret: Annotated[str, Field(max_length=253)] = Field(description="The Secret that holds it.")
+    certificate_ends: Time | None = Field(
+        default=None, description="When its certificate ends, with TLS; it is renewed well before."
+    )
+
+
 class Condition(ApiModel):
     """One aspect of the job's state."""
 
@@ -352,6 +364,12 @@ class TrainingJobStatus(ApiModel):
     tls: bool | None = Field(
         default=None,
         description="Whether a job without security.tls uses TLS: decided once, before its first pod.",
+    )
+    keys: list[KeyStatus] | None = Field(
+        default=None,
+        description="The job's key, and before it was replaced the ones that pods were made with which may"
+        " still run; the newest comes first.",
+        json_schema_extra={"maxItems": 64},
     )
     queue: QueueStatus | None = Field(default=None, description="What Kueue has decided about the job.")
     gang: GangStatus | None = Field(

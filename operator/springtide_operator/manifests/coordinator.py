@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
-import hmac
+from collections.abc import Mapping
 from typing import Any
 
 from springtide_operator.api import names
-from springtide_operator.api.job import Job
+from springtide_operator.api.job import Job, JobKey
 from springtide_operator.manifests import gang, kueue
 from springtide_operator.manifests.placement import follow_workers
 from springtide_operator.manifests.startup import startup_probe
@@ -24,43 +24,19 @@ START_SECONDS = 65  # from its process to its answer, on a machine with other wo
 Object = dict[str, Any]
 
 
-def job_token(root_key: bytes, uid: str) -> str:
-    """Return the job's token: HMAC-SHA256 of its uid (RFC 2104), hex. Nothing has to be read back to know it.
-
-    Args:
-        root_key: the operator's.
-        uid: of the job.
-    """
-    return hmac.new(root_key, f"springtide job {uid}".encode(), hashlib.sha256).hexdigest()
-
-
-def operator_token(root_key: bytes, uid: str) -> str:
-    """Return the operator's own token for one job, made as the job's: nobody else has it, no object holds it.
-
-    Args:
-        root_key: the operator's.
-        uid: of the job.
-    """
-    return hmac.new(root_key, f"springtide operator {uid}".encode(), hashlib.sha256).hexdigest()
-
-
-def secret(job: Job, token: str, certificate: tuple[str, str] | None = None) -> Object:
-    """Return the Secret from which the job's pods take SPRINGTIDE_TOKEN.
+def secret(job: Job, data: Mapping[str, str]) -> Object:
+    """Return the Secret of the job's newest key, from which its pods take SPRINGTIDE_TOKEN.
 
     Args:
         job: the TrainingJob.
-        token: the job's.
-        certificate: with its key, both in PEM, for TLS; None: no TLS.
+        data: `token`; with TLS also `ca.crt`, `tls.crt` and `tls.key`, in PEM.
     """
-    data = {"token": token}
-    if certificate is not None:
-        data |= {"tls.crt": certificate[0], "tls.key": certificate[1]}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "Opaque",
         "metadata": {
-            "name": names.secret_name(job.name, job.uid),
+            "name": names.secret_name(job.name, job.uid, job.keys[0].name),
             "namespace": job.namespace,
             "labels": names.labels(job.name),
             "ownerReferences": [job.owner_reference],
@@ -110,16 +86,36 @@ def service(job: Job, incarnation: int, cluster_ip: str | None = None) -> Object
     }
 
 
-def certificate_environment(job: Job) -> list[Object]:
+def certificate_environment(job: Job, key: JobKey) -> list[Object]:
     """Return a serving process's variables for the job's certificate and its key; empty where the job has no
     TLS.
+
+    Args:
+        job: the TrainingJob.
+        key: that the pod is made with.
     """
     if not job.tls:
         return []
     return [
-        from_secret(job, "SPRINGTIDE_TLS_CERTIFICATE", "tls.crt"),
-        from_secret(job, "SPRINGTIDE_TLS_KEY", "tls.key"),
+        from_secret(job, "SPRINGTIDE_TLS_CERTIFICATE", "tls.crt", key),
+        from_secret(job, "SPRINGTIDE_TLS_KEY", "tls.key", key),
     ]
+
+
+def former_keys_environment(job: Job) -> list[Object]:
+    """Return the variables for keys that other pods of the job were made with.
+
+    A Secret that somebody deleted keeps no coordinator from starting.
+    """
+    found = []
+    for number, key in enumerate(job.keys[1:], 1):
+        found.append(from_secret(job, f"SPRINGTIDE_FORMER_TOKEN_{number}", "token", key))
+        if job.tls:
+            found.append(from_secret(job, f"SPRINGTIDE_FORMER_CERTIFICATE_{number}", "tls.crt", key))
+            found.append(from_secret(job, f"SPRINGTIDE_FORMER_KEY_{number}", "tls.key", key))
+    for entry in found:
+        entry["valueFrom"]["secretKeyRef"]["optional"] = True
+    return found
 
 
 def heartbeat_environment(job: Job) -> list[Object]:
@@ -237,8 +233,9 @@ def coordinator_pod(
                 "imagePullPolicy": pull_policy,
                 "command": ["python", "-m", "springtide_coordinator"],
                 "env": [
-                    *common_environment(job, names.ROLE_COORDINATOR),
-                    *certificate_environment(job),
+                    *common_environment(job, names.ROLE_COORDINATOR, job.keys[0]),
+                    *certificate_environment(job, job.keys[0]),
+                    *former_keys_environment(job),
                     *heartbeat_environment(job),
                     *({"name": key, "value": str(value)} for key, value in values.items()),
                 ],
@@ -276,6 +273,7 @@ def coordinator_pod(
                 names.ANNOTATION_DEFAULT_CONTAINER: names.ROLE_COORDINATOR,
                 **job.spec.pod_metadata.annotations,
                 names.ANNOTATION_TEMPLATE: coordinator_template_hash(job),
+                names.ANNOTATION_KEY: ",".join(key.name for key in job.keys),
             },
             "ownerReferences": [job.owner_reference],
         },

@@ -8,6 +8,7 @@ from typing import Any
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
+from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.manifests.coordinator import coordinator_pod, secret
 from springtide_operator.manifests.defaults import PodDefaults, with_defaults
 from springtide_operator.manifests.protection import Doors, network_policy
@@ -23,25 +24,23 @@ class ManifestMaker:
     """Makes the objects of one job.
 
     Attributes:
-        token: what the job's processes show each other.
-        operator_token: what the operator shows the coordinator.
-        certificate: gives the job's certificate and key, in PEM; None: no TLS.
+        credentials: gives what the job's processes show each other.
+        certificate_seconds: for which certificates are valid.
         doors: who may reach the job's pods; None: no NetworkPolicy is made.
     """
 
-    token: str
+    credentials: Callable[[Job], JobCredentials]
     coordinator_image: str
     pull_policy: str = "IfNotPresent"
     server_image: str = names.PARAMETER_SERVER_IMAGE
     defaults: PodDefaults = field(default_factory=PodDefaults)
     doors: Doors | None = None
-    certificate: Callable[[], tuple[str, str]] | None = None
-    operator_token: str = ""
+    certificate_seconds: float = 7_776_000.0
 
     def secret(self, job: Job) -> Object:
-        """The Secret with the token, and with the certificate where the job has TLS."""
-        certificate = self.certificate() if self.certificate is not None and job.tls else None
-        return secret(job, self.token, certificate)
+        """The Secret with the token of the newest key, and with its certificate where the job has TLS."""
+        data = self.credentials(job).secret_data(job.keys[0], job.tls, self.certificate_seconds)
+        return secret(job, data)
 
     def network_policy(self, job: Job) -> Object | None:
         """The NetworkPolicy of the job; None where none is made."""
@@ -55,7 +54,7 @@ class ManifestMaker:
             incarnation: its number.
             avoid: a node that it must not be on; None: any.
         """
-        own = self.operator_token
+        own = self.credentials(job).operator_token
         pod = coordinator_pod(job, incarnation, self.coordinator_image, self.pull_policy, avoid, own)
         return with_defaults(pod, self.defaults, names.ROLE_COORDINATOR)
 

@@ -13,7 +13,13 @@ from springtide_operator.manifests.coordinator import certificate_environment, h
 from springtide_operator.manifests.placement import follow_workers
 from springtide_operator.manifests.shape import check_template
 from springtide_operator.manifests.startup import startup_probe
-from springtide_operator.manifests.worker import TemplateError, common_environment, from_secret, hash_of
+from springtide_operator.manifests.worker import (
+    TemplateError,
+    authority_entry,
+    common_environment,
+    from_secret,
+    hash_of,
+)
 
 Object = dict[str, Any]
 
@@ -108,6 +114,7 @@ def server_pod(
                 **job.spec.pod_metadata.annotations,
                 **_object(meta, "annotations", "metadata.annotations"),
                 names.ANNOTATION_TEMPLATE: server_template_hash(job),
+                names.ANNOTATION_KEY: job.pods_key.name,
             },
             "ownerReferences": [job.owner_reference],
         },
@@ -163,11 +170,12 @@ def _environment(
         "SPRINGTIDE_METRICS_PORT": names.PARAMETER_SERVER_METRICS_PORT,
         "SPRINGTIDE_PS_LEAVE_SECONDS": leave_seconds,
     }
-    own = common_environment(job, names.ROLE_PARAMETER_SERVER)
+    key = job.pods_key
+    own = common_environment(job, names.ROLE_PARAMETER_SERVER, key)
     own += [{"name": key, "value": str(value)} for key, value in values.items()]
-    own += [*certificate_environment(job), *heartbeat_environment(job)]
+    own += [*certificate_environment(job, key), *heartbeat_environment(job)]
     if job.tls:
-        own.append(from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt"))
+        own.append(from_secret(job, "SPRINGTIDE_TLS_CA", authority_entry(key), key))
     owned.check_server_environment(container, own)
     return [*own, *(container.get("env") or [])]
 

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from springtide_operator.api import names
-from springtide_operator.api.job import Job
+from springtide_operator.api.job import Job, JobKey
 from springtide_operator.api.model import StrategyType
 from springtide_operator.manifests import gang, kueue, owned
 from springtide_operator.manifests.errors import TemplateError as TemplateError
@@ -107,6 +107,7 @@ def worker_pod(
                 **more.annotations,
                 **annotations,
                 names.ANNOTATION_TEMPLATE: template_hash(job),
+                names.ANNOTATION_KEY: job.pods_key.name,
             },
             "ownerReferences": [job.owner_reference],
         },
@@ -221,10 +222,11 @@ def _launcher(processes: int, container: Object) -> None:
 def _environment(
     job: Job, container: Object, slot: int, attempt: int, coordinator_address: str, termination_log: str
 ) -> list[Object]:
+    key = job.pods_key
     own = [
-        *common_environment(job, names.ROLE_WORKER),
+        *common_environment(job, names.ROLE_WORKER, key),
         {"name": "SPRINGTIDE_COORDINATOR", "value": coordinator_address},
-        *([from_secret(job, "SPRINGTIDE_TLS_CA", "tls.crt")] if job.tls else []),
+        *([from_secret(job, "SPRINGTIDE_TLS_CA", authority_entry(key), key)] if job.tls else []),
         {"name": "SPRINGTIDE_SLOT", "value": str(slot)},
         {"name": "SPRINGTIDE_ATTEMPT", "value": str(attempt)},
         {"name": "SPRINGTIDE_BACKEND", "value": job.spec.strategy.all_reduce.backend.value},
@@ -315,24 +317,31 @@ def _exact(job: Job) -> list[Object]:
     ]
 
 
-def from_secret(job: Job, name: str, key: str) -> Object:
-    """Return a variable that is a key of the job's Secret.
+def from_secret(job: Job, name: str, entry: str, key: JobKey) -> Object:
+    """Return a variable that is an entry of one of the job's Secrets.
 
     Args:
         job: the TrainingJob.
         name: of the variable.
-        key: in the Secret.
+        entry: in the Secret.
+        key: whose Secret it is.
     """
-    reference = {"name": names.secret_name(job.name, job.uid), "key": key}
+    reference = {"name": names.secret_name(job.name, job.uid, key.name), "key": entry}
     return {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
 
-def common_environment(job: Job, role: str) -> list[Object]:
+def authority_entry(key: JobKey) -> str:
+    """Return where a Secret holds what clients trust: once the certificate itself, which had no end."""
+    return "ca.crt" if key.certificate_ends else "tls.crt"
+
+
+def common_environment(job: Job, role: str, key: JobKey) -> list[Object]:
     """Return the variables of every pod of a job.
 
     Args:
         job: the pod's.
         role: of the pod.
+        key: that the pod is made with.
     """
 
     def field(name: str, path: str) -> Object:
@@ -343,7 +352,7 @@ def common_environment(job: Job, role: str) -> list[Object]:
         {"name": "SPRINGTIDE_NAMESPACE", "value": job.namespace},
         {"name": "SPRINGTIDE_JOB_UID", "value": job.uid},
         {"name": "SPRINGTIDE_ROLE", "value": role},
-        from_secret(job, names.TOKEN, "token"),
+        from_secret(job, names.TOKEN, "token", key),
         field("SPRINGTIDE_POD_NAME", "metadata.name"),
         field("SPRINGTIDE_POD_UID", "metadata.uid"),
         field("SPRINGTIDE_POD_IP", "status.podIP"),

@@ -63,13 +63,16 @@ def without_hasty_report(observation: Observation, ledger: Ledger, now: float) -
     return replace(observation, report=None)
 
 
-def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[Action], list[Event]]:
+def decide(
+    observation: Observation, ledger: Ledger, now: float, outdated: str = ""
+) -> tuple[list[Action], list[Event]]:
     """Decide what becomes of the coordinator's pod, Service and Secret.
 
     Args:
         observation: of the job.
         ledger: its incarnation is raised where a new pod is needed.
         now: in unix seconds.
+        outdated: why the present one is to have a successor; "": it stays.
 
     Returns:
         Actions, and events that tell of them.
@@ -81,9 +84,10 @@ def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[A
     ledger.incarnation = max(ledger.incarnation, newest_live)
     if not held_back(observation, "secret", now):
         actions += _secret(observation, now)
-    if current(observation, ledger) is None:
+    if current(observation, ledger) is None or outdated:
         replaced = next((c for c in observation.coordinators if c.incarnation == ledger.incarnation), None)
-        _count_end(replaced, ledger, now)
+        if not outdated:
+            _count_end(replaced, ledger, now)
         youngest = max((c.created_at for c in observation.coordinators), default=float("-inf"))
         soon = 0.0 <= now - youngest < MIN_LIFE_SECONDS or now < ledger.backoff(ROLE).until
         if not soon and not held_back(observation, "coordinator", now):
@@ -91,7 +95,9 @@ def decide(observation: Observation, ledger: Ledger, now: float) -> tuple[list[A
                 [ledger.incarnation, *(c.incarnation for c in observation.coordinators)],
             )
             why = "the job has no coordinator"
-            if replaced is not None:
+            if outdated:
+                why = outdated
+            elif replaced is not None:
                 state = "being deleted" if replaced.deleting else replaced.phase
                 why = replaced.why_lost or f"{replaced.name} is {state}"
             elif ledger.incarnation > 1:

@@ -16,6 +16,7 @@ from springtide_operator.plan import (
     elasticity,
     gang,
     hangs,
+    keys,
     kueue,
     nodes,
     outdated,
@@ -60,7 +61,8 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         return _after_the_end(job, observation, ended, now)
     ledger = Ledger.from_status(old)
     observation = hangs.with_hung_workers(job, nodes.with_node_health(observation, now))
-    job = security.with_encryption(job, observation)
+    job = keys.with_keys(security.with_encryption(job, observation), observation, now)
+    observation = keys.with_secret(job, observation)
     asked, job = job, gang.with_gang(kueue.with_queue_state(job, observation), observation)
     heard = observation
     waits = kueue.waits(job, observation) or gang.waits(job, observation)
@@ -90,11 +92,14 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         actions += suspend.put_away(observation)
     else:
         actions += security.decide(observation, now)
-        made, said = coordinator_policy.decide(observation, ledger, now)
+        present = coordinator_policy.current(observation, ledger)
+        old_key = keys.outdated_coordinator(job, observation, present)
+        made, said = coordinator_policy.decide(observation, ledger, now, old_key)
         actions += made
         events += said
         actions += servers.decide(job, observation, ledger, now)
         actions += sizing.decide(job, observation, ledger, now)
+        actions += servers.renew(job, observation, ledger)
         replaced, told = outdated.decide(job, observation, ledger, now)
         actions += replaced
         events += told
@@ -113,6 +118,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     later += nodes.later(job, observation, now)
     later += conditions.wakes(old, observation, ledger, now)
     later += sized.wakes
+    later += keys.wakes(job, observation)
     wake_at = min((at for at in later if now < at < math.inf), default=None)
     return Plan(progress.throttle(old, status, now), tuple(actions), tuple(events), wake_at)
 
@@ -217,7 +223,7 @@ def _carried_over(status: Status) -> Status:
     """Return the fields of status that are kept as they are: requests to other schedulers, and one-time
     decisions.
     """
-    return {key: status[key] for key in ("queue", "gang", security.STATUS) if key in status}
+    return {key: status[key] for key in ("queue", "gang", security.STATUS, keys.STATUS) if key in status}
 
 
 def _workers(

@@ -63,6 +63,7 @@ class WorkerPod:
     disruption: str | None = None  # why somebody ends it (eviction, preemption, taint), in words
     disruption_reason: str | None = None  # and in one: EvictionByEvictionAPI, DeletionByTaintManager, ...
     node: str | None = None
+    key: str = ""  # name of the key that it was made with
     unreachable: bool = False  # its node's loss drove it out: the kubelet does not hear of the deletion
     going_since: float | None = None  # when the operator first saw that it is to go, by its steady clock
     address: tuple[str, int] | None = None  # of its metrics
@@ -106,6 +107,7 @@ class CoordinatorPod:
     gone_by: float | None = None  # deletionTimestamp
     ip: str | None = None
     template: str | None = None  # hash of what it took from the job's spec
+    keys: tuple[str, ...] = ()  # names of the keys that it knows, the newest first
     problem: Problem | None = None
     starting_since: float | None = None  # a node has it, and none of its containers has begun since
     node: str | None = None
@@ -145,6 +147,7 @@ class ServerPod:
     starting_since: float | None = None  # a node has it, and none of its containers has begun since
     disruption: str | None = None  # why somebody ends it, in words
     node: str | None = None
+    key: str = ""  # name of the key that it was made with
     unreachable: bool = False  # its node's loss drove it out
     going_since: float | None = None  # when the operator first saw that it is to go, by its steady clock
     address: tuple[str, int] | None = None  # of its metrics
@@ -421,6 +424,9 @@ class Observation:
     service_gone: bool = False  # this process has deleted it, or found it gone
     secret_made: bool = False
     secret_made_at: float = 0.0  # unix seconds of the last try
+    secret_version: str = ""  # which Secret that was
+    key: str = ""  # id of the key that the job is to have; "": keys are not looked after
+    certificate_seconds: float = 7_776_000.0  # validity of certificates
     policy_missing: bool = False  # a NetworkPolicy is wanted, and this process has not applied it
     report: Report | None = None
     unreachable_since: float | None = None  # the coordinator's calls fail since

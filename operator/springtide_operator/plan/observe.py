@@ -93,6 +93,7 @@ def worker_pod(pod: Object) -> WorkerPod | None:
         disruption=disrupted[1] if disrupted is not None else None,
         disruption_reason=disrupted[0] if disrupted is not None else None,
         node=(pod.get("spec") or {}).get("nodeName") or None,
+        key=annotations.get(names.ANNOTATION_KEY, ""),
         unreachable=_node_lost(status, disrupted),
         address=_metrics_address(pod, names.WORKER_METRICS_PORT),
     )
@@ -130,6 +131,7 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
         return None
     status = pod.get("status") or {}
     running = ((_container(pod, names.ROLE_COORDINATOR) or {}).get("state") or {}).get("running")
+    annotations = meta.get("annotations") or {}
     gone_by = parse_time(meta.get("deletionTimestamp"))
     grace = float(meta.get("deletionGracePeriodSeconds") or 0)
     return CoordinatorPod(
@@ -145,7 +147,8 @@ def coordinator_pod(pod: Object) -> CoordinatorPod | None:
         node=(pod.get("spec") or {}).get("nodeName") or None,
         unreachable=_node_lost(status, disruption(status)),
         ip=status.get("podIP") or None,
-        template=(meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE),
+        template=annotations.get(names.ANNOTATION_TEMPLATE),
+        keys=tuple(annotations.get(names.ANNOTATION_KEY, "").split(",")),
         problem=pod_problem(pod, f"the coordinator {meta['name']}"),
         starting_since=_starting_since(pod),
     )
@@ -194,6 +197,7 @@ def server_pod(pod: Object) -> ServerPod | None:
         starting_since=_starting_since(pod),
         disruption=disrupted[1] if disrupted is not None else ended or None,
         node=(pod.get("spec") or {}).get("nodeName") or None,
+        key=annotations.get(names.ANNOTATION_KEY, ""),
         unreachable=_node_lost(status, disrupted),
         address=_metrics_address(pod, names.PARAMETER_SERVER_METRICS_PORT),
     )

@@ -14,6 +14,7 @@ from typing import Any
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.server import server_template_hash
+from springtide_operator.plan import keys
 from springtide_operator.plan.actions import (
     Action,
     ApplyServerBudget,
@@ -30,7 +31,12 @@ MUTE_SECONDS = 60.0  # a server that has run for so long serves
 BUDGET = "serverbudget"
 
 # Deletions by the operator itself that ask for a successor.
-_REPLACED = (reasons.DELETE_NODE_LOST, reasons.DELETE_STUCK, reasons.DELETE_REPLACED)
+_REPLACED = (
+    reasons.DELETE_NODE_LOST,
+    reasons.DELETE_STUCK,
+    reasons.DELETE_REPLACED,
+    reasons.DELETE_CERTIFICATE,
+)
 
 
 def wanted(job: Job) -> int:
@@ -162,6 +168,26 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
         ledger.servers[slot] = Slot(attempt, replaces=_lost(before), edited=edited)
         actions.append(CreateServer(slot, attempt, address, why))
     return actions
+
+
+def renew(job: Job, observation: Observation, ledger: Ledger) -> list[Action]:
+    """Delete one server whose certificate was renewed, where all are at work: it hands over what it holds,
+    and the next one follows when its successor serves.
+
+    Args:
+        job: with its keys.
+        observation: of the job.
+        ledger: with the coordinator's incarnation.
+    """
+    present, report = live(observation), observation.report_of(ledger.incarnation)
+    if report is None or not report.servers_settled or observation.unreachable_since is not None:
+        return []
+    settled = len(present) >= wanted(job) and all(pod.ready for pod in present)
+    if not settled or any(pod.deleting for pod in observation.servers):
+        return []
+    old = [pod for pod in present if keys.outdated_server(job, pod)]
+    why = "its certificate ends soon; a successor with a new one takes over what it holds"
+    return [DeletePod(pod.name, pod.uid, reasons.DELETE_CERTIFICATE, why) for pod in old[:1]]
 
 
 def _lost(entry: Slot | None) -> bool:

@@ -37,6 +37,7 @@ def test_defaults_arrive() -> None:
     assert found.coordinator_pull_policy == "IfNotPresent"
     assert found.doors == Doors("ns")
     assert not found.jobs_tls
+    assert found.certificate_seconds == 90 * 86_400
     assert (found.release, found.managed_by) == ("springtide", "springtide.dev/operator")
 
 
@@ -70,6 +71,7 @@ def test_switches_arrive() -> None:
         ("SPRINGTIDE_WATCH_NAMESPACES", "a,a"),
         ("SPRINGTIDE_LOG_LEVEL", "loud"),
         ("SPRINGTIDE_JOBS_TLS", "yes"),
+        ("SPRINGTIDE_CERTIFICATE_SECONDS", "29"),
         ("SPRINGTIDE_POD_DEFAULTS", "{"),
         ("SPRINGTIDE_COORDINATOR_PULL_POLICY", "Sometimes"),
         ("SPRINGTIDE_NETWORK_POLICY", "["),

@@ -232,6 +232,13 @@ CASES: list[Case] = [
         ("springtide.dev/operator", None),
         ("example.com/lab", "example.com/lab"),
     ),
+    (
+        "jobs.certificateDays",
+        30,
+        lambda o: environment(o)["SPRINGTIDE_CERTIFICATE_SECONDS"],
+        "7776000",
+        "2592000",
+    ),
     ("jobs.tls", True, lambda o: environment(o).get("SPRINGTIDE_JOBS_TLS"), None, "true"),
     ("networkPolicy.enabled", False, lambda o: "NetworkPolicy" in kinds(o), True, False),
     (

@@ -70,7 +70,7 @@ def test_generations_come_in_pages_and_name_few_members() -> None:
 async def test_a_page_needs_the_token_and_is_made_in_the_loop(tmp_path: Path) -> None:
     hub = Hub(Options(token=TOKEN, number=1, state_dir=tmp_path), Incarnation(1, 0))
     hub.history = filled(3)
-    pages = Pages(hub, TOKEN, asyncio.get_running_loop())
+    pages = Pages(hub, [TOKEN], asyncio.get_running_loop())
     refused = await asyncio.to_thread(pages.answer, Request("/timeline"))
     odd = await asyncio.to_thread(pages.answer, Request("/timeline", {}, {"authorization": "Bearer \udcff"}))
     rightful = {"authorization": f"Bearer {TOKEN}"}

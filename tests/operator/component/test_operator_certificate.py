@@ -18,12 +18,13 @@ from springtide_local.api import schema
 from springtide_local.api.cel.evaluation import validate_rules
 from springtide_local.api.errors import FieldError
 from springtide_operator.api.crd import custom_resource_definition
-from springtide_operator.api.job import Job
-from springtide_operator.certificate import job_certificate
+from springtide_operator.api.job import Job, JobKey
+from springtide_operator.certificate import job_authority, job_certificate
+from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.manifests.coordinator import coordinator_pod, secret
 from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
-from springtide_protocol.tls import SERVER_NAME, read_authority, read_certificate
+from springtide_protocol.tls import SERVER_NAME, read_authority, read_certificate, server_name
 
 ROOT_KEY = b"r" * 32
 
@@ -31,6 +32,7 @@ ROOT_KEY = b"r" * 32
 def secure_job() -> Job:
     obj = job_object(1)
     obj["spec"]["security"] = {"tls": True}
+    obj["status"] = {"keys": [{"id": "abcdef", "certificateEnds": "2030-01-01T00:00:00Z"}]}
     return Job.parse(obj)
 
 
@@ -38,36 +40,57 @@ def variables(pod: dict[str, Any]) -> dict[str, Any]:
     return {entry["name"]: entry for entry in pod["spec"]["containers"][0]["env"]}
 
 
+ENDS, DAYS = 2_000_000_000, 86_400.0
+
+
 def test_every_operator_with_the_root_key_makes_the_same_bytes() -> None:
-    first = job_certificate(ROOT_KEY, "uid-1")
+    first = job_certificate(ROOT_KEY, "uid-1", ENDS, 90 * DAYS)
     job_certificate.cache_clear()
-    assert job_certificate(ROOT_KEY, "uid-1") == first
-    assert len({first, job_certificate(ROOT_KEY, "uid-2"), job_certificate(b"s" * 32, "uid-1")}) == 3
+    assert job_certificate(ROOT_KEY, "uid-1", ENDS, 90 * DAYS) == first
+    others = [
+        job_certificate(ROOT_KEY, "uid-2", ENDS, 90 * DAYS),
+        job_certificate(b"s" * 32, "uid-1", ENDS, 90 * DAYS),
+        job_certificate(ROOT_KEY, "uid-1", ENDS, 90 * DAYS, "again"),
+        job_certificate(ROOT_KEY, "uid-1", ENDS + 1, 90 * DAYS),
+    ]
+    assert len({first, *others}) == 5
+    assert job_authority(ROOT_KEY, "uid-1") != job_authority(ROOT_KEY, "uid-1", "again")
 
 
-def test_certificate_is_of_its_key_for_one_name_without_end() -> None:
-    text, key_text = job_certificate(ROOT_KEY, "uid-1")
+def test_certificate_is_signed_by_its_authority_and_ends() -> None:
+    text, key_text = job_certificate(ROOT_KEY, "uid-1", ENDS, 90 * DAYS)
+    authority_text = job_authority(ROOT_KEY, "uid-1")
+    authority = x509.load_pem_x509_certificate(authority_text.encode())
     certificate = x509.load_pem_x509_certificate(text.encode())
     key = serialization.load_pem_private_key(key_text.encode(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     assert key.public_key() == certificate.public_key()
-    certificate.verify_directly_issued_by(certificate)
+    certificate.verify_directly_issued_by(authority)
+    authority.verify_directly_issued_by(authority)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == [SERVER_NAME]
-    assert certificate.not_valid_after_utc.year == 9999
+    assert names.get_values_for_type(x509.DNSName) == [server_name(authority_text), SERVER_NAME]
+    assert certificate.not_valid_after_utc.timestamp() == ENDS
+    assert 90 <= (certificate.not_valid_after_utc - certificate.not_valid_before_utc).days <= 100
+    assert authority.not_valid_after_utc.year == 9999
+    usage = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    assert not usage.ca, "whoever has a coordinator's key can sign nothing"
 
 
 def test_only_a_job_asking_for_tls_has_it_in_secret_and_pods() -> None:
     plain, secured = Job.parse(job_object(1)), secure_job()
-    assert set(secret(plain, "t")["data"]) == {"token"}
-    data = secret(secured, "t", ("CERT", "KEY"))["data"]
-    assert {key: base64.b64decode(value) for key, value in data.items()} == {
-        "token": b"t",
-        "tls.crt": b"CERT",
-        "tls.key": b"KEY",
+    credentials = JobCredentials(ROOT_KEY, plain.uid)
+    key = JobKey(credentials.key, ENDS)
+    assert set(credentials.secret_data(JobKey(credentials.key), False, DAYS)) == {"token"}
+    data = secret(secured, credentials.secret_data(key, True, DAYS))["data"]
+    certificate, private = job_certificate(ROOT_KEY, plain.uid, ENDS, DAYS)
+    assert {key: base64.b64decode(value).decode() for key, value in data.items()} == {
+        "token": credentials.token,
+        "ca.crt": job_authority(ROOT_KEY, plain.uid),
+        "tls.crt": certificate,
+        "tls.key": private,
     }
     worker, coordinator = variables(worker_pod(secured, 0, 0, "h:1")), variables(coordinator_pod(secured, 1))
-    assert worker["SPRINGTIDE_TLS_CA"]["valueFrom"]["secretKeyRef"]["key"] == "tls.crt"
+    assert worker["SPRINGTIDE_TLS_CA"]["valueFrom"]["secretKeyRef"]["key"] == "ca.crt"
     assert coordinator["SPRINGTIDE_TLS_KEY"]["valueFrom"]["secretKeyRef"]["key"] == "tls.key"
     assert "SPRINGTIDE_TLS_KEY" not in worker  # workers prove nothing with it
     secured = replace(secured, spec=secured.spec.model_copy(update={"parameter_servers": None}))
@@ -118,5 +141,5 @@ async def test_operator_makes_secret_of_a_tls_job_with_certificate() -> None:
         uid = cluster.job()["metadata"]["uid"]
         root_key = running.settings.root_key
     assert root_key is not None
-    certificate = base64.b64decode(made()[0]["data"]["tls.crt"]).decode()
-    assert certificate == job_certificate(root_key, uid)[0]
+    authority = base64.b64decode(made()[0]["data"]["ca.crt"]).decode()
+    assert authority == job_authority(root_key, uid)

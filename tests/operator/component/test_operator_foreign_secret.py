@@ -12,6 +12,7 @@ from operator_cluster import FakeCluster, FakeCoordinator
 from operator_running import operator, until
 
 from springtide_operator.api import names
+from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.plan.values import timestamp
 from springtide_protocol.sync_client import SyncClient
 
@@ -41,7 +42,7 @@ def make_ready(cluster: FakeCluster) -> None:
 async def test_a_foreign_secret_is_named_in_the_condition(tmp_path: Path) -> None:
     cluster = FakeCluster()
     uid = cluster.add_job()["metadata"]["uid"]
-    name = names.secret_name("digits", uid)
+    name = names.secret_name("digits", uid, JobCredentials(b"k" * 32, uid).key)
     data = {"token": base64.b64encode(THEIRS.encode()).decode()}
     cluster.put("secrets", {"metadata": {"name": name, "namespace": "default"}, "data": data})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import kopf
@@ -22,6 +23,7 @@ from springtide_operator.coordinator_connection import CoordinatorConnection
 from springtide_operator.executor import ClusterExecutor
 from springtide_operator.handlers import configure
 from springtide_operator.intervals import calm_seconds, resync_seconds
+from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.job_loop import JobLoop, calm
 from springtide_operator.lease import DURATION, RETRY, STANDBY_RETRY, Lease
 from springtide_operator.manifests.maker import ManifestMaker
@@ -213,7 +215,7 @@ async def test_a_take_over_of_many_jobs_mends_them_by_and_by() -> None:
     def clock() -> float:
         return now[0]
 
-    make = ManifestMaker("t" * 16, "img", doors=Doors("ns"))
+    make = ManifestMaker(partial(JobCredentials.of, b"k" * 16), "img", doors=Doors("ns"))
     performer = Performer(ClusterExecutor(cluster, cache, key, make, clock=clock), lambda: True, clock=clock)
     connection = CoordinatorConnection("t" * 16, 1.0, FakeCoordinator().connect)
     meter = Metrics(list, lambda: True)

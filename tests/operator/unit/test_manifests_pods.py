@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+from itertools import product
 from typing import Any
 
 import kubernetes_validate
@@ -12,10 +13,10 @@ from operator_world import job_object
 
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
+from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.manifests.coordinator import (
     coordinator_pod,
     coordinator_template_hash,
-    job_token,
     secret,
     service,
 )
@@ -349,10 +350,15 @@ def test_the_service_selects_one_incarnation() -> None:
     assert service(job_with(), 4, "10.9.8.7")["spec"]["clusterIP"] == "10.9.8.7"
 
 
-def test_tokens_differ_by_job_and_by_key() -> None:
-    tokens = {job_token(key, uid) for key in (b"k" * 16, b"l" * 16) for uid in ("a", "b")}
-    assert len(tokens) == 4
-    assert job_token(b"k" * 16, "a") == job_token(b"k" * 16, "a")
-    made = sent(secret(job_with(), "abc"))
+def test_tokens_differ_by_job_by_key_and_by_turn() -> None:
+    made = [JobCredentials(*one) for one in product((b"k" * 16, b"l" * 16), ("a", "b"), ("", "again"))]
+    for what in ("key", "token", "operator_token"):
+        assert len({getattr(one, what) for one in made}) == len(made)
+    assert len({one.token for one in made} | {one.operator_token for one in made}) == 2 * len(made)
+    assert JobCredentials(b"k" * 16, "a").token == JobCredentials(b"k" * 16, "a").token
+
+
+def test_secret_of_a_key_has_its_name() -> None:
+    made = sent(secret(job_with(), {"token": "abc"}))
     assert base64.b64decode(made["data"]["token"]) == b"abc"
     assert made["metadata"]["name"] == names.secret_name("digits", "job-uid-1234")

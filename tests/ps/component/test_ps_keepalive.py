@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from cut_proxy import CutProxy
+from job_tls import job_tls
 
-from springtide_operator.certificate import job_certificate
 from springtide_ps.server import server as server_module
 from springtide_ps.server.kv_store import Store
 from springtide_ps.server.server import Server
@@ -26,7 +26,7 @@ TOKEN = "the job's token"
 FIRST = (1, 0, 1)
 TICK = 0.02
 SILENT = 10 * TICK
-CERTIFICATE, KEY = job_certificate(b"r" * 32, "uid")
+AUTHORITY, CERTIFICATE, KEY = job_tls("uid")
 
 
 class Waits:
@@ -64,7 +64,7 @@ def tls(request: pytest.FixtureRequest) -> tuple[ssl.SSLContext | None, ssl.SSLC
     """Return the TLS contexts of the server and of its clients; None for each over plain TCP."""
     if request.param == "plain":
         return None, None
-    return server_context(CERTIFICATE, KEY), client_context(CERTIFICATE)
+    return server_context(CERTIFICATE, KEY), client_context(AUTHORITY)
 
 
 Make = Callable[[], ServerClient]

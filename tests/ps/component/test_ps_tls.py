@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from job_tls import job_tls
 
 import springtide.kv
-from springtide_operator.certificate import job_certificate
 from springtide_ps.server.kv_store import Store
 from springtide_ps.server.server import Server
 from springtide_ps.wire.stream import connect
@@ -22,13 +22,13 @@ from springtide_ps.wire.tls import TlsSocket, client_context, server_context
 TOKEN = "t" * 32
 
 
-CERTIFICATE, KEY = job_certificate(b"r" * 32, "uid")
+AUTHORITY, CERTIFICATE, KEY = job_tls("uid")
 
 
 @pytest.fixture(scope="module")
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Return the TLS context of a server, and that of clients which trust only its certificate."""
-    return server_context(CERTIFICATE, KEY), client_context(CERTIFICATE)
+    return server_context(CERTIFICATE, KEY), client_context(AUTHORITY)
 
 
 @pytest.fixture
