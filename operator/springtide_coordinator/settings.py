@@ -10,6 +10,7 @@ from pathlib import Path
 from springtide_coordinator.membership import Settings
 from springtide_coordinator.membership.consistency import BOUNDED, MODES
 from springtide_coordinator.membership.messages import Consistency
+from springtide_protocol.former_keys import former_tokens
 from springtide_protocol.heartbeat import LIMIT, Heartbeat, of_members
 from springtide_protocol.tls import ServerCertificate, read_certificate
 
@@ -61,7 +62,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         raise BadEnvironmentError(str(error)) from error
     return Options(
         token=required(env, "SPRINGTIDE_TOKEN", "the job's token, from the Secret NAME-token"),
-        former_tokens=former(env, "SPRINGTIDE_FORMER_TOKEN"),
+        former_tokens=former_tokens(env),
         number=whole(env, "SPRINGTIDE_INCARNATION", 1, least=1),
         state_dir=Path(
             required(
@@ -92,20 +93,6 @@ def read_options(env: Mapping[str, str]) -> Options:
             operator_silence=silence,
         ),
     )
-
-
-def former(env: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Return the variables of a name with a number at its end, in the order of their numbers.
-
-    Args:
-        env: the process's environment.
-        name: without the number.
-    """
-    prefix = f"{name}_"
-    numbers = sorted(
-        int(key[len(prefix) :]) for key in env if key.startswith(prefix) and key[len(prefix) :].isdigit()
-    )
-    return tuple(env[f"{prefix}{number}"] for number in numbers if env[f"{prefix}{number}"])
 
 
 def consistency(env: Mapping[str, str]) -> Consistency | None:

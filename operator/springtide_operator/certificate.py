@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from springtide_protocol.tls import SERVER_NAME as TLS_SERVER_NAME
-from springtide_protocol.tls import server_name
+from springtide_protocol.tls_names import SERVER_NAME as TLS_SERVER_NAME
+from springtide_protocol.tls_names import server_name
 
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256 (FIPS 186-5)
 _BEGIN = datetime(2020, 1, 1, tzinfo=UTC)

@@ -7,7 +7,6 @@ from the authority. The job's token still decides which callers are let in.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,13 +14,12 @@ import grpc
 import grpc.aio
 
 from springtide_protocol.channel import Options
+from springtide_protocol.former_keys import former_certificates
+from springtide_protocol.tls_names import server_name
 
-SERVER_NAME = "springtide-coordinator"
 AUTHORITY = "SPRINGTIDE_TLS_CA"
 CERTIFICATE = "SPRINGTIDE_TLS_CERTIFICATE"
 KEY = "SPRINGTIDE_TLS_KEY"
-FORMER_CERTIFICATE = "SPRINGTIDE_FORMER_CERTIFICATE"
-FORMER_KEY = "SPRINGTIDE_FORMER_KEY"
 
 _BEGIN = "-----BEGIN "
 
@@ -43,11 +41,6 @@ class ServerCertificate:
         )
 
 
-def server_name(authority: str) -> str:
-    """Return the name that a client asks for which trusts this authority (PEM)."""
-    return f"{hashlib.sha256(authority.strip().encode()).hexdigest()[:16]}.{SERVER_NAME}"
-
-
 def read_certificate(env: Mapping[str, str]) -> ServerCertificate | None:
     """The server's, from its environment; None where the job does without TLS.
 
@@ -56,10 +49,7 @@ def read_certificate(env: Mapping[str, str]) -> ServerCertificate | None:
     certificate, key = _pem(env, CERTIFICATE), _pem(env, KEY)
     if bool(certificate) != bool(key):
         raise ValueError(f"{CERTIFICATE} and {KEY} belong together: set both or none")
-    numbers = sorted({name.rpartition("_")[2] for name in env if name.startswith(f"{FORMER_CERTIFICATE}_")})
-    pairs = [(_pem(env, f"{FORMER_CERTIFICATE}_{one}"), _pem(env, f"{FORMER_KEY}_{one}")) for one in numbers]
-    former = tuple(pair for pair in pairs if all(pair))
-    return ServerCertificate(certificate, key, former) if certificate else None
+    return ServerCertificate(certificate, key, former_certificates(env)) if certificate else None
 
 
 def read_authority(env: Mapping[str, str]) -> str:

@@ -17,6 +17,7 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from springtide_protocol.bounded_http import BoundedServer, Reply, Request, ThrottledValue, in_words, serve
+from springtide_protocol.former_keys import former_authorities
 from springtide_protocol.lobby import raise_descriptor_limit
 from springtide_protocol.tls import read_authority
 from springtide_ps.params.optim import Update
@@ -45,9 +46,11 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         settings = read(os.environ)
-        tls = server_context(settings.certificate, settings.key) if settings.certificate else None
+        tls = None
+        if settings.certificate:
+            tls = server_context(settings.certificate, settings.key, settings.former_certificates)
         authority = read_authority(os.environ)
-        peers = client_context(authority) if authority else None
+        peers = client_context("\n".join([authority, *former_authorities(os.environ)])) if authority else None
         # Each of a server's threads works on a chunk of its own; with threads of torch's besides, every
         # client's thread would get some, too.
         torch.set_num_threads(1)
@@ -61,7 +64,7 @@ def main() -> int:
             )
         server = Server(
             Store(settings.memory_limit),
-            settings.token,
+            (settings.token, *settings.former_tokens),
             settings.bind,
             settings.port,
             tls=tls,

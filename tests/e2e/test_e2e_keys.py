@@ -10,7 +10,7 @@ import pytest
 from e2e_cluster import OPERATOR_NAMESPACE, E2ECluster, until_operator_is_ready
 from e2e_jobs import RunningJob
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 Start = Callable[..., RunningJob]
 Object = dict[str, Any]
 ROOT_KEY = "secret/springtide-root-key"
@@ -68,6 +68,36 @@ def test_root_key_is_replaced_while_a_job_trains(e2e: E2ECluster, start: Start, 
     running.until_trains(3)
     assert sorted(knows(running, pod)[0] for pod in running.pods()) == sorted([before, before, now])
     assert workers < begun(running)
+
+
+def test_servers_of_an_older_key_hand_over_and_lose_nothing(e2e: E2ECluster, start: Start) -> None:
+    running = start(
+        "served",
+        workers=2,
+        epochs=100_000,
+        strategy={"type": "ParameterServer"},
+        parameterServers={"replicas": 2},
+        security={"tls": True},
+    )
+    running.until_trains(2)
+    running.until_goes_on()
+    before, workers = key_of(running), begun(running)
+    e2e.kubectl("delete", ROOT_KEY, "-n", OPERATOR_NAMESPACE)
+    now = until_key_is_another(running, before)
+
+    def all_new() -> bool:
+        servers = running.pods("parameter-server")
+        return len(servers) == 2 and all(knows(running, pod) == [now] for pod in servers)
+
+    e2e.until(150, "both servers to have the new key", all_new)
+    running.scale(3)  # a worker of the new key, beside two of the old one
+    running.until_trains(3)
+    running.until_goes_on()
+    assert workers < begun(running), "no worker has ended"
+    status = running.status()
+    assert status.get("statesLost", 0) == 0
+    assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
+    assert status["restarts"]["total"] == 0
 
 
 def test_user_gives_a_job_another_key(e2e: E2ECluster, start: Start) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from springtide.checkpoint.location import CheckpointLocation
 from springtide.errors import SpringtideError
+from springtide_protocol.former_keys import former_authorities, former_tokens
 
 PREFIX = "SPRINGTIDE_"
 
@@ -28,7 +29,11 @@ class Settings:
     pod_uid: str = ""
     pod_ip: str = "127.0.0.1"
     authority: str = dataclasses.field(default="", repr=False)
-    """The coordinator's certificate in PEM; empty: no TLS."""
+    """The authority of the job in PEM, which the coordinator's certificate must be of; empty: no TLS."""
+    former_tokens: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    """Tokens of the job that parameter servers may still have, besides `token`."""
+    former_authorities: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    """Authorities that their certificates may still be of, in PEM."""
     bind: str = ""
     slot: int = 0
     attempt: int = 0
@@ -68,6 +73,11 @@ class Settings:
     cublas_workspace: str = ""
     checkpoint: CheckpointLocation = dataclasses.field(default_factory=CheckpointLocation)
     process_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def server_authorities(self) -> str:
+        """What signs the certificates of parameter servers, in PEM, the newest first; empty: no TLS."""
+        return "\n".join((self.authority, *self.former_authorities)) if self.authority else ""
 
     @property
     def asynchronous(self) -> bool:
@@ -155,6 +165,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         coordinator=coordinator,
         token=text("TOKEN"),
         authority=authority,
+        former_tokens=former_tokens(environ),
+        former_authorities=former_authorities(environ),
         pod_name=text("POD_NAME"),
         pod_uid=text("POD_UID"),
         pod_ip=text("POD_IP", "127.0.0.1"),

@@ -109,11 +109,6 @@ class Job:
         return tuple(found) or (JobKey(),)
 
     @property
-    def pods_key(self) -> JobKey:
-        """The key of workers and servers that are made now. Parameter servers know one: the oldest."""
-        return self.keys[-1 if self.spec.servers else 0]
-
-    @property
     def tls(self) -> bool:
         """Whether its coordinator and parameter servers speak TLS: by its own field, else as status says."""
         asked = self.spec.security.tls

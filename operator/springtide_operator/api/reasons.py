@@ -108,7 +108,7 @@ DELETE_NODE_CORDONED: Final = "NodeCordoned"
 DELETE_HUNG: Final = "Hung"
 DELETE_STUCK: Final = "StuckTerminating"
 DELETE_OUTDATED: Final = "Outdated"
-DELETE_CERTIFICATE: Final = "CertificateEnds"
+DELETE_KEY: Final = "KeyReplaced"
 
 # Events of their own (others carry the condition's reason)
 EVENT_WORKER_FAILED: Final = "WorkerFailed"

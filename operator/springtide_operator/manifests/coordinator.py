@@ -13,7 +13,13 @@ from springtide_operator.api.job import Job, JobKey
 from springtide_operator.manifests import gang, kueue
 from springtide_operator.manifests.placement import follow_workers
 from springtide_operator.manifests.startup import startup_probe
-from springtide_operator.manifests.worker import avoid_node, common_environment, from_secret, hash_of
+from springtide_operator.manifests.worker import (
+    avoid_node,
+    common_environment,
+    former_keys_environment,
+    from_secret,
+    hash_of,
+)
 
 STATE_DIR = "/var/run/springtide"
 _SMALL_JOB = 32
@@ -100,22 +106,6 @@ def certificate_environment(job: Job, key: JobKey) -> list[Object]:
         from_secret(job, "SPRINGTIDE_TLS_CERTIFICATE", "tls.crt", key),
         from_secret(job, "SPRINGTIDE_TLS_KEY", "tls.key", key),
     ]
-
-
-def former_keys_environment(job: Job) -> list[Object]:
-    """Return the variables for keys that other pods of the job were made with.
-
-    A Secret that somebody deleted keeps no coordinator from starting.
-    """
-    found = []
-    for number, key in enumerate(job.keys[1:], 1):
-        found.append(from_secret(job, f"SPRINGTIDE_FORMER_TOKEN_{number}", "token", key))
-        if job.tls:
-            found.append(from_secret(job, f"SPRINGTIDE_FORMER_CERTIFICATE_{number}", "tls.crt", key))
-            found.append(from_secret(job, f"SPRINGTIDE_FORMER_KEY_{number}", "tls.key", key))
-    for entry in found:
-        entry["valueFrom"]["secretKeyRef"]["optional"] = True
-    return found
 
 
 def heartbeat_environment(job: Job) -> list[Object]:
@@ -235,7 +225,7 @@ def coordinator_pod(
                 "env": [
                     *common_environment(job, names.ROLE_COORDINATOR, job.keys[0]),
                     *certificate_environment(job, job.keys[0]),
-                    *former_keys_environment(job),
+                    *former_keys_environment(job, "token", "tls.crt", "tls.key"),
                     *heartbeat_environment(job),
                     *({"name": key, "value": str(value)} for key, value in values.items()),
                 ],

@@ -17,6 +17,7 @@ from springtide_operator.manifests.worker import (
     TemplateError,
     authority_entry,
     common_environment,
+    former_keys_environment,
     from_secret,
     hash_of,
 )
@@ -114,7 +115,7 @@ def server_pod(
                 **job.spec.pod_metadata.annotations,
                 **_object(meta, "annotations", "metadata.annotations"),
                 names.ANNOTATION_TEMPLATE: server_template_hash(job),
-                names.ANNOTATION_KEY: job.pods_key.name,
+                names.ANNOTATION_KEY: job.keys[0].name,
             },
             "ownerReferences": [job.owner_reference],
         },
@@ -170,12 +171,13 @@ def _environment(
         "SPRINGTIDE_METRICS_PORT": names.PARAMETER_SERVER_METRICS_PORT,
         "SPRINGTIDE_PS_LEAVE_SECONDS": leave_seconds,
     }
-    key = job.pods_key
+    key = job.keys[0]
     own = common_environment(job, names.ROLE_PARAMETER_SERVER, key)
     own += [{"name": key, "value": str(value)} for key, value in values.items()]
     own += [*certificate_environment(job, key), *heartbeat_environment(job)]
     if job.tls:
         own.append(from_secret(job, "SPRINGTIDE_TLS_CA", authority_entry(key), key))
+    own += former_keys_environment(job, "token", "ca.crt", "tls.crt", "tls.key")
     owned.check_server_environment(container, own)
     return [*own, *(container.get("env") or [])]
 

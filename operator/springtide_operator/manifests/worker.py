@@ -107,7 +107,7 @@ def worker_pod(
                 **more.annotations,
                 **annotations,
                 names.ANNOTATION_TEMPLATE: template_hash(job),
-                names.ANNOTATION_KEY: job.pods_key.name,
+                names.ANNOTATION_KEY: job.keys[0].name,
             },
             "ownerReferences": [job.owner_reference],
         },
@@ -222,11 +222,12 @@ def _launcher(processes: int, container: Object) -> None:
 def _environment(
     job: Job, container: Object, slot: int, attempt: int, coordinator_address: str, termination_log: str
 ) -> list[Object]:
-    key = job.pods_key
+    key = job.keys[0]
     own = [
         *common_environment(job, names.ROLE_WORKER, key),
         {"name": "SPRINGTIDE_COORDINATOR", "value": coordinator_address},
         *([from_secret(job, "SPRINGTIDE_TLS_CA", authority_entry(key), key)] if job.tls else []),
+        *(former_keys_environment(job, "token", "ca.crt") if job.spec.servers else []),
         {"name": "SPRINGTIDE_SLOT", "value": str(slot)},
         {"name": "SPRINGTIDE_ATTEMPT", "value": str(attempt)},
         {"name": "SPRINGTIDE_BACKEND", "value": job.spec.strategy.all_reduce.backend.value},
@@ -333,6 +334,29 @@ def from_secret(job: Job, name: str, entry: str, key: JobKey) -> Object:
 def authority_entry(key: JobKey) -> str:
     """Return where a Secret holds what clients trust: once the certificate itself, which had no end."""
     return "ca.crt" if key.certificate_ends else "tls.crt"
+
+
+_FORMER = {"token": "TOKEN", "ca.crt": "CA", "tls.crt": "CERTIFICATE", "tls.key": "KEY"}
+
+
+def former_keys_environment(job: Job, *entries: str) -> list[Object]:
+    """Return the variables for keys that other pods of the job were made with.
+
+    A Secret that somebody deleted keeps no pod from starting.
+
+    Args:
+        job: with its keys.
+        entries: of the Secrets, as they are called there; all but the token are for jobs with TLS.
+    """
+    found = []
+    for number, key in enumerate(job.keys[1:], 1):
+        for entry in entries:
+            if entry == "token" or job.tls:
+                at = authority_entry(key) if entry == "ca.crt" else entry
+                found.append(from_secret(job, f"SPRINGTIDE_FORMER_{_FORMER[entry]}_{number}", at, key))
+    for variable in found:
+        variable["valueFrom"]["secretKeyRef"]["optional"] = True
+    return found
 
 
 def common_environment(job: Job, role: str, key: JobKey) -> list[Object]:

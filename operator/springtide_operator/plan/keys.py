@@ -4,8 +4,8 @@ A key is a token and, with TLS, an authority and a certificate that ends; each h
 is never changed. Another root key, another word in the job's annotation or a certificate that ends soon make
 another Secret. Then the coordinator is made anew: it shows the newest certificate and lets in who has the
 newest token or one that a pod of the job was made with. So no worker has to end, and pods that are made from
-then on have the newest key. The parameter servers of a job know one token: its pods are made with the oldest
-key that any pod of it has, until none has it.
+then on have the newest key. Parameter servers that are made know the older keys, too, and workers beside them
+prove that they know one of the server's; servers of an older key hand over to successors, one at a time.
 """
 
 from __future__ import annotations
@@ -128,14 +128,13 @@ def outdated_coordinator(job: Job, observation: Observation, pod: CoordinatorPod
 
 
 def outdated_server(job: Job, server: ServerPod) -> bool:
-    """Return whether a parameter server shows a certificate that was renewed.
+    """Return whether a parameter server has another key than the newest, or a certificate that was renewed.
 
     Args:
         job: with its keys.
         server: the pod.
     """
-    newest = job.pods_key
-    return job.tls and JobKey.parse(server.key).id == newest.id and server.key != newest.name
+    return server.key != job.keys[0].name
 
 
 def _carried(observation: Observation) -> dict[str, JobKey]:

@@ -35,7 +35,7 @@ _REPLACED = (
     reasons.DELETE_NODE_LOST,
     reasons.DELETE_STUCK,
     reasons.DELETE_REPLACED,
-    reasons.DELETE_CERTIFICATE,
+    reasons.DELETE_KEY,
 )
 
 
@@ -171,8 +171,8 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
 
 
 def renew(job: Job, observation: Observation, ledger: Ledger) -> list[Action]:
-    """Delete one server whose certificate was renewed, where all are at work: it hands over what it holds,
-    and the next one follows when its successor serves.
+    """Delete one server whose key was replaced or certificate renewed, where all are at work: it hands over
+    what it holds, and the next one follows when its successor serves.
 
     Args:
         job: with its keys.
@@ -186,8 +186,8 @@ def renew(job: Job, observation: Observation, ledger: Ledger) -> list[Action]:
     if not settled or any(pod.deleting for pod in observation.servers):
         return []
     old = [pod for pod in present if keys.outdated_server(job, pod)]
-    why = "its certificate ends soon; a successor with a new one takes over what it holds"
-    return [DeletePod(pod.name, pod.uid, reasons.DELETE_CERTIFICATE, why) for pod in old[:1]]
+    why = "the job has a newer key or certificate; a successor with it takes over what it holds"
+    return [DeletePod(pod.name, pod.uid, reasons.DELETE_KEY, why) for pod in old[:1]]
 
 
 def _lost(entry: Slot | None) -> bool:

@@ -28,6 +28,7 @@ from springtide_ps.server.kv_store import Store, StoreError
 from springtide_ps.server.send_queue import SendQueue
 from springtide_ps.server.step_protocol import StepProtocolError
 from springtide_ps.server.sync_handler import KINDS, SyncHandler
+from springtide_ps.wire.auth import Tokens
 from springtide_ps.wire.client import ServerClient
 from springtide_ps.wire.frames import NO_REPLY, PART_BYTES, Frame, FrameError, Header, Kind, memory
 from springtide_ps.wire.keepalive import KEEPALIVE_SECONDS, Keepalive
@@ -84,7 +85,7 @@ class Server:
     def __init__(
         self,
         store: Store,
-        token: str,
+        token: Tokens,
         bind: str = "",
         port: int = 0,
         about: dict[str, Any] | None = None,

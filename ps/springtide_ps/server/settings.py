@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from springtide_protocol.former_keys import former_certificates_by_name, former_tokens
 
 DEFAULT_PORT = 7080
 DEFAULT_METRICS_PORT = 9402
@@ -11,7 +13,8 @@ DEFAULT_METRICS_PORT = 9402
 
 @dataclass(frozen=True)
 class Settings:
-    """token: the job's. bind: the one address to listen on; all when empty. memory_limit: bytes, 0 is none.
+    """token: the job's. former_tokens: which pods of the job may still have. bind: the one address to listen
+    on; all when empty. memory_limit: bytes, 0 is none.
 
     threads: that make steps; 0: one for each core that the process may use.
     """
@@ -24,6 +27,8 @@ class Settings:
     threads: int
     certificate: str
     key: str
+    former_tokens: tuple[str, ...] = ()
+    former_certificates: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by the name asked for
 
 
 def read(environment: Mapping[str, str]) -> Settings:
@@ -56,4 +61,6 @@ def read(environment: Mapping[str, str]) -> Settings:
         number("PS_THREADS", 0, 1024),
         certificate,
         key,
+        former_tokens(environment),
+        former_certificates_by_name(environment),
     )

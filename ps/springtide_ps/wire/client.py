@@ -23,6 +23,7 @@ import torch
 from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.embedding import TableSpec
 from springtide_ps.params.sparse_gradient import SparseGradient, pack
+from springtide_ps.wire.auth import Tokens
 from springtide_ps.wire.frames import DTYPE_NAMES, NO_REPLY, Frame, FrameError, Header, Kind, joined, memory
 from springtide_ps.wire.keepalive import KEEPALIVE_SECONDS, SILENT_SECONDS
 from springtide_ps.wire.options import SentOptions
@@ -76,7 +77,7 @@ class ServerClient:
     def __init__(
         self,
         address: tuple[str, int],
-        token: str,
+        token: Tokens,
         timeout: float = 10.0,
         tls: ssl.SSLContext | None = None,
         patience: float | None = None,

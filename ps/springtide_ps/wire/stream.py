@@ -31,7 +31,7 @@ from springtide_ps.wire.frames import (
     unpack_header,
     unpack_meta,
 )
-from springtide_ps.wire.tls import TlsSocket
+from springtide_ps.wire.tls import ClientContext, TlsSocket
 
 HANDSHAKE_SECONDS: Final = 10.0
 _AHEAD: Final = 4096
@@ -226,13 +226,13 @@ def read_send_rate(environment: Mapping[str, str]) -> float:
 
 
 def connect(
-    address: tuple[str, int], token: str, timeout: float, tls: ssl.SSLContext | None = None
+    address: tuple[str, int], token: auth.Tokens, timeout: float, tls: ssl.SSLContext | None = None
 ) -> tuple[Stream, dict[str, Any]]:
     """Connect to a server and prove the token.
 
     Args:
         address: host and port.
-        token: the secret that both sides know.
+        token: the secret that both sides know; or several, of which the server knows one.
         timeout: seconds.
         tls: None: the connection is not encrypted.
 
@@ -247,7 +247,8 @@ def connect(
     plain = sock = socket.create_connection(address, timeout=timeout)
     try:
         if tls is not None:
-            plain = tls.wrap_socket(plain, server_hostname=address[0])
+            name = tls.asks_for if isinstance(tls, ClientContext) else address[0]
+            plain = tls.wrap_socket(plain, server_hostname=name)
             sock = TlsSocket(plain)
         stream = Stream(sock)
         header, meta = stream.receive(HANDSHAKE_META_LIMIT, 0)
@@ -255,14 +256,17 @@ def connect(
         theirs, ours = auth.nonce_in(meta.get("nonce")), auth.nonce()
         if theirs is None:
             raise RejectedError(f"{address[0]}:{address[1]} does not speak as a parameter server")
-        answer = {"nonce": ours, "proof": auth.proof(token, "client", theirs, ours), "pulse": True}
+        newest, *others = auth.proofs(token, "client", theirs, ours)
+        answer = {"nonce": ours, "proof": newest, "pulse": True}
+        if others:
+            answer["proofs"] = others
         stream.send(Frame(Kind.PROOF, meta=answer))
         # Closed without a word: it has too many connections, or dies. That may pass, unlike its refusal.
         header, meta = stream.receive(META_LIMIT, 0)
         if header.kind is Kind.REFUSED:
             raise RejectedError(f"{address[0]}:{address[1]} refused this process's token")
         _expect(header, Kind.ACCEPTED)
-        if not auth.holds(meta.get("proof"), token, "server", theirs, ours):
+        if auth.known_token([meta.get("proof")], token, "server", theirs, ours) is None:
             raise RejectedError(f"{address[0]}:{address[1]} does not know this job's token")
         stream.keepalives = meta.get("pulse") is True
         congestion.choose(plain)
@@ -274,7 +278,7 @@ def connect(
 
 
 def accept(
-    accepted: socket.socket, token: str, about: dict[str, Any], tls: ssl.SSLContext | None = None
+    accepted: socket.socket, token: auth.Tokens, about: dict[str, Any], tls: ssl.SSLContext | None = None
 ) -> Stream:
     """Let a client prove the token, as the server of a connection; on errors the socket is closed.
 
@@ -282,7 +286,7 @@ def accept(
 
     Args:
         accepted: the connection's socket.
-        token: the secret that both sides know.
+        token: the secret that both sides know; or several, of which the client knows one.
         about: the server's description of itself.
         tls: None: the connection is not encrypted.
 
@@ -306,11 +310,14 @@ def accept(
         header, meta = stream.receive(HANDSHAKE_META_LIMIT, 0)
         _expect(header, Kind.PROOF)
         theirs = auth.nonce_in(meta.get("nonce"))
-        if theirs is None or not auth.holds(meta.get("proof"), token, "client", ours, theirs):
+        given, more = [meta.get("proof")], meta.get("proofs")
+        given += more if isinstance(more, list) else []
+        known = None if theirs is None else auth.known_token(given, token, "client", ours, theirs)
+        if theirs is None or known is None:
             stream.send(Frame(Kind.REFUSED, meta={"error": "RejectedError", "message": "another token"}))
             raise RejectedError("a client with another token was refused")
         stream.keepalives = meta.get("pulse") is True
-        answer = {**about, "proof": auth.proof(token, "server", ours, theirs), "pulse": stream.keepalives}
+        answer = {**about, "proof": auth.proof(known, "server", ours, theirs), "pulse": stream.keepalives}
         stream.send(Frame(Kind.ACCEPTED, meta=answer))
         congestion.choose(accepted)
         sock.settimeout(None)

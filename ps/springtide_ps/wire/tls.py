@@ -14,8 +14,10 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeVar
+
+from springtide_protocol.tls_names import server_name
 
 _BEGIN: Final = "-----BEGIN "
 _SLICE: Final = 256 * 1024  # bytes encrypted at a time
@@ -98,13 +100,20 @@ class TlsSocket:
             raise TimeoutError("timed out")
 
 
-def client_context(authority: str) -> ssl.SSLContext:
-    """Trusts the one certificate `authority` (PEM), whatever the server's name.
+class ClientContext(ssl.SSLContext):
+    """A client's context, with the name that it asks for: servers with several certificates choose by it."""
+
+    asks_for: str | None = None
+
+
+def client_context(authority: str) -> ClientContext:
+    """Trusts what `authority` (PEM) signs, whatever the server's name; of several, the first is asked for.
 
     Raises ValueError where it is none.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = ClientContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
+    context.asks_for = server_name(authority)
     try:
         context.load_verify_locations(cadata=authority)
     except ssl.SSLError as error:
@@ -112,12 +121,15 @@ def client_context(authority: str) -> ssl.SSLContext:
     return context
 
 
-def server_context(certificate: str, key: str) -> ssl.SSLContext:
+def server_context(
+    certificate: str, key: str, former: Mapping[str, tuple[str, str]] | None = None
+) -> ssl.SSLContext:
     """Make a server's TLS context.
 
     Args:
         certificate: the chain as PEM text, or the name of a file.
         key: its private key, likewise.
+        former: certificates and keys that are shown to clients which ask for these names.
 
     Returns:
         The context.
@@ -132,6 +144,14 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext:
             context.load_cert_chain(certificate_file, key_file)
         except ssl.SSLError as error:
             raise ValueError(f"the certificate and its key cannot be read: {error}") from error
+    others = {name: server_context(*pair) for name, pair in (former or {}).items()}
+
+    def choose(sock: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+        if name in others:
+            sock.context = others[name]
+
+    if others:
+        context.sni_callback = choose
     return context
 
 

@@ -24,7 +24,8 @@ from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.manifests.coordinator import coordinator_pod, secret
 from springtide_operator.manifests.server import server_pod
 from springtide_operator.manifests.worker import worker_pod
-from springtide_protocol.tls import SERVER_NAME, read_authority, read_certificate, server_name
+from springtide_protocol.tls import read_authority, read_certificate
+from springtide_protocol.tls_names import SERVER_NAME, server_name
 
 ROOT_KEY = b"r" * 32
 

@@ -51,6 +51,21 @@ def key_of(pod: Object) -> JobKey:
     return JobKey.parse(pod["metadata"]["annotations"][names.ANNOTATION_KEY])
 
 
+def roll(world: World) -> set[str]:
+    """Live through rounds in which servers may be replaced; return which were, one at a time."""
+    gone: list[str] = []
+    for _ in range(14):
+        world.reports()
+        found = [action for action in world.round().actions if isinstance(action, DeletePod)]
+        deletions = [action.uid for action in found if action.because == "KeyReplaced"]
+        assert len(deletions) <= 1
+        gone += deletions
+        world.kubelet()
+        world.now += 10
+    assert len(gone) == len(set(gone))
+    return set(gone)
+
+
 def listed(world: World) -> list[str]:
     return [entry["id"] for entry in world.status["keys"]]
 
@@ -158,17 +173,46 @@ def test_pods_of_before_keys_had_names_are_let_in() -> None:
     assert listed(world) == [SECOND, ""]
 
 
-def test_servers_keep_their_key_and_so_do_pods_made_beside_them() -> None:
+def test_servers_of_an_older_key_hand_over_one_at_a_time() -> None:
+    world = started(servers=2)
+    workers, before = uids(world.workers()), uids(world.servers())
+    world.key = SECOND
+    assert roll(world) == before
+    assert uids(world.workers()) == workers, "no worker ends"
+    for pod in world.servers():
+        assert secrets_of(pod) == {
+            "SPRINGTIDE_TOKEN": f"{SECOND}:token",
+            "SPRINGTIDE_FORMER_TOKEN_1": f"{FIRST}:token",
+        }
+
+
+def test_worker_beside_older_servers_has_their_token_too() -> None:
     world = started(servers=2)
     world.key = SECOND
+    world.ask_deletion(world.workers()[0])
     world.settle()
-    (coordinator,) = world.coordinators()
-    assert secrets_of(coordinator)["SPRINGTIDE_TOKEN"] == f"{SECOND}:token"
-    for pod in (world.servers()[0], world.workers()[0]):
-        world.ask_deletion(pod)
+    made = [pod for pod in world.workers() if key_of(pod).id == SECOND]
+    assert [secrets_of(pod)["SPRINGTIDE_FORMER_TOKEN_1"] for pod in made] == [f"{FIRST}:token"]
+    world = started()
+    world.key = SECOND
+    world.ask_deletion(world.workers()[0])
     world.settle()
-    for pod in (*world.servers(), *world.workers()):
-        assert secrets_of(pod)["SPRINGTIDE_TOKEN"] == f"{FIRST}:token"
+    made = [pod for pod in world.workers() if key_of(pod).id == SECOND]
+    assert [[*secrets_of(pod)] for pod in made] == [["SPRINGTIDE_TOKEN"]], "without servers it needs none"
+
+
+def test_servers_know_certificates_and_authorities_of_older_keys() -> None:
+    world = started(tls=True, servers=1)
+    first = key_of(world.servers()[0])
+    world.key = SECOND
+    roll(world)
+    (server,) = world.servers()
+    second, found = key_of(server), secrets_of(server)
+    assert (first.id, second.id) == (FIRST, SECOND)
+    assert found["SPRINGTIDE_TLS_CA"] == f"{second.name}:ca.crt"
+    assert found["SPRINGTIDE_TLS_CERTIFICATE"] == f"{second.name}:tls.crt"
+    for variable, entry in (("CA", "ca.crt"), ("CERTIFICATE", "tls.crt"), ("KEY", "tls.key")):
+        assert found[f"SPRINGTIDE_FORMER_{variable}_1"] == f"{first.name}:{entry}"
 
 
 # ---- certificates
@@ -217,20 +261,8 @@ def test_servers_are_renewed_one_at_a_time() -> None:
     world = started(tls=True, servers=2)
     first = key_of(world.servers()[0])
     world.now = first.certificate_ends - 29 * DAY
-    before, gone = uids(world.servers()), []
-    for _ in range(12):
-        world.reports()
-        decided = world.round()
-        found = [action for action in decided.actions if isinstance(action, DeletePod)]
-        deletions = [action for action in found if action.because == "CertificateEnds"]
-        assert len(deletions) <= 1
-        if deletions:
-            assert len(world.servers()) >= 1
-        gone += [action.uid for action in deletions]
-        world.kubelet()
-        world.now += 10
-    assert set(gone) == before
-    assert len(gone) == 2
+    before = uids(world.servers())
+    assert roll(world) == before
     names_now = {pod["metadata"]["annotations"][names.ANNOTATION_KEY] for pod in world.servers()}
     assert len(names_now) == 1
     assert JobKey.parse(names_now.pop()).certificate_ends > first.certificate_ends

@@ -14,6 +14,7 @@ import torch
 
 from springtide.comm.store import FormationCancelled
 from springtide_ps.server.failed_shards import StepFailedError
+from springtide_ps.wire.auth import Tokens
 from springtide_ps.wire.client import Answer, RefusedError, ServerClient, ServerLostError
 from springtide_ps.wire.frames import PART_BYTES, Kind
 from springtide_ps.wire.stream import PeerClosedError, RejectedError, parse_address
@@ -46,13 +47,13 @@ def servers_in(error: BaseException) -> list[str]:
 class Connections:
     """One connection to each server, kept from generation to generation. `over` is for any thread.
 
-    authority: the certificate, in PEM, that servers must have; empty: no TLS. part_bytes: a slice of a table
+    authority: what signs the servers' certificates, in PEM; empty: no TLS. part_bytes: a slice of a table
     that is larger is sent and read in parts of so many.
     """
 
     def __init__(
         self,
-        token: str,
+        token: Tokens,
         connect_seconds: float,
         answer_seconds: float,
         authority: str = "",

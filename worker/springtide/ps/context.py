@@ -27,6 +27,7 @@ from springtide.ps.step_spec import ServerOptimizers
 from springtide.ps.tables import PlannedSlice, TableIndex
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import Slice
+from springtide_ps.wire.auth import Tokens
 from springtide_ps.wire.client import Answer
 from springtide_ps.wire.frames import Kind
 
@@ -52,7 +53,7 @@ class PsSettings:
     """
 
     me: str
-    token: str
+    token: Tokens
     replication: int
     with_norm: bool
     connect_seconds: float
