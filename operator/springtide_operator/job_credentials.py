@@ -1,4 +1,4 @@
-"""What the processes of a job show each other, and the operator shows its coordinator: all from one root key.
+"""Tokens and certificates that processes of a job, and the operator, show each other: from one root key.
 
 Nothing has to be read back to know it.
 """

@@ -127,7 +127,7 @@ def test_deleted_secret_of_a_job_is_made_again(e2e: E2ECluster, start: Start) ->
 
 
 def test_certificates_are_renewed_before_they_end(e2e: E2ECluster, start: Start) -> None:
-    """With certificates of half a minute: workers that began with the first are connected after its end."""
+    """Certificates last half a minute here; workers that began with the first are let in after its end."""
 
     def set_seconds(change: str) -> None:
         e2e.kubectl("set", "env", "deployment", "--all", "-n", OPERATOR_NAMESPACE, change)

@@ -11,7 +11,7 @@ DAY = 86_400.0
 
 
 class JobTls(NamedTuple):
-    """What clients trust, what servers show, and its key: PEM."""
+    """The authority that clients trust, a certificate that servers show, and its private key, in PEM."""
 
     authority: str
     certificate: str

@@ -76,7 +76,7 @@ class Settings:
 
     @property
     def server_authorities(self) -> str:
-        """What signs the certificates of parameter servers, in PEM, the newest first; empty: no TLS."""
+        """The authorities of parameter servers' certificates, in PEM, the newest first; empty: no TLS."""
         return "\n".join((self.authority, *self.former_authorities)) if self.authority else ""
 
     @property

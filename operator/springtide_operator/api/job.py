@@ -95,7 +95,7 @@ class Job:
 
     @property
     def key_turn(self) -> str:
-        """What the user has written to get another key; "" at first."""
+        """The word by which the user asks for another key; "" at first."""
         return str(self.annotations.get(names.ANNOTATION_KEY_TURN, ""))[:_MOST_TURN]
 
     @property

@@ -117,7 +117,7 @@ def test_older_key_counts_until_no_pod_has_it() -> None:
     assert {secrets_of(pod)["SPRINGTIDE_TOKEN"] for pod in world.workers()} == {f"{SECOND}:token"}
 
 
-def test_secret_that_is_missing_keeps_no_coordinator_from_starting() -> None:
+def test_a_missing_secret_keeps_no_coordinator_from_starting() -> None:
     world = started()
     world.key = SECOND
     world.settle()
@@ -218,7 +218,7 @@ def test_servers_know_certificates_and_authorities_of_older_keys() -> None:
 # ---- certificates
 
 
-def test_certificate_is_renewed_before_its_end_by_a_new_coordinator() -> None:
+def test_certificate_is_renewed_in_time_by_a_new_coordinator() -> None:
     world = started(tls=True)
     first = key_of(world.coordinators()[0])
     begun, workers = world.now, uids(world.workers())

@@ -76,7 +76,7 @@ def test_lease_that_was_given_back_is_no_rival() -> None:
 
 
 def test_of_two_that_act_the_older_lease_stays() -> None:
-    """Both see the same Leases, so exactly one of them ends."""
+    """Compare the two sides: they see the same Leases, so exactly one of them ends."""
     both = [holding(OTHER, "2026-01-01T00:00:00Z"), holding(OWN, "2026-01-02T00:00:00Z")]
     assert decide(OWN, True, both)[0] is Answer.REFUSE
     assert decide(OTHER, True, both)[0] is Answer.FREE
