@@ -15,6 +15,9 @@ LIMIT = 2.0
 MOST_RETURN = 0.5
 """A process that lost its connection has found the coordinator again within it."""
 
+MOST_PINGS = 512
+"""A second, of one coordinator: each costs it some 25 microseconds."""
+
 RETURN_AFTER_STANDSTILL = 2.0
 """Heartbeat limits within which all find a coordinator again that stood still: they try once a second."""
 
@@ -47,11 +50,19 @@ class Heartbeat:
         return self.answer_within + self.return_within
 
 
-def of_members(limit: float) -> Heartbeat:
-    """How the coordinator watches workers and servers; limit: in seconds, positive."""
-    ping = limit / 4
+def of_members(limit: float, processes: int = 0) -> Heartbeat:
+    """Return how the coordinator watches workers and servers.
+
+    Its pings are what an idle job costs it, so it sends MOST_PINGS a second at most: with more processes each
+    is asked less often, and the limit is longer by as much. A process that ends closes its stream, which is
+    seen at once; the limit is for machines that fall silent.
+
+    Args:
+        limit: in seconds, positive; that of a job whose pings are not too many.
+        processes: that the job wants.
+    """
     back = min(MOST_RETURN, limit / 4)
-    return Heartbeat(ping, limit - ping - back, back)
+    return Heartbeat(max(limit / 4, processes / MOST_PINGS), limit - limit / 4 - back, back)
 
 
 def of_coordinator(limit: float) -> Heartbeat:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from coordinator_decisions import handle
+
 from springtide_coordinator.membership import (
     Connected,
     Disconnected,
@@ -17,7 +19,6 @@ from springtide_coordinator.membership import (
     Synced,
     Tick,
     describe,
-    handle,
 )
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import Effect, EndStream, PodSeen, Send
@@ -139,7 +140,7 @@ class Room:
         current = self.m.current
         assert current is not None
         assert current.start is not None
-        for member in current.ids:
+        for member in current.order:
             self.tell(member, say.Formed(current.name))
         return current.start.state
 
@@ -208,7 +209,7 @@ class Room:
     @property
     def members(self) -> tuple[str, ...]:
         """Return the members of the current generation, in rank order."""
-        return self.m.current.ids if self.m.current is not None else ()
+        return self.m.current.order if self.m.current is not None else ()
 
     @property
     def servers(self) -> tuple[str, ...]:

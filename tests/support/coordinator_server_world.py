@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from coordinator_decisions import handle
+
 from springtide_coordinator.membership import (
     Connected,
     Disconnected,
@@ -17,7 +19,6 @@ from springtide_coordinator.membership import (
     ServerConnected,
     Synced,
     Tick,
-    handle,
 )
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import EndStream, Made, PodSeen, Send

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from springtide_coordinator.membership.consistency import keeps_applied_batches
 from springtide_coordinator.membership.events import Effect, EndStream, Send
-from springtide_coordinator.membership.hello import layout_mismatch
+from springtide_coordinator.membership.hello import keep_layout, layout_mismatch
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import (
     BoundToSteps,
@@ -99,7 +99,7 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
     if lacking and current is not None and message.generation == current.name:
         void(m, current, message)
     hold(m, record, message.state)
-    record.layout_hash = message.layout_hash or record.layout_hash
+    keep_layout(m, record, message.layout_hash)
     record.park_reason = message.reason
     record.detail, record.suspects = message.detail, message.suspects
     record.at_stage = None
@@ -129,7 +129,7 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
     current.copies = message.server_copies
     if current.start is not None and not again:
         hold(m, record, current.start.state)
-        if current.start.fresh and record.info.id == current.ids[0]:
+        if current.start.fresh and record.info.id == current.order[0]:
             on_restored(m, current.start.state, message.restored)
     m.state_existed = True
 
@@ -166,7 +166,7 @@ def on_progress(m: Membership, record: Record, message: Progressed) -> None:
     if current is None or message.state.generation != current.name or record.generation != current.name:
         return
     if record.standing is Standing.AFTER and newer_than_the_end(m, message):
-        for member in current.ids:
+        for member in current.order:
             other = m.members.get(member)
             if other is not None and other.standing is Standing.AFTER:
                 other.standing = Standing.ACTIVE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 from springtide_protocol.channel import client_options, token_metadata
 from springtide_protocol.session_client import MessageTooLargeError, SessionClosedError
+from springtide_protocol.store_entries import unpack
 from springtide_protocol.sync_client import SyncClient, SyncError
 
 
@@ -245,10 +247,18 @@ def test_store_entries_reach_others_and_a_reconnected_member(stack: ExitStack, t
     second.wait("start")
     entry = pb.StoreEntry(generation=start.generation, key="address/0", value=b"127.0.0.1:1")
     first.client.send(pb.WorkerMessage(store_set=entry))
-    assert second.wait("store_entry").store_entry == entry
+    told = second.wait("store_entries").store_entries
+    assert told.generation == entry.generation
+    assert dict(unpack(told.packed)) == {"address/0": b"127.0.0.1:1"}
     break_for_a_moment(line)
-    assert second.wait("store_entry", 2).store_entry == entry
-    assert not first.all("store_entry")
+    assert second.wait("store_entries", 2).store_entries == told
+    assert not first.all("store_entries")
+
+
+def entries_of(one: Member) -> dict[str, bytes]:
+    """All store entries that a member was told."""
+    told = [message.store_entries.packed for message in one.all("store_entries")]
+    return dict(itertools.chain.from_iterable(map(unpack, told)))
 
 
 def test_fifty_members(stack: ExitStack, tmp_path: Path) -> None:
@@ -264,12 +274,13 @@ def test_fifty_members(stack: ExitStack, tmp_path: Path) -> None:
         one.client.send(
             pb.WorkerMessage(
                 store_set=pb.StoreEntry(
-                    generation=start.generation, key=one.hello.member.id, value=b"x" * 1000
+                    generation=start.generation, key=f"0/{one.hello.member.slot}", value=b"x" * 1000
                 )
             )
         )
     for one in members:
-        one.wait("store_entry", 49, timeout=30)
+        until(lambda one=one: len(entries_of(one)) == 50, "all entries", 30)  # type: ignore[misc]
+        assert len(one.all("store_entries")) < 10
     members[0].commit(1)
     members[0].wait("known", timeout=30)
 

@@ -18,7 +18,14 @@ from springtide_coordinator.settings import Options, read_options
 from springtide_coordinator.stall import Motion
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.channel import client_options, server_options
-from springtide_protocol.heartbeat import LIMIT, MOST_RETURN, Heartbeat, of_coordinator, of_members
+from springtide_protocol.heartbeat import (
+    LIMIT,
+    MOST_PINGS,
+    MOST_RETURN,
+    Heartbeat,
+    of_coordinator,
+    of_members,
+)
 from springtide_protocol.names import Incarnation
 
 LIMITS = st.floats(0.1, 300.0)
@@ -66,6 +73,17 @@ def test_a_member_that_hangs_is_lost_within_the_limit(limit: float, phase: float
     assert "pod-w2 is lost" in room.last("w0", say.Prepare).reason
     assert room.now - stopped <= limit + 2e-6
     assert room.now - stopped >= heartbeat.patience - 1e-6
+
+
+def test_a_larger_job_is_asked_less_often_and_no_less_patiently() -> None:
+    small, large = of_members(LIMIT), of_members(LIMIT, 8000)
+    assert of_members(LIMIT, MOST_PINGS // 2) == small
+    assert 8000 / large.ping_every <= MOST_PINGS
+    assert large.patience == small.patience
+    env = {"SPRINGTIDE_TOKEN": "t", "SPRINGTIDE_STATE_DIR": "/s", "SPRINGTIDE_TARGET": "8000"}
+    options = read_options(env)
+    assert options.heartbeat == large
+    assert options.membership.standstill == LIMIT / 4, "its own clock is no matter of the job's size"
 
 
 def test_one_that_answers_in_time_is_not_broken() -> None:

@@ -24,9 +24,14 @@ class LifeOfAJob(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(workers=st.integers(1, 3), last_step=st.sampled_from([6, 10_000]), rounds=st.integers(0, 12))
-    def begin(self, workers: int, last_step: int, rounds: int) -> None:
-        self.world = World(target=workers, last_step=last_step)
+    @initialize(
+        workers=st.integers(1, 3),
+        last_step=st.sampled_from([6, 10_000]),
+        rounds=st.integers(0, 12),
+        turn=st.sampled_from([1, 2, 5]),
+    )
+    def begin(self, workers: int, last_step: int, rounds: int, turn: int) -> None:
+        self.world = World(target=workers, last_step=last_step, turn=turn)
         for _ in range(rounds):
             self.world.round()
 

@@ -30,6 +30,7 @@ from springtide_protocol.codec import (
     state_to_proto,
 )
 from springtide_protocol.names import WITHOUT_JOB, GenerationName, Incarnation, StateName, process_label
+from springtide_protocol.store_entries import unpack
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class Membership:
         self._start: Start | None = None
         self._leave: Leave | None = None
         self._save: Save | None = None
-        self._entries_ahead: list[pb.StoreEntry] = []  # of a store whose Start has not come
+        self._entries_ahead: list[pb.StoreEntries] = []  # of a store whose Start has not come
         # The coordinator.
         self._connected = False
         self._newest = Incarnation(0)
@@ -245,8 +246,8 @@ class Membership:
                 self._prepare(message.prepare)
             case "start":
                 self._started(message.start)
-            case "store_entry":
-                self._store_entry(message.store_entry)
+            case "store_entries":
+                self._store_entries(message.store_entries)
             case "boundary":
                 with self._changed:
                     asked = self._standing == pb.ACTIVE and self._is_current(message.boundary.generation)
@@ -352,19 +353,19 @@ class Membership:
             )
             for entry in self._entries_ahead:
                 if self._is_current(entry.generation):
-                    self._store.deliver(entry.key, entry.value)
+                    self._store.deliver(unpack(entry.packed))
             self._entries_ahead = []
             self._start = Start(message, generation, self._store)
             self._changed.notify_all()
 
-    def _store_entry(self, message: pb.StoreEntry) -> None:
+    def _store_entries(self, message: pb.StoreEntries) -> None:
         with self._changed:
             store = self._store if self._is_current(message.generation) else None
             # Of a generation that is formed, or over, entries may still come; nobody asks for them.
             if self._is_to_come(message.generation) and len(self._entries_ahead) < _EARLY_ENTRIES:
                 self._entries_ahead.append(message)
         if store is not None:
-            store.deliver(message.key, message.value)
+            store.deliver(unpack(message.packed))
 
     def _end_ok(self, message: pb.EndOk) -> None:
         with self._changed:
