@@ -75,10 +75,11 @@ class Room:
         self.said: dict[str, list[say.Outgoing]] = {}
         self.disconnected: list[str] = []
         self.leaving: dict[str, float] = {}
+        self.decides = True  # else decisions wait, as they do for the others of one turn of the loop
         self._last = 0
 
     def feed(self, event: Event) -> list[Effect]:
-        effects = handle(self.m, event, self.now)
+        effects = handle(self.m, event, self.now, put_off=not self.decides)
         for effect in effects:
             if isinstance(effect, Send):
                 self.said.setdefault(effect.member, []).append(effect.message)

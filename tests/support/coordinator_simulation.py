@@ -230,6 +230,12 @@ class World:
             if known != worker.chain:
                 raise BrokenPromise(f"two different states are named {worker.state}")
 
+    def drift(self, worker: Worker) -> None:
+        """Memory flips a bit in one of several: it is found at the next step, where all are to stop."""
+        others = [self.workers[info.id] for info in worker.members if info.id != worker.info.id]
+        if worker.standing is say.Standing.ACTIVE and others and not any(one.drifted for one in others):
+            worker.drifted = True
+
     def crash(self, worker: Worker) -> None:
         if worker.alive:
             worker.stopped_at = None
@@ -385,6 +391,7 @@ class World:
             ):
                 self.deliver_down(worker)
             self.act(worker)
+            worker.report()
         self.elapse(0.1)
 
     def top(self) -> int:

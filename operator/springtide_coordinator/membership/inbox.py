@@ -152,6 +152,11 @@ def on_restored(m: Membership, state: StateName, name: str) -> None:
 def on_progress(m: Membership, record: Record, message: Progressed) -> None:
     """Note a commit, which proves that all members of its generation take part in its steps.
 
+    Which state the process holds it says itself when it parks, or on a new stream. Commits are reported by
+    another of its threads, so one may come after that: it is what was held then, and may be gone since (one
+    that has drifted from the others holds none). Only while the process is in the commit's generation and has
+    not parked does a commit say what it holds.
+
     Args:
         m: facts of the membership, which are changed.
         record: of the process; it is changed.
@@ -161,7 +166,8 @@ def on_progress(m: Membership, record: Record, message: Progressed) -> None:
         m.known = message.state
     m.state_existed = True
     current = m.current
-    if record.state is None or message.state > record.state:
+    trains = record.standing is not Standing.PARKED and message.state.generation == record.generation
+    if trains and (record.state is None or message.state > record.state):
         hold(m, record, message.state)
     if current is None or message.state.generation != current.name or record.generation != current.name:
         return

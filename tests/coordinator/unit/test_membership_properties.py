@@ -43,6 +43,14 @@ class LifeOfAJob(RuleBasedStateMachine):
     def act(self, which: int, unlucky: bool) -> None:
         self.world.act(self.pick(which), unlucky)
 
+    @rule(which=WHICH)
+    def report(self, which: int) -> None:
+        self.pick(which).report()
+
+    @rule(which=WHICH)
+    def drift(self, which: int) -> None:
+        self.world.drift(self.pick(which))
+
     @rule(which=WHICH, times=st.integers(1, 3))
     def deliver_up(self, which: int, times: int) -> None:
         for _ in range(times):
