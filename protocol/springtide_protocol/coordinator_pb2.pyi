@@ -260,12 +260,16 @@ class StoreEntries(_message.Message):
 class EntryList(_message.Message):
     __slots__ = ("entries",)
     class Entry(_message.Message):
-        __slots__ = ("key", "value")
+        __slots__ = ("key", "value", "before", "after")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
+        BEFORE_FIELD_NUMBER: _ClassVar[int]
+        AFTER_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: bytes
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+        before: int
+        after: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., before: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[EntryList.Entry]
     def __init__(self, entries: _Optional[_Iterable[_Union[EntryList.Entry, _Mapping]]] = ...) -> None: ...
