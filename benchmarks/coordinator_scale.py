@@ -13,6 +13,10 @@ Formed.
 * `growth_256_to_512`: how many times as much it costs at 512 members as at 256.
 * `idle_cpu_fraction`: the coordinator's share of a core at the greatest number of members while nobody says
   anything and only the heartbeat goes on.
+* `of_8000`: 1,000 pods of 8 processes, which no machine here can hold. `state_machine_seconds` are those of a
+  join in the state machine alone, run with 8,000 members. `calculated_seconds` are those of the whole
+  coordinator, by the line and the square through the figures at 256 and 512. `store_bytes` are those of the
+  addresses that gloo's full mesh tells, and `store_limit` those that the coordinator keeps.
 * `training_cpu_fraction`: the same while each member reports its times as workers do, rank 0 its commits ten
   times a second, and the operator asks once a second.
 
@@ -39,12 +43,16 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from springtide_coordinator.membership import Connected, Membership, Received, decide, take_in
+from springtide_coordinator.membership import messages as say
 from springtide_protocol import PROTOCOL_VERSION
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 from springtide_protocol.channel import client_options, token_metadata
 from springtide_protocol.heartbeat import LIMIT
+from springtide_protocol.limits import MAX_STORE_BYTES
 from springtide_protocol.lobby import raise_descriptor_limit
+from springtide_protocol.names import Incarnation, StateName
 from springtide_protocol.session_client import BACKOFF_FIRST, BACKOFF_LAST
 from springtide_protocol.store_entries import unpack
 
@@ -52,6 +60,7 @@ Object = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = (64, 128, 256, 512)
+LARGEST = 8000  # 1,000 pods of 8 processes
 TOKEN = "scale"
 CLIENTS = 2  # processes
 CHANGES_HEARTBEAT = 20.0  # s
@@ -545,6 +554,58 @@ async def measure(sizes: tuple[int, ...], repeats: int, idle_seconds: float) -> 
     return report(changes, kinds, shares, reasons)
 
 
+def state_machine_seconds(size: int) -> float:
+    """Return the processor seconds that the state machine alone takes for a join.
+
+    Args:
+        size: members with the one that joins; in pods of 8.
+    """
+    m = Membership(Incarnation(1), started_at=0.0, target=size - 1, minimum=1)
+
+    def come(number: int) -> None:
+        info = say.MemberInfo(f"{number:032x}", f"uid-{number // 8}", "", number % 8, "", number // 8)
+        take_in(m, Connected(number, say.Hello(info, say.Standing.STARTING)), 1.0)
+        take_in(m, Received(number, say.Parked(say.ParkReason.STANDBY, layout_hash="layout")), 1.0)
+
+    def form() -> None:
+        assert m.current is not None
+        for number in range(len(m.current.ids)):
+            take_in(m, Received(number, say.Formed(m.current.name)), 1.0)
+        decide(m, 1.0)
+
+    for number in range(size - 1):
+        come(number)
+    decide(m, 1.0)
+    form()
+    began = time.process_time()
+    m.target = size
+    come(size - 1)
+    decide(m, 1.0)
+    assert m.current is not None
+    old, state = m.current.name, StateName(m.current.name, 1)
+    for number in range(size - 1):
+        parked = say.Parked(say.ParkReason.BOUNDARY, old, state, "layout")
+        take_in(m, Received(number, parked), 1.0)
+    decide(m, 1.0)
+    form()
+    if len(m.current.ids) != size or not m.current.complete:
+        raise RuntimeError(f"no generation of {size} has formed")
+    return time.process_time() - began
+
+
+def calculated_seconds(half: float, whole: float, size: int) -> float:
+    """Return the processor seconds of a change in a job too large to be run.
+
+    Args:
+        half: those at 256 members.
+        whole: those at 512.
+        size: members.
+    """
+    square = max(0.0, (whole - 2 * half) / (512**2 - 2 * 256**2))
+    line = (whole - square * 512**2) / 512
+    return line * size + square * size**2
+
+
 def report(
     changes: dict[str, float | None],
     kinds: dict[str, dict[str, float] | None],
@@ -564,6 +625,12 @@ def report(
         "cpu_seconds_per_change": changes,
         "cpu_seconds_by_kind": kinds,
         "growth_256_to_512": whole / half if whole is not None and half else None,
+        "of_8000": {
+            "state_machine_seconds": state_machine_seconds(LARGEST),
+            "calculated_seconds": calculated_seconds(half, whole, LARGEST) if half and whole else None,
+            "store_bytes": LARGEST * len(gloo_value(0, LARGEST)),
+            "store_limit": MAX_STORE_BYTES,
+        },
         "idle_cpu_fraction": shares["idle"],
         "training_cpu_fraction": shares["training"],
         "reasons": reasons,

@@ -366,6 +366,7 @@ class Hub:
             encoded = wire.from_outgoing(message, known)
             if isinstance(message, Welcome):
                 encoded.welcome.training = self._training()
+                encoded.welcome.wanted = self.membership.target
             self._encoded = (message, known, encoded)
         return self._encoded[2]
 

@@ -533,16 +533,18 @@ class CoordinatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entries: _Optional[_Union[StoreEntries, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("incarnation", "protocol_version", "known", "training")
+    __slots__ = ("incarnation", "protocol_version", "known", "training", "wanted")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     protocol_version: int
     known: StateName
     training: int
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., training: _Optional[int] = ...) -> None: ...
+    wanted: int
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., training: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("generation", "reason")

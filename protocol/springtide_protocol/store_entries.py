@@ -83,7 +83,9 @@ def unpack(packed: bytes) -> list[tuple[str, bytes]]:
     size, last = 0, b""
     for entry in listed.entries:
         if entry.before + entry.after > len(last):
-            raise MalformedError(f"StoreEntries.packed: {entry.key[:64]!r} shares more than there was before it")
+            raise MalformedError(
+                f"StoreEntries.packed: {entry.key[:64]!r} shares more than there was before it"
+            )
         size += len(entry.key) + len(entry.value) + entry.before + entry.after
         if size > MAX_STORE_BYTES:
             raise MalformedError(f"StoreEntries.packed has more than {MAX_STORE_BYTES} bytes of entries")

@@ -16,6 +16,15 @@ def test_figures_stand_under_their_keys() -> None:
     assert result["growth_256_to_512"] == pytest.approx(2.0)
     assert result["idle_cpu_fraction"] == 0.02
     assert result["training_cpu_fraction"] == 0.1
+    large = result["of_8000"]
+    assert large["calculated_seconds"] == pytest.approx(0.6 * 8000 / 512), "twice as much at twice the size"
+    assert large["state_machine_seconds"] > 0
+    assert large["store_bytes"] == 8000 * (154 + 8 * 8000) > large["store_limit"]
+
+
+def test_what_grows_with_the_square_is_calculated_so() -> None:
+    assert coordinator_scale.calculated_seconds(1.0, 4.0, 1024) == pytest.approx(16.0)
+    assert coordinator_scale.calculated_seconds(1.0, 3.0, 1024) == pytest.approx(10.0)
 
 
 def test_too_few_descriptors_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

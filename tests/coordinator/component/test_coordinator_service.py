@@ -108,6 +108,7 @@ def test_training_goes_on_over_a_killed_coordinator(stack: ExitStack, tmp_path: 
     welcome = first.wait("welcome", 2).welcome
     second.wait("welcome", 2)
     assert (welcome.incarnation.number, welcome.incarnation.restart) == (1, 1)
+    assert welcome.wanted == 2
     assert not welcome.HasField("known")
     first.commit(6)
     assert first.wait("known", 2).known.state.step == 6
@@ -352,3 +353,18 @@ def test_a_wrong_environment_is_one_clear_line(name: str, value: str, message: s
     assert len(lines) == 1, done.stderr
     assert message in lines[0]
     assert "Traceback" not in done.stderr
+
+
+def test_coordinator_that_may_open_few_files_says_so(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "SPRINGTIDE_TOKEN": "t",
+        "SPRINGTIDE_STATE_DIR": str(tmp_path),
+        "SPRINGTIDE_BIND": "203.0.113.1",  # not ours, so that it ends
+        "SPRINGTIDE_TARGET": "512",
+        "SPRINGTIDE_SERVERS": "4",
+    }
+    command = ["sh", "-c", 'ulimit -n 300; exec "$0" -m springtide_coordinator', sys.executable]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    said = "may open 300 files (its hard limit, RLIMIT_NOFILE), and needs 772 for a job of 512 processes"
+    assert said in ended.stderr

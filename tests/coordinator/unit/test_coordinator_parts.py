@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from coordinator_room import generation, info, state
+from hypothesis import given
+from hypothesis import strategies as st
 
 from springtide_coordinator import membership
 from springtide_coordinator.history import Commit
@@ -131,9 +133,38 @@ def test_packed_entries_stay_within_a_message() -> None:
     assert pack({}) == []
 
 
+@given(st.lists(st.lists(st.sampled_from([b"", b"a", b"ab", bytes(300)]), max_size=5).map(b"".join)))
+def test_entries_are_unpacked_as_they_were_packed(values: list[bytes]) -> None:
+    entries = {f"0/{rank}": value for rank, value in enumerate(values)}
+    assert dict(itertools.chain.from_iterable(map(unpack, pack(entries)))) == entries
+
+
+def test_packed_entries_of_gloo_grow_as_the_members_do() -> None:
+    """Each of its values has 8 bytes for each member, the same ones in all."""
+
+    def packed(members: int) -> int:
+        numbers = b"".join(number.to_bytes(8, "little") for number in range(members))
+        head = [bytes(16) + os.urandom(8) + bytes(112) + os.urandom(8) + bytes(10) for _ in range(members)]
+        [part] = pack({f"0/{rank}": head[rank] + numbers for rank in range(members)})
+        return len(part)
+
+    assert packed(1024) < 4.5 * packed(256)
+    assert packed(1024) < 40 * 1024, "40 bytes for each"
+
+
+def entry_list(*entries: pb.EntryList.Entry) -> bytes:
+    return zlib.compress(pb.EntryList(entries=entries).SerializeToString())
+
+
 @pytest.mark.parametrize(
     "packed",
     [
+        entry_list(pb.EntryList.Entry(key="a", before=1)),
+        entry_list(pb.EntryList.Entry(key="a", value=b"12"), pb.EntryList.Entry(key="b", before=2, after=1)),
+        entry_list(
+            pb.EntryList.Entry(key="a", value=bytes(1 << 20)),
+            *(pb.EntryList.Entry(key=str(number), before=1 << 20) for number in range(64)),
+        ),
         b"",
         b"no zlib",
         pack({"a": b"1"})[0][:-3],

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from springtide.comm import descriptors
 from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Leave, Start
 from springtide.errors import SpringtideError
@@ -292,3 +293,15 @@ def test_entries_after_formed_leave_room_for_the_next_ones() -> None:
     answer = session.membership.await_start()
     assert isinstance(answer, Start)
     assert answer.store.get("early") == b"v"
+
+
+def test_limit_of_files_below_what_the_job_wants_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: 1024)
+    session = Session()
+    for wanted in (2, 600, 600):  # the last one after a reconnection
+        session.hear(welcome=pb.Welcome(incarnation=pb.Incarnation(number=1), wanted=wanted))
+    said = [record.getMessage() for record in caplog.records if "RLIMIT_NOFILE" in record.getMessage()]
+    assert len(said) == 1
+    assert "the job wants 600" in said[0]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from springtide.checkpoint.shares import Share
+from springtide.comm.descriptors import why_too_few
 from springtide.comm.store_entries import Entries, Publish
 from springtide.coordination.park_reply import Leave, ParkReply, Save, Start
 from springtide.errors import SpringtideError
@@ -103,6 +104,7 @@ class Membership:
         self._needed_servers: list[str] = []
         self._unsettled = False
         self._copies = 0
+        self._wanted = 0  # processes: the most that a coordinator said the job wants
         # Messages that a new stream repeats.
         self._promise: pb.Parked | None = None
         self._ended: pb.Ended | None = None
@@ -284,6 +286,10 @@ class Membership:
                 self._newest = incarnation
             self._known = state_from_proto(message.known)
             self._connected, self._training = True, message.training
+            if message.wanted > self._wanted:
+                self._wanted = message.wanted
+                if why := why_too_few(self._wanted):
+                    log.warning("%s", why)
             # Hello told where this process stands, but not why, nor what is on which servers.
             if self._formed is not None and self._servers:
                 self._send(pb.WorkerMessage(formed=self._formed))
