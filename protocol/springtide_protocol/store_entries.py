@@ -19,7 +19,7 @@ from springtide_protocol.limits import MAX_STORE_BYTES, MAX_STORE_VALUE_BYTES
 
 MAX_UNPACKED_BYTES = 2 * MAX_STORE_VALUE_BYTES
 """Of one message, without what values share: what cannot be compressed stays below the limit of a message."""
-_LEVEL = 3  # at level 1 twice as much is left of 512 values of gloo
+_LEVEL = 1  # what is alike was left out before
 
 
 def pack(entries: Mapping[str, bytes]) -> list[bytes]:
