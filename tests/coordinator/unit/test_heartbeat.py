@@ -88,7 +88,7 @@ def test_a_larger_job_is_asked_less_often_and_no_less_patiently() -> None:
 
 @pytest.mark.parametrize("processes", [1, 512])
 def test_clients_ask_only_a_coordinator_that_is_silent(processes: int) -> None:
-    """Its own pings are signs of life: with them no client asks, so that one side alone pings."""
+    """A coordinator's own pings are signs of life: with them no client asks, so that one side alone pings."""
     assert of_members(LIMIT, processes).ping_every < of_coordinator(LIMIT).ping_every
 
 

@@ -17,7 +17,7 @@ SPARE = 64  # for what is opened besides: files of the data, checkpoints, NCCL's
 
 
 class TooFewDescriptorsError(OSError):
-    """This process may not open as many files as a group takes."""
+    """A group takes more descriptors than the process may have."""
 
 
 def of_group(size: int) -> int:
