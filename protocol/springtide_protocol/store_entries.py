@@ -1,9 +1,9 @@
 """Store entries in messages: many at once and compressed, since what members write is much alike.
 
 torch's gloo writes 154 + 8 N bytes for each of N members, of which all but some twenty are equal: at 512
-members 2.2 MB, of which some 10 KiB are left. What a value shares with the one before it is left out first:
-zlib's matches have 258 bytes at most, so that it alone would leave the more of each value the more members
-there are.
+members 2.2 MB, of which some 10 KiB are left. Bytes that a value shares with the one before it are left out
+first: zlib's matches have 258 bytes at most, so that it alone would leave the more of each value the more
+members there are.
 """
 
 from __future__ import annotations
