@@ -16,8 +16,8 @@ from springtide_demo.kube import KubeError
 Object = dict[str, Any]
 
 # Trains a line through points that lie on one; says a step every quarter of a second, so that its log shows
-# that it goes on. A step takes as many seconds as the ConfigMap's `pace` says at the moment. Without it 10 ms,
-# and 50 ms in a job that is to last: it trains while others, which use the same processors, are waited for.
+# that it goes on. A step takes as many seconds as the ConfigMap's `pace` says at the moment; without it 10 ms
+# or, in a job that is to last, 50 ms: it trains while others, which use the same processors, are waited for.
 TRAIN = """
 import os, time
 import torch
