@@ -73,7 +73,7 @@ def test_each_client_is_shown_what_it_trusts(after: bool, authorities: str, trus
         assert talks(server, OLD, client_context(authorities)) is trusted
 
 
-def test_newest_certificate_is_shown_to_clients_that_trust_both() -> None:
+def test_newest_certificate_is_shown_to_clients_that_trust_it() -> None:
     former = {server_name(OLD_TLS.authority): (OLD_TLS.certificate, OLD_TLS.key)}
     shown = server_context(NEW_TLS.certificate, NEW_TLS.key, former)
     with closing(Server(Store(0), NEW, "127.0.0.1", tls=shown)) as server:
