@@ -42,6 +42,7 @@ from springtide_coordinator.transfers import Transfers
 from springtide_protocol import codec
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.names import Incarnation
+from springtide_protocol.unknown_kinds import UnknownKinds
 
 log = logging.getLogger("springtide.coordinator")
 
@@ -92,6 +93,7 @@ class Hub:
         self.poison = Poison()
         self.streams: dict[int, WorkerStream] = {}
         self.server_streams: dict[int, ServerStream] = {}
+        self._unknown = UnknownKinds()
         self._last_announced = ("", "")
         self._last_session = 0
         self._next_tick = math.inf
@@ -167,7 +169,8 @@ class Hub:
                 case "hello":
                     raise codec.MalformedError("Hello may only be the first message of a stream")
                 case None:
-                    raise codec.MalformedError("a message without content")
+                    if not self._unknown.ignores(message, stream.member or "a process"):
+                        raise codec.MalformedError("a message without content")
         except (codec.MalformedError, TooMuchError) as error:
             self.refuse(stream, str(error))
             return
@@ -206,6 +209,8 @@ class Hub:
             message: of the process.
         """
         if stream.ended:
+            return
+        if self._unknown.ignores(message, stream.member or "a parameter server"):
             return
         if message.WhichOneof("message") != "leaving":
             self.refuse_server(stream, "after ServerHello a parameter server may say ServerLeaving only")
@@ -286,8 +291,11 @@ class Hub:
                     message = wire.from_outgoing(effect.message, self.history.known)
                     if isinstance(effect.message, Welcome):
                         message.welcome.training = self._training(now)
+                        stream.capabilities = effect.message.agreement.capabilities
                     stream.put(message)
                 elif (server := self.server_streams.get(effect.session)) is not None:
+                    if isinstance(effect.message, Welcome):
+                        server.capabilities = effect.message.agreement.capabilities
                     server.put(wire.from_order(effect.message))
             case EndStream():
                 for ended in (self.streams.get(effect.session), self.server_streams.get(effect.session)):

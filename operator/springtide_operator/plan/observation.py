@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from springtide_operator.plan.workload import WorkloadSeen
+from springtide_protocol.versions import PROTOCOL_VERSION
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,7 @@ class MemberReport:
     connected: bool
     leaving: bool
     starting: bool = False  # it has said Hello, and has not come to its training loop
+    protocol: int = PROTOCOL_VERSION  # the newest version that it speaks
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,7 @@ class ServerReport:
     pod_uid: str
     connected: bool
     serving: bool  # the newest generation has it, or asks it for what it holds
+    protocol: int = PROTOCOL_VERSION  # the newest version that it speaks
 
 
 @dataclass(frozen=True)

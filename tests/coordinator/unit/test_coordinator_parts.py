@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from coordinator_room import generation, info, state
+from later_messages import later
 
 from springtide_coordinator import membership
 from springtide_coordinator.history import Commit
@@ -26,8 +27,10 @@ from springtide_coordinator.streams import MAX_WAITING
 from springtide_operator.coordinator_connection import to_report
 from springtide_operator.plan.observation import FailureReport
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import speaks_to_proto
 from springtide_protocol.limits import MAX_STORE_VALUE_BYTES
 from springtide_protocol.names import Incarnation
+from springtide_protocol.versions import OWN, IncompatibleError
 
 
 def test_each_start_takes_another_incarnation(tmp_path: Path) -> None:
@@ -120,6 +123,40 @@ async def test_a_message_that_cannot_be_right_ends_the_stream(hub: Hub) -> None:
         assert told[-1].refused.reason
         hub.closed(stream)
     assert hub.streams == {}
+
+
+async def test_message_of_a_later_release_is_ignored(hub: Hub) -> None:
+    stream, server = hub.new_stream(), hub.new_server_stream()
+    hub.hello(stream, hello())
+    named = pb.Server(id="s", address="127.0.0.1:1")
+    hub.server_hello(server, pb.ServerHello(protocol_version=1, server=named))
+    hub.receive(stream, pb.WorkerMessage.FromString(later(99)))
+    hub.server_receive(server, pb.ServerMessage.FromString(later(99)))
+    assert not stream.ended
+    assert not server.ended
+    hub.receive(stream, pb.WorkerMessage(parked=pb.Parked(reason=pb.STANDBY)))
+    assert hub.membership.members["w0"].standing is not say.Standing.STARTING
+
+
+async def test_hello_of_a_later_release_is_let_in(hub: Hub) -> None:
+    stream = hub.new_stream()
+    told = hello()
+    newer = pb.Speaks(oldest_version=OWN.newest, newest_version=OWN.newest + 1, capabilities=["tides"])
+    told.speaks.CopyFrom(newer)
+    hub.hello(stream, pb.Hello.FromString(told.SerializeToString() + later(99)))
+    stream.end()
+    [welcome] = [message.welcome async for message in stream.messages()]
+    assert (welcome.protocol_version, welcome.speaks.newest_version) == (OWN.newest, OWN.newest)
+    reply = answer_sync(hub, pb.SyncRequest(target=1, minimum=1, maximum=1, observed=True))
+    assert reply.members[0].speaks == newer
+    assert reply.speaks == speaks_to_proto(OWN)
+
+
+def test_operator_too_far_away_is_told_what_to_upgrade(hub: Hub) -> None:
+    request = pb.SyncRequest(target=9, speaks=pb.Speaks(oldest_version=7, newest_version=8))
+    with pytest.raises(IncompatibleError, match="upgrade the coordinator"):
+        answer_sync(hub, request)
+    assert hub.membership.target == 1  # nothing of it was taken in
 
 
 async def test_a_hello_without_a_standing_is_refused(hub: Hub) -> None:

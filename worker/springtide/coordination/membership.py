@@ -17,7 +17,6 @@ from springtide.comm.store_entries import Entries, Publish
 from springtide.coordination.park_reply import Leave, ParkReply, Save, Start
 from springtide.errors import SpringtideError
 from springtide.settings import Settings
-from springtide_protocol import PROTOCOL_VERSION
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import (
     generation_from_proto,
@@ -26,10 +25,12 @@ from springtide_protocol.codec import (
     incarnation_to_proto,
     required_generation,
     required_state,
+    speaks_to_proto,
     state_from_proto,
     state_to_proto,
 )
 from springtide_protocol.names import WITHOUT_JOB, GenerationName, Incarnation, StateName, process_label
+from springtide_protocol.versions import OWN
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +215,8 @@ class Membership:
         """Return the first message of every stream: what this process is at this moment."""
         with self._changed:
             message = pb.Hello(
-                protocol_version=PROTOCOL_VERSION,
+                protocol_version=OWN.oldest,
+                speaks=speaks_to_proto(OWN),
                 member=self._me,
                 newest_incarnation=incarnation_to_proto(self._newest),
                 members=self._members,
