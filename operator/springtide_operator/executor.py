@@ -20,7 +20,7 @@ from springtide_operator.manifests.gang import gang_scheduler, no_longer_asked_f
 from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.manifests.protection import server_disruption_budget
 from springtide_operator.plan import observe
-from springtide_operator.plan.actions import CreateWorker, DeletePod, ReportWorkload
+from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeletePod, ReportWorkload
 from springtide_operator.plan.observation import Refusal, ServiceSeen
 from springtide_operator.plan.retry import room_was_made
 from springtide_operator.queues import Queues
@@ -72,6 +72,11 @@ class ClusterExecutor:
         self._queues = queues
         self._clock = clock
         self.memory = Memory()
+
+    @property
+    def coordinator_image(self) -> str:
+        """Return the image of coordinators for which neither manifest nor status names one."""
+        return self._make.coordinator_image
 
     @property
     def policy_missing(self) -> bool:
@@ -248,13 +253,12 @@ class ClusterExecutor:
             await workloads.delete(self._cluster, self._queues, job, name, uid)
         return True
 
-    async def create_coordinator(self, job: Job, incarnation: int, avoid: str | None) -> bool:
+    async def create_coordinator(self, job: Job, action: CreateCoordinator) -> bool:
         """Make the coordinator's pod.
 
         Args:
             job: as the plan saw it.
-            incarnation: number of the coordinator.
-            avoid: a node that the pod must not be on; None: any.
+            action: with its number, its image and the node that it must not be on.
 
         Returns:
             Whether it was made.
@@ -262,7 +266,9 @@ class ClusterExecutor:
         Raises:
             ApiError: the API server refuses.
         """
-        return await self._create(job, self._make.coordinator(job, incarnation, avoid))
+        return await self._create(
+            job, self._make.coordinator(job, action.incarnation, action.avoid, action.image)
+        )
 
     async def create_worker(self, job: Job, action: CreateWorker) -> bool:
         """Make a worker's pod.

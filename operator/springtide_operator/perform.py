@@ -37,6 +37,11 @@ class Performer:
         self.memory = executor.memory
 
     @property
+    def coordinator_image(self) -> str:
+        """Return the operator's own image for coordinators."""
+        return self._executor.coordinator_image
+
+    @property
     def policy_missing(self) -> bool:
         """A NetworkPolicy is wanted, and this process has not applied it yet."""
         return self._executor.policy_missing

@@ -447,6 +447,7 @@ class Observation:
     nodes: Mapping[str, Node] | None = None  # by name; None: they cannot be read
     steady: float | None = None  # what the clock says by which things were first seen; None: unix seconds
     tls_default: bool = False  # the operator's, for jobs that do not say
+    coordinator_image: str = ""  # the operator's own; "": not told
     crowd: tuple[str, ...] = ()  # pods of others that no node takes, and that this job could make room for
 
     def seen_for(self, since: float, now: float) -> float:
