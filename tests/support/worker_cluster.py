@@ -60,7 +60,7 @@ class WorkerCluster:
     ) -> None:
         self._script = script
         self.environment = dict(environment or {})
-        self._zygote = zygote
+        self._zygote = self.coordinator_zygote = self.server_zygote = zygote  # of those made from now on
         self._folder = folder
         self._options = options
         self.processes_per_pod = 1
@@ -121,8 +121,8 @@ class WorkerCluster:
         }
         self._coordinator_since = time.monotonic()
         argv = [str(PROGRAM), "springtide_coordinator"]
-        pid = self._zygote.fork(env, argv, self._folder / "coordinator.log")
-        self._coordinator = Coordinator(pid, self._zygote)
+        pid = self.coordinator_zygote.fork(env, argv, self._folder / "coordinator.log")
+        self._coordinator = Coordinator(pid, self.coordinator_zygote)
 
     def kill_coordinator(self) -> None:
         assert self._coordinator is not None
@@ -160,8 +160,9 @@ class WorkerCluster:
             "SPRINGTIDE_METRICS_PORT": "0",
         }
         path = self._folder / f"{name}.log"
-        pid = self._zygote.fork(env, [str(self.server_programs.get(slot, PROGRAM)), "springtide_ps"], path)
-        server = ServerPod(name, slot, f"uid-{name}", pid, path, self._zygote)
+        argv = [str(self.server_programs.get(slot, PROGRAM)), "springtide_ps"]
+        pid = self.server_zygote.fork(env, argv, path)
+        server = ServerPod(name, slot, f"uid-{name}", pid, path, self.server_zygote)
         self.servers.append(server)
         return server
 
@@ -281,8 +282,12 @@ class WorkerCluster:
         """The workers whose script ran to its end."""
         return [worker for worker in self.workers if isinstance(worker.outcome(), outcome.Finished)]
 
+    def coordinator_log(self) -> str:
+        """Return what all coordinators have logged."""
+        return (self._folder / "coordinator.log").read_text()
+
     def logs(self) -> str:
-        texts = [(self._folder / "coordinator.log").read_text()[-6000:]]
+        texts = [self.coordinator_log()[-6000:]]
         texts += [
             f"--- {w.name} (code {w.code}, {len(w.commits())} commits)\n{w.log()[-3000:]}"
             for w in self.workers
