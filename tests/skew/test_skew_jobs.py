@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from releases import Tree
 from worker_checks import check
-from worker_cluster import WorkerCluster, Zygote
+from worker_cluster import TOKEN, WorkerCluster, Zygote
 from worker_reference import Reference
 
 from springtide_protocol.versions import OWN
@@ -36,6 +41,15 @@ SERVERS = [
     ("next", "today", "today"),
     ("today", "next", "today"),
 ]
+
+OPERATORS = [
+    # operator, coordinator and workers
+    ("today", "last"),
+    ("last", "today"),
+    ("today", "next"),
+    ("next", "today"),
+]
+CALLER = Path(__file__).parents[1] / "support" / "skew_operator.py"
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -81,6 +95,24 @@ def test_servers_of_another_release_serve(
     cluster.add_server(1)
     cluster.until_done()
     check(cluster, reference, members)
+
+
+@pytest.mark.parametrize(("operator", "job"), OPERATORS if ALL else OPERATORS[:2])
+def test_operator_of_another_release_hears_the_job(
+    job_of: Callable[..., WorkerCluster], tree_of: Callable[[str], Tree], operator: str, job: str
+) -> None:
+    cluster = job_of(workers=job, coordinator=job)
+    members = cluster.start(2)
+    cluster.until_step(3)
+    command = [sys.executable, str(CALLER), f"{cluster.net}.1", TOKEN, *(worker.name for worker in members)]
+    environment = os.environ | {"PYTHONPATH": tree_of(operator).python_path}
+    called = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60)
+    told = json.loads(called.stdout)
+    assert told["connected"] == [worker.uid for worker in members], told
+    assert told["phase"] == "RUNNING"
+    assert told["step"] >= 2
+    cluster.until_done()
+    assert cluster.finished() == members
 
 
 def test_release_too_far_away_is_told_which_side_to_upgrade(

@@ -37,7 +37,7 @@ _SLOW_SECONDS = 0.25  # of a step
 _STOP_SECONDS = 2.0  # the same, of those from the one on that is waited for
 SCRIPT = Path(__file__).with_name("worker_script.py")
 PROGRAM = Path(__file__).with_name("program.py")
-_TOKEN = "token-of-the-test"
+TOKEN = "token-of-the-test"
 _SYNC_SECONDS = 0.1
 
 
@@ -107,7 +107,7 @@ class WorkerCluster:
         state = self._folder / f"coordinator-{self._incarnation}"
         state.mkdir(exist_ok=True)
         env = {
-            "SPRINGTIDE_TOKEN": _TOKEN,
+            "SPRINGTIDE_TOKEN": TOKEN,
             "SPRINGTIDE_INCARNATION": str(self._incarnation),
             "SPRINGTIDE_STATE_DIR": str(state),
             "SPRINGTIDE_BIND": f"{self.net}.1",
@@ -151,7 +151,7 @@ class WorkerCluster:
         name, address = f"ps-{slot}-{number}", f"{self.net}.{200 + number}"
         env = {
             "SPRINGTIDE_COORDINATOR": f"{self.net}.1:7070",
-            "SPRINGTIDE_TOKEN": _TOKEN,
+            "SPRINGTIDE_TOKEN": TOKEN,
             "SPRINGTIDE_POD_NAME": name,
             "SPRINGTIDE_POD_UID": f"uid-{name}",
             "SPRINGTIDE_POD_IP": self.front_of(slot, address),
@@ -173,7 +173,7 @@ class WorkerCluster:
         env = {
             "SPRINGTIDE_JOB": "test",
             "SPRINGTIDE_COORDINATOR": self.coordinator_of(name, f"{self.net}.1:7070"),
-            "SPRINGTIDE_TOKEN": _TOKEN,
+            "SPRINGTIDE_TOKEN": TOKEN,
             "SPRINGTIDE_POD_NAME": name,
             "SPRINGTIDE_POD_UID": f"uid-{number}",
             "SPRINGTIDE_POD_IP": address,
@@ -360,7 +360,7 @@ class WorkerCluster:
                         continue
                     began = time.monotonic()
                     self.reply = stub.Sync(
-                        self._request(), metadata=(("authorization", f"Bearer {_TOKEN}"),), timeout=1.0
+                        self._request(), metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=1.0
                     )
                     self.asked_at = began
             except grpc.RpcError:
