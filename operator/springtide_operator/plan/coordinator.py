@@ -138,9 +138,11 @@ def image_of_next(observation: Observation, ledger: Ledger) -> str:
     own, noted = observation.coordinator_image, ledger.coordinator_image
     if not noted or not own:
         return noted or own
-    pods = [pod.uid for pod in (*observation.workers, *observation.servers) if pod.live]
+    # Those that are to go may still run.
+    running = [pod.uid for pod in observation.workers if pod.end is None]
+    running += [pod.uid for pod in observation.servers if pod.phase not in ("Succeeded", "Failed")]
     spoken = _spoken(observation, ledger)
-    return own if all(spoken.get(uid, 0) >= PROTOCOL_VERSION for uid in pods) else noted
+    return own if all(spoken.get(uid, 0) >= PROTOCOL_VERSION for uid in running) else noted
 
 
 def _spoken(observation: Observation, ledger: Ledger) -> dict[str, int]:
