@@ -36,6 +36,7 @@ from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, LivingP
 from springtide_operator.plan.observation import CoordinatorPod
 from springtide_operator.settings import read_settings
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.versions import OWN
 
 Object = dict[str, Any]
 
@@ -356,6 +357,29 @@ async def test_a_failing_line_keeps_the_last_word_and_says_since_when() -> None:
     assert "connection refused" in connection.why
     assert connection.report is not None
     await connection.close()
+
+
+async def test_coordinator_of_a_release_too_far_away_is_not_heard() -> None:
+    coordinator = FakeCoordinator()
+    connection = CoordinatorConnection("token", 1.0, coordinator.connect)
+    coordinator.reply.speaks.CopyFrom(pb.Speaks(oldest_version=7, newest_version=8))
+    assert not await connection.call(POD, WORD)
+    assert connection.why == (
+        f"the operator speaks {OWN}, the coordinator protocol versions 7 to 8: upgrade the operator"
+    )
+    assert connection.report is None
+    [(request, _, _)] = coordinator.told
+    assert request.speaks.newest_version == OWN.newest
+    await connection.close()
+
+
+def test_versions_of_members_and_servers_are_heard() -> None:
+    newer = pb.Speaks(oldest_version=2, newest_version=3)
+    reply = pb.SyncReply(members=[pb.MemberStatus(speaks=newer), pb.MemberStatus()])
+    reply.servers.add(speaks=newer)
+    report = to_report(reply, 1.0)
+    assert [member.protocol for member in report.members] == [3, 1]
+    assert [server.protocol for server in report.servers] == [3]
 
 
 async def test_new_pod_gets_a_new_line_and_an_old_one_steps_down() -> None:
