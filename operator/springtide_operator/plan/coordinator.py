@@ -23,7 +23,7 @@ from springtide_operator.plan.actions import (
     Event,
 )
 from springtide_operator.plan.ledger import Ledger
-from springtide_operator.plan.observation import CoordinatorPod, Observation
+from springtide_operator.plan.observation import CoordinatorPod, MemberReport, Observation, ServerReport
 from springtide_operator.plan.retry import QUICK_SECONDS, held_back
 from springtide_protocol.versions import PROTOCOL_VERSION
 
@@ -148,8 +148,11 @@ def image_of_next(observation: Observation, ledger: Ledger) -> str:
 def _spoken(observation: Observation, ledger: Ledger) -> dict[str, int]:
     """Return by pod (uid) the newest protocol version that all its connected processes speak."""
     report = observation.report_of(ledger.incarnation)
+    if report is None:
+        return {}
+    every: list[MemberReport | ServerReport] = [*report.members, *report.servers]
     spoken: dict[str, int] = {}
-    for told in (*report.members, *report.servers) if report is not None else ():
+    for told in every:
         if told.connected:
             spoken[told.pod_uid] = min(told.protocol, spoken.get(told.pod_uid, told.protocol))
     return spoken

@@ -368,7 +368,7 @@ async def test_coordinator_of_a_release_too_far_away_is_not_heard() -> None:
         f"the operator speaks {OWN}, the coordinator protocol versions 7 to 8: upgrade the operator"
     )
     assert connection.report is None
-    [(request, _, _)] = coordinator.told
+    [(_, _, request)] = coordinator.told
     assert request.speaks.newest_version == OWN.newest
     await connection.close()
 
