@@ -29,6 +29,8 @@ from worker_processes import LONG_SECONDS, READY, Coordinator, ServerPod, Worker
 from springtide.coordination import outcome
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol.codec import speaks_to_proto
+from springtide_protocol.versions import OWN
 
 __all__ = ["PROGRAM", "READY", "SCRIPT", "ServerPod", "Worker", "WorkerCluster", "Zygote"]
 
@@ -382,6 +384,7 @@ class WorkerCluster:
         ]
         each = self.processes_per_pod
         return pb.SyncRequest(
+            speaks=speaks_to_proto(OWN),
             servers=self.servers_wanted,
             living_servers=living_servers,
             consistency=self.consistency,
