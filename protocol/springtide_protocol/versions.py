@@ -19,7 +19,8 @@ PROTOCOL_VERSION: Final = 2
 """The newest version that this release speaks: kinds of messages that are not known are ignored."""
 OLDEST_PROTOCOL_VERSION: Final = 1
 """Hello's `protocol_version`, too: a process of version 1 lets no other number in."""
-CAPABILITY_OF: Final[Mapping[str, str]] = {}
+STORE_ENTRIES: Final = "store-entries"
+CAPABILITY_OF: Final[Mapping[str, str]] = {"store_entries": STORE_ENTRIES}
 """Kinds of messages (their names in a `oneof`) that version 1 does not have, and the capability of each."""
 
 

@@ -49,5 +49,6 @@ def test_number_with_another_meaning_is_found(number: str, meaning: str) -> None
 
 def test_new_kind_without_a_capability_is_found() -> None:
     now = {**today(), "ServerOrder": {**today()["ServerOrder"], "99": ".springtide.coordinator.v1.Tide tide"}}
-    assert without_capability(LAST, now, {}) == [".springtide.coordinator.v1.Tide tide"]
-    assert without_capability(LAST, now, {"tide": "tides"}) == []
+    known = dict(CAPABILITY_OF)
+    assert without_capability(LAST, now, known) == [".springtide.coordinator.v1.Tide tide"]
+    assert without_capability(LAST, now, {**known, "tide": "tides"}) == []
