@@ -1,4 +1,4 @@
-"""What two processes of different releases have in common: protocol versions, and capabilities. PURE.
+"""Find the protocol version and the capabilities that processes of two releases have in common. PURE.
 
 `PROTOCOL_VERSION` is raised with a minor release in which a message has another meaning than before; a
 release understands the version before it, too. What only adds something has a capability instead of a

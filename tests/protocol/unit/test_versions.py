@@ -1,4 +1,4 @@
-"""What two releases agree on: a version that both speak, and the capabilities that both have."""
+"""Two releases agree on a version that both speak, and on the capabilities that both have."""
 
 from __future__ import annotations
 
