@@ -1,9 +1,9 @@
 """Find the protocol version and the capabilities that processes of two releases have in common. PURE.
 
 `PROTOCOL_VERSION` is raised with a minor release in which a message has another meaning than before; a
-release understands the version before it, too. What only adds something has a capability instead of a
-version: a kind of message, or a field without which a message would be wrong. It is used towards a peer that
-has told that capability, and left out towards others. A field that may be missed needs neither.
+release understands the version before it, too. An addition has a capability instead of a version, be it a
+kind of message, or a field without which its message would be wrong. It is used towards a peer that has told
+that capability, and left out towards others. A field that may be missed needs neither.
 
 A process that tells no range speaks the one version that its Hello names, without capabilities: version 1, of
 the time before ranges. Such a process refuses kinds of messages that it does not know, others ignore them.
