@@ -40,7 +40,7 @@ def main() -> None:
 
     from springtide_operator import handlers
 
-    assert handlers.job_event is not None
+    assert handlers.watched is not None
     logging.getLogger("springtide").setLevel(settings.log_level)
     kopf.run(clusterwide=not settings.watched, namespaces=settings.watched, standalone=True)
     if handlers.failure:

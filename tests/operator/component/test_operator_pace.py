@@ -131,11 +131,7 @@ async def test_the_coordinator_is_told_how_long_the_pause_is() -> None:
     cluster.add_job(replicas=1)
     settings = Settings(tick=0.05, bind="127.0.0.1", metrics_port=0, root_key=b"0" * 32)
     operator = Operator(settings, cluster=cluster, connect=coordinator.connect)
-    cluster.watchers.append(
-        lambda plural, kind, obj: {"pods": operator.pod_event, "trainingjobs": operator.job_event}.get(
-            plural, lambda *_: None
-        )(kind, obj)
-    )
+    cluster.watchers.append(operator.heard)
     await operator.start()
     try:
         async with asyncio.timeout(30):
@@ -236,6 +232,7 @@ async def test_a_take_over_of_many_jobs_mends_them_by_and_by() -> None:
 def test_what_a_job_sees_of_its_pods_follows_every_change() -> None:
     world = trained()
     cache, key, uid = Cache(), ("default", "digits"), world.job["metadata"]["uid"]
+    cache.put_job(world.job)
     for number, pod in enumerate(world.pods.values()):
         pod["metadata"]["resourceVersion"] = str(100 + number)
         cache.put_pod(copy.deepcopy(pod))

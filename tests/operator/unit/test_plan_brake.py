@@ -269,6 +269,7 @@ class Day(World):
         super().die()
         self.unreachable_since = None
         self.cache = Cache(clock=lambda: self.true)
+        self.cache.put_job(self.job)
         self.fed: dict[str, Node] = {}
         self.shown_pods: dict[str, Object] = {}
         self.hearing = Hearing(lambda: self.true)
