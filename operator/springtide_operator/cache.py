@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -44,6 +44,13 @@ class Known(NamedTuple):
     version: int
     owner: str
     stranger: bool = False  # its controller is no job that is known, so nothing else is kept of it
+
+
+class Protecting(NamedTuple):
+    """A NetworkPolicy or disruption budget, of which only matters whether it is as it was applied."""
+
+    uid: str
+    generation: int | None  # of its spec
 
 
 class Pods:
@@ -182,6 +189,9 @@ class Cache:
         self._nodes: dict[str, Node] = {}
         self._node_versions: dict[str, tuple[int, str]] = {}  # by name: version, uid
         self.nodes_listed = False
+        self.protection_listed: set[str] = set()  # plurals of what is watched of what protects jobs
+        self._protection: dict[Key, dict[tuple[str, str], Protecting]] = {}  # by plural and name
+        self._protection_versions: dict[str, tuple[int, Key, tuple[str, str]]] = {}  # by uid
         self._stuck: dict[Key, set[str]] = {}  # uids of pods that no node takes
         self.stuck_version = 0  # grows with every change of that
         self._gone: OrderedDict[str, None] = OrderedDict()  # uids, so that a late answer revives nothing
@@ -348,6 +358,58 @@ class Cache:
                     if uid not in uids and known.version <= int(resource_version):
                         self._forget(key, uid)
 
+    def protection(self, key: Key) -> Mapping[tuple[str, str], Protecting]:
+        """Return by plural and name the NetworkPolicies and disruption budgets that carry a job's name."""
+        return self._protection.get(key, {})
+
+    def put_protection(self, plural: str, obj: Object) -> None:
+        """Take a NetworkPolicy or a disruption budget as it is now.
+
+        Args:
+            plural: what objects of that kind are called in URLs.
+            obj: the object.
+        """
+        key, meta, version = _job_of(obj), obj["metadata"], _version(obj)
+        uid, where = meta["uid"], (plural, meta["name"])
+        known = self._protection_versions.get(uid)
+        if key is None or uid in self._gone or (known is not None and version <= known[0]):
+            return
+        self._protection_versions[uid] = version, key, where
+        seen = Protecting(uid, meta.get("generation"))
+        of_job = self._protection.setdefault(key, {})
+        if of_job.get(where) != seen:  # status is nobody's news here
+            of_job[where] = seen
+            self._on_change(key)
+
+    def drop_protection(self, obj: Object) -> None:
+        """Forget a NetworkPolicy or a disruption budget that was deleted."""
+        uid = obj["metadata"]["uid"]
+        self._bury(uid)
+        _, key, where = self._protection_versions.pop(uid, (0, ("", ""), ("", "")))
+        of_job = self._protection.get(key, {})
+        if where in of_job and of_job[where].uid == uid:
+            del of_job[where]
+            if not of_job:
+                del self._protection[key]
+            self._on_change(key)
+
+    def keep_protection(
+        self, plural: str, uids: set[str], resource_version: str, namespace: str = ""
+    ) -> None:
+        """Learn which objects of a kind there are: any other is gone, unless it is newer than the list.
+
+        Args:
+            plural: what objects of that kind are called in URLs.
+            uids: of all objects that were listed.
+            resource_version: of the list, a whole number as text.
+            namespace: which was listed; "": all of them.
+        """
+        self.protection_listed.add(plural)
+        for uid, (version, key, where) in list(self._protection_versions.items()):
+            gone = uid not in uids and version <= int(resource_version) and where[0] == plural
+            if gone and namespace in ("", key[0]):
+                self.drop_protection({"metadata": {"uid": uid}})
+
     def nodes(self) -> Mapping[str, Node] | None:
         """Return the nodes by name, also those that were deleted; None where they cannot be read."""
         return self._nodes if self.nodes_listed else None
@@ -369,7 +431,7 @@ class Cache:
         self.nodes_listed = True
         for name, node in list(self._nodes.items()):
             version, uid = self._node_versions[name]
-            if uid in uids and not node.gone or version > int(resource_version):
+            if (uid in uids and not node.gone) or version > int(resource_version):
                 continue
             if not node.gone:
                 meta = {"name": name, "uid": uid, "resourceVersion": resource_version}

@@ -4,6 +4,7 @@ role.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
@@ -221,6 +222,15 @@ class Cluster(Protocol):
         """Kueue's, those that the operator made."""
         ...
 
+    async def watch_workloads(self, since: str, hear: Callable[[str, Object], None]) -> None:
+        """Call `hear(kind, workload)` for each change, until a watch ends.
+
+        Args:
+            since: resourceVersion of the list before.
+            hear: is called for ADDED, MODIFIED and DELETED.
+        """
+        ...
+
     async def create_workload(self, workload: Object) -> Object: ...
 
     async def patch_workload(self, namespace: str, name: str, patch: Object, status: bool = False) -> Object:
@@ -383,9 +393,7 @@ class KubeCluster:
         ]
         return min(versions, key=int)
 
-    async def _list(
-        self, path: str, query: dict[str, str], reader: records.Reader | None, take: Take
-    ) -> str:
+    async def _list(self, path: str, query: dict[str, str], reader: records.Reader | None, take: Take) -> str:
         query = {**query, "limit": str(PAGE)}
         while True:
             page = await self._kube.page(path, query, reader)
@@ -592,6 +600,32 @@ class KubeCluster:
         query = {"labelSelector": names.OURS}
         version = await self._list_all(f"/apis/{names.KUEUE_API}", "workloads", query, None, items.extend)
         return Listing(items, version)
+
+    async def watch_workloads(self, since: str, hear: Callable[[str, Object], None]) -> None:
+        """Call `hear(kind, workload)` for each change, until a watch ends.
+
+        Args:
+            since: resourceVersion of the list before.
+            hear: is called for ADDED, MODIFIED and DELETED.
+
+        Raises:
+            ApiError: the API server refuses, or breaks a watch off.
+        """
+        query = {"labelSelector": names.OURS, "resourceVersion": since}
+        prefix = f"/apis/{names.KUEUE_API}"
+        paths = [f"{prefix}/namespaces/{_part(name)}/workloads" for name in self._namespaces]
+        watches = [
+            asyncio.ensure_future(self._kube.watch(path, query, hear))
+            for path in paths or [f"{prefix}/workloads"]
+        ]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            for watch in done:
+                watch.result()
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
 
     async def create_workload(self, workload: Object) -> Object:
         path = _custom(names.KUEUE_API, workload["metadata"]["namespace"], "workloads")

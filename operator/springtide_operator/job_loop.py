@@ -24,6 +24,7 @@ from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, is_gone, merge_patch
 from springtide_operator.coordinator_connection import CoordinatorConnection, news
+from springtide_operator.intervals import backoff_seconds
 from springtide_operator.kube import ApiError
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import LOOK_SECONDS, Lookout
@@ -277,7 +278,7 @@ class JobLoop:
             return None
 
     async def _plan_for_ever(self) -> None:
-        pause = 0.0
+        pause, failures = 0.0, 0
         while True:
             if pause > 0:
                 await self._rest(pause)
@@ -288,10 +289,11 @@ class JobLoop:
                     self._plan_wanted.clear()
                     began = time.monotonic()
                     pause = await self.reconcile()
-                self._surprises, self._announced = 0, ""
+                self._surprises, self._announced, failures = 0, "", 0
                 self._meter.reconciled("success", time.monotonic() - began)
             except ApiError as error:
-                pause = self._tick
+                failures += 1
+                pause = backoff_seconds(failures, self._tick)
                 self._meter.reconciled("error", time.monotonic() - began)
                 log.warning(
                     "a round failed, the next one is in %.0f s: %s", pause, error, extra=self._fields()
@@ -393,10 +395,13 @@ class JobLoop:
             wait = min(wait, max(0.02, self._trust_until - self._clock()))
         if decided.wake_at is not None:
             wait = min(wait, max(0.02, decided.wake_at - self._clock()))
-        return wait
+        due = self._performer.protection_due(job, self._protection_seconds())
+        return wait if due is None else min(wait, max(0.02, due))
 
     def _protection_seconds(self) -> float:
-        """How long what protects a job is believed to be there: longer, where there are many jobs."""
+        """How long what protects a job is believed to be there where it is not watched: longer, where there
+        are many jobs.
+        """
         return max(PROTECTION_SECONDS, PROTECTION_PAUSES * self.pause)
 
     def _trust(self, job: Job, now: float) -> None:

@@ -121,7 +121,7 @@ def protection(obj: Object) -> Object:
     """Return which NetworkPolicy or disruption budget an object is, and of which job."""
     meta = obj["metadata"]
     labels = {key: value for key, value in (meta.get("labels") or {}).items() if key == names.LABEL_JOB}
-    return {"metadata": {**_pick(meta, _IDENTITY), "labels": labels}}
+    return {"metadata": {**_pick(meta, (*_IDENTITY, "generation")), "labels": labels}}
 
 
 def definition(obj: Object) -> Object:

@@ -23,7 +23,7 @@ from springtide_operator.certificate import job_certificate
 from springtide_operator.cluster import Cluster, KubeCluster, Take
 from springtide_operator.coordinator_connection import Caller, CoordinatorConnection
 from springtide_operator.executor import ClusterExecutor
-from springtide_operator.intervals import busy_seconds, calm_seconds, resync_seconds
+from springtide_operator.intervals import backoff_seconds, busy_seconds, calm_seconds, resync_seconds
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.lease import Lease, Renewal
@@ -56,6 +56,8 @@ Object = dict[str, Any]
 SILENT_API_SECONDS = 20.0
 BUSY_COUNT_SECONDS = 1.0
 CALLS_AT_A_TIME = 64  # of coordinators: after a take-over all of them are called
+PROTECTION = ("networkpolicies", "poddisruptionbudgets")
+LIST_AGAIN_SECONDS = 8.0  # at most, after a list that failed
 MOST_SURPRISES = 1000  # that are told apart
 
 
@@ -87,7 +89,7 @@ class Operator:
         self._lease = Lease(
             self._cluster, settings.namespace, settings.identity, self._lease_changed, self._silent
         )
-        self._apis = OptionalApis(self._cluster, self._meet)
+        self._apis = OptionalApis(self._cluster, self._meet, told=not settings.watched)
         self._leases, self._hearing = Leases(self._cluster), Hearing()
         self.metrics.watch_nodes(self._observe_nodes)
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
@@ -206,6 +208,11 @@ class Operator:
             self._take_in(kind, obj, self.cache.put_pod, self.cache.drop_pod)
         elif plural == "nodes":
             self._take_in(kind, obj, self.cache.put_node, self.cache.drop_node)
+        elif plural in PROTECTION:
+            put = functools.partial(self.cache.put_protection, plural)
+            self._take_in(kind, obj, put, self.cache.drop_protection)
+        elif plural == "customresourcedefinitions":
+            self._apis.heard(str((obj.get("spec") or {}).get("group")))
 
     def listed(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
         """Learn that a list of kopf's is whole: what it lacks is gone.
@@ -223,6 +230,8 @@ class Operator:
         elif plural == "nodes":
             self.cache.keep_nodes(uids, resource_version)
             self.metrics.nodes_readable(True)
+        elif plural in PROTECTION:
+            self.cache.keep_protection(plural, uids, resource_version, namespace)
 
     def _take_in(
         self,
@@ -274,6 +283,7 @@ class Operator:
         """List everything: at the start, and when this process begins to act, since a watch may lag behind
         what another one did; then seldom, in case something was lost without a word.
         """
+        failures = 0
         while True:
             self._resync_wanted.clear()
             held, began = self._lease.held, time.monotonic()
@@ -298,8 +308,9 @@ class Operator:
                 self._surprised("task", "cannot list jobs and pods", error)
                 self._trouble = f"cannot list jobs and pods: {in_words(error)}"
             pause = resync_seconds(time.monotonic() - began, self.settings.resync)
-            if self._trouble is not None:
-                pause = min(1.0, self.settings.resync)
+            failures = 0 if self._trouble is None else failures + 1
+            if failures:
+                pause = min(backoff_seconds(failures, 1.0, LIST_AGAIN_SECONDS), self.settings.resync)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._resync_wanted.wait()

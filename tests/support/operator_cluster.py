@@ -52,6 +52,7 @@ class FakeCluster:
         self.before: Callable[[str, str], None] = lambda method, name: None
         self.calls: Counter[str] = Counter()
         self.watchers: list[Callable[[str, str, Object], None]] = []
+        self._shown: dict[tuple[str, str, str], Object] = {}  # of kinds whose specs are counted
 
     async def _call(self, method: str, name: str = "") -> None:
         await asyncio.sleep(0)
@@ -65,6 +66,12 @@ class FakeCluster:
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
         meta = obj["metadata"]
+        if plural in ("networkpolicies", "poddisruptionbudgets"):
+            before = self._shown.get((plural, meta["namespace"], meta["name"]), {})
+            same = before.get("metadata", {}).get("uid") == meta.get("uid")
+            number = before["metadata"]["generation"] if same else 0
+            meta["generation"] = number + (not same or before.get("spec") != obj.get("spec"))
+            self._shown[plural, meta["namespace"], meta["name"]] = copy.deepcopy(obj)
         self.objects[plural, meta["namespace"], meta["name"]] = obj
         for hear in self.watchers:
             hear(plural, kind, copy.deepcopy(obj))
@@ -263,6 +270,23 @@ class FakeCluster:
     async def list_workloads(self) -> Listing:
         await self._call("list_workloads")
         return self._list("workloads")
+
+    async def watch_workloads(self, since: str, hear: Callable[[str, Object], None]) -> None:
+        """Call `hear` for what has changed, until it is cancelled."""
+        await self._call("watch_workloads")
+
+        def heard(plural: str, kind: str, obj: Object) -> None:
+            if plural == "workloads":
+                hear(kind, obj)
+
+        for obj in self._list("workloads").items:
+            if int(obj["metadata"]["resourceVersion"]) > int(since):
+                hear("MODIFIED", obj)
+        self.watchers.append(heard)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.watchers.remove(heard)
 
     async def create_workload(self, workload: Object) -> Object:
         await self._call("create_workload", workload["metadata"]["name"])

@@ -284,9 +284,30 @@ async def test_renewing_holder_keeps_lease_and_release_frees_at_once() -> None:
         await second.step()
         clock.now += 2
         assert (first.held, second.held) == (True, False)
+    assert cluster.calls["get_lease"] == 1 + 20, "the holder knows what it wrote"
     await first.release()
     await second.step()
     assert (first.held, second.held) == (False, True)
+
+
+async def test_holder_whose_lease_was_written_by_others_reads_it() -> None:
+    cluster, clock = FakeCluster(), Clock()
+    lease = Lease(cluster, "ns", "one", clock=clock)
+    await lease.step()
+    touched = cluster.objects["leases", "ns", NAME]
+    cluster.put("leases", {**touched, "metadata": {**touched["metadata"], "annotations": {"a": "b"}}})
+    clock.now += 2
+    await lease.step()
+    clock.now += DEADLINE - 1
+    assert lease.held, "it was renewed, though what it knew was old"
+    cluster.remove("leases", "ns", NAME)
+    await lease.step()
+    assert cluster.objects["leases", "ns", NAME]["spec"]["holderIdentity"] == "one"
+    stolen = cluster.objects["leases", "ns", NAME]
+    cluster.put("leases", {**stolen, "spec": {**stolen["spec"], "holderIdentity": "two"}})
+    clock.now += DEADLINE
+    await lease.step()
+    assert not lease.held
 
 
 async def test_the_same_pod_need_not_wait_for_itself() -> None:
@@ -311,10 +332,10 @@ async def test_a_missing_namespace_and_an_outage_are_named() -> None:
     cluster.before = lambda method, name: None
     await lease.step()
     cluster.down = True
-    clock.now += 5
+    clock.now += DEADLINE - 0.5
     await lease.step()
     assert lease.held
-    clock.now += 2
+    clock.now += 1
     await lease.step()
     assert not lease.held
     assert heard == [True, False]
