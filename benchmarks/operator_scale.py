@@ -14,9 +14,9 @@ so the API server's speed bounds what is seen:
   else happens.
 * `requests_per_idle_minute`: all its requests in that time, watches and lists included.
 * `rss_mib_with_jobs`: the acting operator's resident memory after that.
-* `rss_bytes_per_pod`, `rss_mib_at_10000_pods`, `rss_mib_with_hostile_pods`: of an operator that stands by, the
-  growth of its resident memory with 10,000 pods of 10 KB, over 1,250 jobs, and the largest it ever was, with
-  5,000 nodes, without and with 100 more pods of 1 MB that are nobody's, by a server that only lists
+* `rss_bytes_per_pod`, `rss_mib_at_10000_pods`, `rss_mib_with_hostile_pods`: of an operator that stands by,
+  the growth of its resident memory with 10,000 pods of 10 KB, over 1,250 jobs, and the largest it ever was,
+  with 5,000 nodes, without and with 100 more pods of 1 MB that are nobody's, by a server that only lists
   (`benchmarks.support.large_cluster`).
 * `takeover_seconds`: kill -9 of the acting operator, with another one standing by and all jobs in place, to
   the first decision of the other (a worker deleted at the kill has a successor).

@@ -129,7 +129,7 @@ class Kube:
         if urgent:
             return await self._ask(method, path, body, content_type, query)
         async with self._slots.turn(of=_namespace(path)):  # the wait is no part of its time
-            while (quiet := self._quiet_until - time.monotonic()) > 0:
+            if (quiet := self._quiet_until - time.monotonic()) > 0:
                 await asyncio.sleep(quiet)
             return await self._ask(method, path, body, content_type, query)
 

@@ -1,9 +1,9 @@
 """The operator's parts put together: cache, lease, resync, one loop per job, metrics.
 
 Tasks: one event loop, without locks. kopf's session calls `heard` and `listed`; tasks of this file renew the
-lease, list anew and look at queues, each of which ends the process or begins anew when it fails; each job's loop has three tasks of its own. Two semaphores bound how many jobs plan, and how many
-coordinators are called, at a time. Metrics and probes are answered in threads of `web`, which read by way of
-the event loop.
+lease, list anew and look at queues, each of which ends the process or begins anew when it fails; each job's
+loop has three tasks of its own. Two semaphores bound how many jobs plan, and how many coordinators are
+called, at a time. Metrics and probes are answered in threads of `web`, which read by way of the event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests to the API server: who they say they are, how they wait, and what is watched instead of asked for."""
+"""Requests to the API server: who they say they are, how they wait, and what is watched instead."""
 
 from __future__ import annotations
 
