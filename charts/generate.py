@@ -67,7 +67,9 @@ metadata:
 
 
 def operator_manifest() -> str:
-    """The chart's objects without the CRD, the FlowSchema, Helm's labels and the test. Raises RuntimeError."""
+    """The chart's objects without the CRD, the FlowSchema (which belongs to the whole cluster), Helm's labels
+    and the test. Raises RuntimeError.
+    """
     helm = shutil.which("helm")
     if helm is None:
         raise RuntimeError("helm is not on PATH: make tools brings it")

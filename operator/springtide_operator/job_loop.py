@@ -117,14 +117,6 @@ def waits_for_somebody(report: Report | None) -> bool:
     return report is not None and bool(report.waiting_for) and report.reason in _WAITS
 
 
-def connected(report: Report | None) -> set[str]:
-    """Return the uids of the pods that the coordinator calls connected."""
-    if report is None:
-        return set()
-    members = {member.pod_uid for member in report.members if member.connected}
-    return members | {server.pod_uid for server in report.servers if server.connected}
-
-
 class JobLoop:
     """`wake()` after anything that may matter. Both tasks end by themselves when the job is gone."""
 
@@ -539,7 +531,8 @@ class JobLoop:
             if doubt is not None:
                 doubt.cancel()
         if ok:
-            self._lookout.answered(connected(self.connection.report))
+            report = self.connection.report
+            self._lookout.answered(report.connected if report is not None else frozenset())
         if (owes and not ok) or waits_for_somebody(self.connection.report):
             self._in_doubt.set()
         for old in observation.coordinators:
