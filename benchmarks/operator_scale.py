@@ -13,7 +13,8 @@ so the API server's speed bounds what is seen:
 * `idle_cpu_fraction`: the operator's share of a core over a minute in which all jobs run and nothing
   else happens.
 * `requests_per_idle_minute`: all its requests in that time, watches and lists included.
-* `rss_mib_with_jobs`: the acting operator's resident memory after that.
+* `rss_mib_with_jobs`, `rss_kib_per_job`: the acting operator's resident memory after that, and what of it
+  came with each of these jobs, its pods and the connection to its coordinator included.
 * `rss_bytes_per_pod`, `rss_mib_at_10000_pods`, `rss_mib_with_hostile_pods`: of an operator that stands by,
   the growth of its resident memory with 10,000 pods of 10 KB, over 1,250 jobs, and the largest it ever was,
   with 5,000 nodes, without and with 100 more pods of 1 MB that are nobody's, by a server that only lists
@@ -348,7 +349,7 @@ async def measure(
         result["api_requests_of_all_kinds_per_pod"] = (after["all"] - before["all"]) / (big + 1)
         report(result, "pods_per_second", "api_requests_per_pod", "api_requests_of_all_kinds_per_pod")
 
-        started, cpu = time.monotonic(), first.cpu_seconds()
+        started, cpu, memory = time.monotonic(), first.cpu_seconds(), first.memory("VmRSS")
         names = [f"job-{number}" for number in range(jobs)]
         for start in range(0, jobs, 16):
             some = names[start : start + 16]
@@ -368,12 +369,14 @@ async def measure(
         result["idle_api_requests"] = after["all"] - before["all"]
         result["requests_per_idle_minute"] = (after["with_watches"] - before["with_watches"]) / minutes
         result["rss_mib_with_jobs"] = first.memory("VmRSS") / 2**20
+        result["rss_kib_per_job"] = max(0, first.memory("VmRSS") - memory) / 1024 / jobs
         report(
             result,
             "idle_cpu_fraction",
             "idle_api_requests",
             "requests_per_idle_minute",
             "rss_mib_with_jobs",
+            "rss_kib_per_job",
         )
 
         if takeover:
@@ -429,7 +432,7 @@ def measure_memory(folder: Path, pods: int = KEPT_PODS, nodes: int = KEPT_NODES)
     return result
 
 
-def memory_with(folder: Path, pods: int, nodes: int, hostile: int) -> tuple[int, int]:
+def memory_with(folder: Path, pods: int, nodes: int, hostile: int, settle: float = 8.0) -> tuple[int, int]:
     """Return the resident memory, and the most it was, of an operator that has listed and watches.
 
     Args:
@@ -437,6 +440,7 @@ def memory_with(folder: Path, pods: int, nodes: int, hostile: int) -> tuple[int,
         pods: number of pods.
         nodes: number of nodes.
         hostile: number of pods of 1 MB that are nobody's.
+        settle: seconds after the last list, at least.
     """
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
@@ -467,7 +471,7 @@ def memory_with(folder: Path, pods: int, nodes: int, hostile: int) -> tuple[int,
             if time.monotonic() > deadline or operator.process.poll() is not None:
                 raise TimeoutError(f"the operator has not listed everything:\n{log.read_text()[-4000:]}")
             time.sleep(0.2)
-        settled = time.monotonic() + 8
+        settled = time.monotonic() + settle
         before = -1.0
         while time.monotonic() < settled or operator.cpu_seconds() - before > 0.05:
             before = operator.cpu_seconds()
