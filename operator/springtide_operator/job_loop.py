@@ -50,6 +50,8 @@ SOON = 10.0  # what is to be looked at again within it keeps a job from being ca
 LASTING = (reasons.QUEUE_LIMITS_SIZE, reasons.QUEUE_UNAVAILABLE, reasons.GANG_UNAVAILABLE)
 _WAITS = ("WaitingForReports", "Reconnecting", "Parking", "WaitingForServers")
 SETTLE = 0.005  # events of one cause come in bunches
+SETTLE_LIMIT = 0.05
+SETTLE_SHARE = 0.1  # of the time may go into comparing what the coordinator was told with what is
 PROTECTION_SECONDS = 30.0  # between two looks at a job's NetworkPolicy and disruption budget
 PROTECTION_PAUSES = 10.0  # and at least so many ordinary looks at the job
 INVALID_SECONDS = 30.0  # between two looks at a job that only an edit can mend
@@ -165,6 +167,7 @@ class JobLoop:
         self._promised = tick  # what the coordinator was told of the next call
         self._crowd = crowd
         self._look: asyncio.TimerHandle | None = None
+        self._settle = SETTLE
         self._lookout = lookout or Lookout(*key)
         self._in_doubt = asyncio.Event()
         self._clock = clock
@@ -200,14 +203,16 @@ class JobLoop:
         """Plan soon; tell the coordinator at once if what it should hear has changed."""
         self._plan_wanted.set()
         if self._look is None:
-            self._look = asyncio.get_running_loop().call_later(SETTLE, self._look_for_news)
+            self._look = asyncio.get_running_loop().call_later(self._settle, self._look_for_news)
 
     def _look_for_news(self) -> None:
         self._look = None
+        began = time.monotonic()
         try:
             self._compare_with_said()
         except Exception as error:  # the round says what is wrong
             log.debug("no word for the coordinator: %s", in_words(error), extra=self._fields())
+        self._settle = min(SETTLE_LIMIT, max(SETTLE, (time.monotonic() - began) / SETTLE_SHARE))
 
     def _compare_with_said(self) -> None:
         job = self._job()
