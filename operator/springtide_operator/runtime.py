@@ -223,6 +223,12 @@ class Operator:
             uids: of all objects of the list.
             resource_version: of the list.
         """
+        try:
+            self._keep(plural, namespace, uids, resource_version)
+        except Exception as error:  # or kopf would watch no more
+            self._surprised("object", f"the list of {plural}", error)
+
+    def _keep(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
         if plural == names.PLURAL:
             self.cache.keep_jobs(uids, resource_version, namespace)
         elif plural == "pods":
@@ -330,7 +336,7 @@ class Operator:
                 self.heard(plural, None, item)
 
         version = await pages(take)
-        self.listed(plural, "", uids, version)
+        self._keep(plural, "", uids, version)
 
     async def _list_nodes(self) -> None:
         """Where they cannot be read, jobs do without: Kubernetes deletes the pods of lost nodes, only
