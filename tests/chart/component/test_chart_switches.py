@@ -207,6 +207,7 @@ CASES: list[Case] = [
             ("list", "kueue.x-k8s.io", "workloads"),
             ("patch", "kueue.x-k8s.io", "workloads"),
             ("patch", "kueue.x-k8s.io", "workloads/status"),
+            ("watch", "kueue.x-k8s.io", "workloads"),
         ],
         [],
     ),
