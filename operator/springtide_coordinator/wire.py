@@ -141,6 +141,7 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 tuple(parked.suspects),
                 parked.cannot_go_back,
                 parked.at_epoch_end,
+                tuple(parked.reached),
             )
         case "formed":
             formed = message.formed

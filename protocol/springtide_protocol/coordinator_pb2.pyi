@@ -218,7 +218,7 @@ class BoundToSteps(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Parked(_message.Message):
-    __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "at_epoch_end", "cannot_go_back")
+    __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "at_epoch_end", "cannot_go_back", "reached")
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,7 @@ class Parked(_message.Message):
     RESTORED_STEP_FIELD_NUMBER: _ClassVar[int]
     AT_EPOCH_END_FIELD_NUMBER: _ClassVar[int]
     CANNOT_GO_BACK_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     reason: ParkReason
     generation: GenerationName
     state: StateName
@@ -237,7 +238,8 @@ class Parked(_message.Message):
     restored_step: int
     at_epoch_end: bool
     cannot_go_back: bool
-    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ..., at_epoch_end: _Optional[bool] = ..., cannot_go_back: _Optional[bool] = ...) -> None: ...
+    reached: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ..., at_epoch_end: _Optional[bool] = ..., cannot_go_back: _Optional[bool] = ..., reached: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StoreEntry(_message.Message):
     __slots__ = ("generation", "key", "value")

@@ -120,9 +120,10 @@ class Room:
         at: StateName | None = None,
         suspects: tuple[str, ...] = (),
         layout: str = "layout",
+        reached: tuple[str, ...] = (),
     ) -> None:
         name = self.m.members[member].generation
-        self.tell(member, say.Parked(reason, name, at, layout, "it failed", suspects))
+        self.tell(member, say.Parked(reason, name, at, layout, "it failed", suspects, reached=reached))
 
     def lose(self, member: str) -> None:
         self.feed(Disconnected(self.sessions[member]))

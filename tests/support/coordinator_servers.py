@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from coordinator_room import Room
 
 from springtide_coordinator.membership import messages as say
@@ -21,6 +23,7 @@ def everybody(room: Room, *servers: str, **more: object) -> None:
     room.sync(*room.members, serving=servers or room.servers, **more)  # type: ignore[arg-type]
 
 
-def dropped(room: Room, *members: str, at: object = None) -> None:
+def dropped(room: Room, *members: str, at: object = None, reached: tuple[str, ...] = ()) -> None:
     for member in members or room.members:
-        room.park(member, say.ParkReason.DROPPED, at=at or room.m.members[member].state)  # type: ignore[arg-type]
+        stands_at: Any = at or room.m.members[member].state
+        room.park(member, say.ParkReason.DROPPED, at=stands_at, reached=reached)

@@ -5,8 +5,9 @@ every stream is alive (two members that cannot reach each other), the member mos
 equals the youngest.
 
 A parameter server that most members complain of is cut off when others have copies of all that it holds.
-Without copies it is not, because that would go with it. A member that complains of servers which most others
-reach is cut off.
+Without copies it is not, because that would go with it. A member that complains of a server is cut off when
+at least as many others reach it: they say so when they park. Silence is no evidence, since a member that has
+just joined, or whose generation ended by another's complaint, may not have found out yet.
 """
 
 from __future__ import annotations
@@ -153,6 +154,7 @@ class ComplaintRow:
     details: dict[str, str] = field(default_factory=dict)  # accused -> last complaint about it
     of_servers: Counter[str] = field(default_factory=Counter)  # member -> complaints
     by: dict[str, Counter[str]] = field(default_factory=dict)  # server -> member -> complaints of it
+    reached: dict[str, set[str]] = field(default_factory=dict)  # server -> members of the last generation
     said: dict[str, str] = field(default_factory=dict)  # label of a member -> its last complaint
 
     def reset(self) -> None:
@@ -161,6 +163,7 @@ class ComplaintRow:
         self.details.clear()
         self.of_servers.clear()
         self.by.clear()
+        self.reached.clear()
         self.said.clear()
 
     def record(
@@ -177,22 +180,27 @@ class ComplaintRow:
         if lived > healthy:
             self.reset()
         self.length += 1
+        self.reached.clear()
         ids = {member.info.id for member in members}
+        # One that complains of a server shuts its group: that others lose it then says nothing more.
+        explained = {member.info.id for member in members if set(member.suspects) & set(servers)}
         for member in members:
-            if not member.park_reason.is_complaint:
-                continue
-            self.said[member.info.label] = member.detail or member.park_reason.name
-            for suspect in set(member.suspects) & ids - {member.info.id}:
-                self.accused[suspect] += 1
-                self.details[suspect] = f"{member.info.label}: {member.detail or member.park_reason.name}"
+            told = member.detail or member.park_reason.name
+            for server in set(member.reached) & set(servers):
+                self.reached.setdefault(server, set()).add(member.info.id)
+            # Of servers also those may complain whose generation was over before they could say so.
             for server in set(member.suspects) & set(servers):
                 self.by.setdefault(server, Counter())[member.info.id] += 1
-                self.details[server] = f"{member.info.label}: {member.detail or member.park_reason.name}"
+                self.details[server] = f"{member.info.label}: {told}"
             if set(member.suspects) & set(servers):
                 self.of_servers[member.info.id] += 1
-                self.details.setdefault(
-                    member.info.id, f"it says: {member.detail or member.park_reason.name}"
-                )
+                self.details.setdefault(member.info.id, f"it says: {told}")
+            if not member.park_reason.is_complaint:
+                continue
+            self.said[member.info.label] = told
+            for suspect in (set(member.suspects) & ids) - explained - {member.info.id}:
+                self.accused[suspect] += 1
+                self.details[suspect] = f"{member.info.label}: {told}"
 
     def unreached(self, members: Sequence[Record], servers: Sequence[ServerInfo]) -> list[ServerInfo]:
         """Return the servers that most members complain of, those with most complaints first.
@@ -206,7 +214,8 @@ class ComplaintRow:
         return sorted(most, key=lambda info: -self.by[info.id].total())
 
     def worst(self, members: Sequence[Record]) -> tuple[Record, str] | None:
-        """The member to cut off and why; None when most of them complain of parameter servers.
+        """The member to cut off and why; None when most of them complain of parameter servers, or some do and
+        no others reach these.
 
         One that is alone is cut off only while it has nothing to lose: it is what keeps itself from training.
         """
@@ -219,7 +228,9 @@ class ComplaintRow:
                 return None
             return alone, f"{alone.info.label} alone failed {self.length} times in a row to begin; {said}"
         if self.of_servers and not self.accused:
-            self.accused.update(self.of_servers)
+            self.accused.update({m: n for m, n in self.of_servers.items() if self._contradicted(m)})
+            if not self.accused:
+                return None
         worst = max(members, key=lambda member: (self.accused[member.info.id], member.order))
         count = self.accused[worst.info.id]
         detail = self.details.get(worst.info.id, f"no member was named, it is the youngest; {said}")
@@ -227,6 +238,14 @@ class ComplaintRow:
             f"{self.length} generations in a row failed while all members were connected;"
             f" {worst.info.label} was complained of {count} times ({detail})."
             f" {_advice([detail, *self.said.values()])}"
+        )
+
+    def _contradicted(self, member: str) -> bool:
+        """Return whether at least as many reach a server that this member complains of as complain of it."""
+        return any(
+            len(self.reached.get(server, set()) - complaining.keys()) >= len(complaining)
+            for server, complaining in self.by.items()
+            if member in complaining
         )
 
 

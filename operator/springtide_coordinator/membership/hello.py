@@ -186,7 +186,8 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
         now: in unix seconds.
     """
     if hello.standing is not record.standing or hello.generation != record.generation:
-        record.park_reason, record.detail, record.suspects = ParkReason.UNKNOWN, "", ()
+        record.park_reason, record.detail = ParkReason.UNKNOWN, ""
+        record.suspects = record.reached = ()
     record.info = hello.member
     record.standing = hello.standing
     record.generation = hello.generation

@@ -101,7 +101,7 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
     hold(m, record, message.state)
     record.layout_hash = message.layout_hash or record.layout_hash
     record.park_reason = message.reason
-    record.detail, record.suspects = message.detail, message.suspects
+    record.detail, record.suspects, record.reached = message.detail, message.suspects, message.reached
     record.at_stage = None
     m.state_existed = m.state_existed or message.state is not None
     return []

@@ -27,6 +27,7 @@ class Record:
     parked_at: float = 0.0
     detail: str = ""
     suspects: tuple[str, ...] = ()
+    reached: tuple[str, ...] = ()  # ids of servers, when it parked
     leaving_since: float | None = None
     leave_by: float = 0.0
     leave_reason: str = ""

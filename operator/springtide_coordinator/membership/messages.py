@@ -136,6 +136,7 @@ class Parked:
     suspects: tuple[str, ...] = ()
     cannot_go_back: bool = False  # there is no checkpoint that it could take in the place of its state
     at_epoch_end: bool = False  # as in Hello
+    reached: tuple[str, ...] = ()  # ids of the servers that it has heard in the generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class IntervalSet:
     def add(self, number: int) -> bool:
         """False: it was there. Raise BatchNumberError for a number that cannot be, or for too many gaps."""
         if not 0 <= number < BATCH_NUMBER_LIMIT:
-            raise BatchNumberError(f"{number} is no range")
+            raise BatchNumberError(f"{number} is no batch number")
         at = bisect_right(self._starts, number)
         if at and number < self._stops[at - 1]:
             return False
@@ -56,7 +56,7 @@ class IntervalSet:
         elif right:
             self._starts[at] = number
         elif len(self._starts) >= INTERVALS_LIMIT:
-            raise BatchNumberError(f"range {number} would be the set's gap number {INTERVALS_LIMIT}")
+            raise BatchNumberError(f"batch {number} would be the set's gap number {INTERVALS_LIMIT}")
         else:
             self._starts.insert(at, number)
             self._stops.insert(at, number + 1)
@@ -133,7 +133,7 @@ class IntervalSet:
             or len(value) > 2 * INTERVALS_LIMIT
             or not all(type(number) is int for number in value)
         ):
-            raise BatchNumberError("a set of ranges is a list of at most 2000 pairs of numbers")
+            raise BatchNumberError("a set of batch numbers is a list of at most 2000 pairs of numbers")
         return cls(zip(value[::2], value[1::2], strict=True))
 
 
@@ -178,5 +178,7 @@ class AppliedBatches:
         """Raise BatchNumberError for what is none."""
         counts = (value.get("applied"), value.get("skipped", 0)) if isinstance(value, dict) else (None,)
         if not all(type(count) is int and count >= 0 for count in counts):
-            raise BatchNumberError("a chunk's book says how many updates were applied, and which ranges")
+            raise BatchNumberError(
+                "a chunk's record says how many updates were applied, and of which batches"
+            )
         return cls(IntervalSet.from_json(value.get("ranges")), *counts)

@@ -115,7 +115,7 @@ class StepSpec:
             unused = _numbers_in(value["unused"])
             number, earlier = int(value.get("round", 0)), list(value.get("before", ()))
             if not 0 <= number < BACKWARD_PASSES_LIMIT or len(earlier) >= SUBSTEPS_LIMIT:
-                raise ValueError(f"round {number} after {len(earlier)} parts of a step")
+                raise ValueError(f"backward pass {number} after {len(earlier)} parts of a step")
             if any("before" in part for part in earlier):
                 raise ValueError("a part of a step has no parts")
             before = tuple(cls.from_json(part, groups) for part in earlier)
@@ -325,10 +325,10 @@ class Chunk:
             parts.append(torch.tensor(present, dtype=torch.uint8))
             held = [state[name].reshape(-1) for state in states if name in state]
             parts.append(torch.cat(held))
-        booked = {} if self.applied_batches is None else {"book": self.applied_batches.to_json()}
+        applied = {} if self.applied_batches is None else {"book": self.applied_batches.to_json()}
         one = self.first == 0 and self._among == len(self._groups)
         return {
-            **booked,
+            **applied,
             **({} if one else {"first": self.first, "among": self._among}),
             "dtype": DTYPE_NAMES[self.values.dtype],
             "elements": self.values.numel(),

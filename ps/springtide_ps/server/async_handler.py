@@ -64,13 +64,13 @@ class _Asked:
 
 class AsyncHandler:
     """Raises StepProtocolError, BatchNumberError, LeaseError or ChunkError for what cannot be done,
-    FrameError for what no client of ours sends. `offered` tells how many bytes all clients have pushed
+    FrameError for what no client of ours sends. `stash_used` tells how many bytes all clients have pushed
     early.
     """
 
-    def __init__(self, steps: SyncHandler, counters: Counters, offered: Callable[[], int]) -> None:
+    def __init__(self, steps: SyncHandler, counters: Counters, stash_used: Callable[[], int]) -> None:
         self._steps, self._store, self._counters = steps, steps.store, counters
-        self._stash_used = offered
+        self._stash_used = stash_used
         self._early_numbers = itertools.count(1)
         self._acks = ReplicationAcks()
         steps.entered = self._acks.enter
@@ -106,11 +106,11 @@ class AsyncHandler:
         key = key_in(meta)
         if header.kind in _EARLY_PUSHES:
             self._store.check_member(token_in(meta), str(meta.get("me")))
-            self._steps.check_room(f"the offer of {key!r}", header.payload_bytes, self._stash_used())
+            self._steps.check_room(f"the early push of {key!r}", header.payload_bytes, self._stash_used())
         self._store.check_pushed(key, header.payload_bytes, dtype_in(meta), bool(meta.get("sel")))
 
     def answer(
-        self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, offers: GradientStash
+        self, header: Header, meta: dict[str, Any], payload: torch.Tensor, reply: Reply, stash: GradientStash
     ) -> None:
         """Carry a checked request out.
 
@@ -119,25 +119,25 @@ class AsyncHandler:
             meta: its JSON.
             payload: uint8; used no longer than this call.
             reply: gets the answer now or later, from any thread.
-            offers: gradients set aside for the connection.
+            stash: gradients set aside for the connection.
         """
         token, number = token_in(meta), header.request
         match header.kind:
             case Kind.EARLY_PUSH | Kind.COPY_EARLY_PUSH:
-                self._push_early(header.kind, token, meta, payload.clone(), offers)
+                self._push_early(header.kind, token, meta, payload.clone(), stash)
                 if number != NO_REPLY:
                     reply(Answer(Frame(Kind.DONE, number)))
             case Kind.SPECULATIVE_PUSH:
                 if number == NO_REPLY:
-                    raise FrameError("an offer whose values are wanted early has a number")
-                made = self._push_early(header.kind, token, meta, payload.clone(), offers)
+                    raise FrameError("an early push whose values are wanted early has a number")
+                made = self._push_early(header.kind, token, meta, payload.clone(), stash)
                 if made is None:
                     reply(Answer(Frame(Kind.DONE, number, {"late": True})))
                 else:
                     frame = Frame(Kind.VALUES, number, _about(made[0]), made[1].nbytes)
                     reply(Answer(frame, memory(made[1])))
             case Kind.PUSH_BATCH | Kind.COPY_BATCH:
-                self._push(header.kind, token, number, meta, payload, reply, offers)
+                self._push(header.kind, token, number, meta, payload, reply, stash)
             case Kind.PULL_CHUNK:
                 self._store.dense(key_in(meta))
                 with self._store.locked(token, key_in(meta)) as shard:
@@ -165,12 +165,12 @@ class AsyncHandler:
     # ---- values
 
     def _push_early(
-        self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, offers: GradientStash
+        self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, stash: GradientStash
     ) -> tuple[AppliedBatches, torch.Tensor] | None:
         """Set it aside; what is sent early of it, if anything is."""
         key, early, made = key_in(meta), kind is Kind.SPECULATIVE_PUSH, None
         form: dict[str, Any] = {name: meta[name] for name in _FORM if name in meta}
-        offer = StashedGradient(
+        stashed = StashedGradient(
             number_in(meta, "o"), form, payload, next(self._early_numbers) if early else 0
         )
         # Before the chunk's lock: to count what there is takes the one in which others wait for that.
@@ -179,20 +179,20 @@ class AsyncHandler:
             with self._store.locked(token, key) as shard:
                 # In the lock, which a copy in the making is sent in as well: that comes there first.
                 for address in shard.forward:
-                    about = {"k": key, "o": offer.number, "me": meta["me"], **offer.form}
-                    offer.passed[address] = self._announce(
+                    about = {"k": key, "o": stashed.number, "me": meta["me"], **stashed.form}
+                    stashed.passed[address] = self._announce(
                         address, Kind.COPY_EARLY_PUSH, token, about, payload
                     )
                 if makes:
                     step_spec, of_batch = spec_in(meta), number_in(meta, "r")
                     made = speculative_batches.speculate(
                         shard,
-                        offer.speculative,
+                        stashed.speculative,
                         of_batch,
                         step_spec,
                         lambda chunk: _gradient(chunk, meta, payload),
                     )
-        offers.put(token, _owner(kind, meta), key, offer)
+        stash.put(token, _owner(kind, meta), key, stashed)
         return made
 
     def _push(
@@ -203,24 +203,24 @@ class AsyncHandler:
         meta: dict[str, Any],
         payload: torch.Tensor,
         reply: Reply,
-        offers: GradientStash,
+        stash: GradientStash,
     ) -> None:
         key, step_spec, of_batch = key_in(meta), spec_in(meta), number_in(meta, "r")
         copies: list[Future[Any]] = []
-        fresh, offer = False, None
-        self._store.check_token(token, booked=True)
+        fresh, stashed = False, None
+        self._store.check_token(token, in_batches=True)
         if "o" in meta:
-            offer = offers.take(token, _owner(kind, meta), key, number_in(meta, "o"))
-            if offer is None and kind is Kind.COPY_BATCH:
-                raise StepProtocolError(f"what was offered for a copy of {key!r} is not here")
-            if offer is None:
+            stashed = stash.take(token, _owner(kind, meta), key, number_in(meta, "o"))
+            if stashed is None and kind is Kind.COPY_BATCH:
+                raise StepProtocolError(f"what was pushed early for a copy of {key!r} is not here")
+            if stashed is None:
                 reply(Answer(Frame(Kind.DONE, number, {"whole": True})))
                 return
-            meta = {**meta, **offer.form}
+            meta = {**meta, **stashed.form}
             # The update uses it up, though it may still be on its way to a copy: that one gets it again.
-            payload = offer.payload
+            payload = stashed.payload
         if kind is Kind.COPY_BATCH and self._store.replicator.is_coming(key):
-            kept = payload.clone() if offer is None else payload
+            kept = payload.clone() if stashed is None else payload
             if self._store.postpone(token, key, partial(_late, of_batch, step_spec, kept, dtype_in(meta))):
                 reply(Answer(Frame(Kind.DONE, number)))
                 return
@@ -235,8 +235,8 @@ class AsyncHandler:
                 fresh = chunk.applied_batches.enter(of_batch, step_spec.skip)
                 if fresh:
                     # Before the update, which uses the gradient up; in the lock, for copies keep the order.
-                    copies = self._copies(shard.forward, token, meta, payload, offer)
-                    number_early = 0 if offer is None else offer.speculative
+                    copies = self._copies(shard.forward, token, meta, payload, stashed)
+                    number_early = 0 if stashed is None else stashed.speculative
                     speculative_batches.apply(shard, number_early, before, step_spec, gradient)
                     chunk = shard.chunk
                 about = {**_about(chunk.applied_batches), "already": not fresh, "before": before}
@@ -245,7 +245,7 @@ class AsyncHandler:
         except Exception as error:
             if not fresh:
                 raise
-            log.exception("a chunk is given up: %s, range %d", key, of_batch)
+            log.exception("a chunk is given up: %s, batch %d", key, of_batch)
             raise self._store.give_up(key, error) from None  # half an update may be in it
         if fresh:
             self._counters.batches += 1
@@ -267,10 +267,10 @@ class AsyncHandler:
         token: Token,
         meta: dict[str, Any],
         payload: torch.Tensor,
-        offer: StashedGradient | None,
+        stashed: StashedGradient | None,
     ) -> list[Future[Any]]:
         """Have the chunk's copies make the same update."""
-        there = set[str]() if offer is None else offer.at(addresses)
+        there = set[str]() if stashed is None else stashed.at(addresses)
         about: dict[str, Any] = {name: meta[name] for name in ("k", "r", "recipe")}
         named = {**about, "o": meta.get("o"), "me": meta.get("me")}
         about |= {name: meta[name] for name in _FORM if name in meta}
@@ -307,7 +307,7 @@ class AsyncHandler:
         self._store.check_token(token)
         with self._lock:
             if self._token is not None and token < self._token:
-                raise StaleError(f"generation {token} is over: {self._token} gives ranges out")
+                raise StaleError(f"generation {token} is over: {self._token} gives batches out")
             if token != self._token:
                 self._token, self._leases = token, leases
         self._decide()
@@ -325,7 +325,7 @@ class AsyncHandler:
         member, sent = str(meta.get("me")), _batches_in(meta, "sent")
         first, stop = number_in(meta, "first"), number_in(meta, "stop")
         if first >= stop:
-            raise FrameError("a window of ranges is not empty")
+            raise FrameError("a window of batches is not empty")
         self._store.check_token(token)
         asked, before = _Asked(token, member, first, stop, sent, number, reply), list[_Asked]()
         with self._lock:
@@ -385,7 +385,7 @@ def _batches_in(meta: dict[str, Any], name: str) -> list[int]:
         or len(value) > _NAMED_LIMIT
         or not all(type(n) is int and n >= 0 for n in value)
     ):
-        raise FrameError(f"{name} is a list of ranges")
+        raise FrameError(f"{name} is a list of intervals of batch numbers")
     return value
 
 

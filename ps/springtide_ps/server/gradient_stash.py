@@ -66,21 +66,21 @@ class GradientStash:
         """Return what is set aside, by owner and chunk; any thread may look."""
         return dict(self._held)
 
-    def put(self, token: Token, owner: str, key: str, offer: StashedGradient) -> None:
+    def put(self, token: Token, owner: str, key: str, gradient: StashedGradient) -> None:
         """Set a gradient aside in place of an earlier one, and forget those of older generations.
 
         Args:
             token: the generation's.
             owner: the member that pushed it; "" on a connection of its own.
             key: the chunk's.
-            offer: the gradient.
+            gradient: to be set aside.
         """
         if token != self._token:
             self.forget()
             self._token = token
         self._pop(owner, key)
-        self._held[owner, key] = offer
-        self.nbytes += offer.payload.nbytes
+        self._held[owner, key] = gradient
+        self.nbytes += gradient.payload.nbytes
 
     def take(self, token: Token, owner: str, key: str, number: int) -> StashedGradient | None:
         """Take a gradient out; an earlier one of the chunk is forgotten.
@@ -96,15 +96,15 @@ class GradientStash:
         """
         if token != self._token:
             return None
-        offer = self._pop(owner, key)
-        return offer if offer is not None and offer.number == number else None
+        gradient = self._pop(owner, key)
+        return gradient if gradient is not None and gradient.number == number else None
 
     def forget(self) -> None:
         """Forget all, since the connection or the generation ends."""
         self._held, self.nbytes = {}, 0
 
     def _pop(self, owner: str, key: str) -> StashedGradient | None:
-        offer = self._held.pop((owner, key), None)
-        if offer is not None:
-            self.nbytes -= offer.payload.nbytes
-        return offer
+        gradient = self._held.pop((owner, key), None)
+        if gradient is not None:
+            self.nbytes -= gradient.payload.nbytes
+        return gradient

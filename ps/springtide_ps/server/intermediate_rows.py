@@ -53,7 +53,7 @@ class ChangedRows:
             return self.piece
         numbers = {part.backward_pass for part in step_spec.substeps}
         if missing := numbers - totals.keys():
-            raise StepProtocolError(f"the sums of round {min(missing)} of step {step} are not here")
+            raise StepProtocolError(f"the sums of backward pass {min(missing)} of step {step} are not here")
         touched = [piece.ids_in(totals[number]).numpy() for number in numbers]
         self.piece = None
         changed = piece.some(np.unique(np.concatenate(touched)))

@@ -90,7 +90,9 @@ class Leases:
             if self.finished.count(first, stop) == stop - first:
                 return Over()
             rest = sorted((n, who) for n, who in self.leased.items() if first <= n < stop)
-            return Wait("the last ranges are worked on: " + ", ".join(f"{n} by {who}" for n, who in rest[:5]))
+            return Wait(
+                "the last batches are worked on: " + ", ".join(f"{n} by {who}" for n, who in rest[:5])
+            )
         steps = {**self.clocks, member: self.clocks[member] + under_way}
         slowest = min(steps, key=lambda other: (steps[other], other))
         ahead = steps[member] + 1 - steps[slowest]

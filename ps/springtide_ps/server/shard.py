@@ -25,7 +25,7 @@ from springtide_ps.server.row_gather import Done
 from springtide_ps.server.speculative_copy import SpeculativeCopy
 
 Sum = tuple[int, int]
-"""(step, round of the step)."""
+"""(step, backward pass of the step)."""
 Forward = Callable[[str, Sum, str, torch.Tensor, Callable[[Exception | None], None]], None]
 """(address, which, key, sum, done): send a sum to another server; `done` gets None once it is there."""
 Fill = Callable[[str, str, int, dict[str, Any], torch.Tensor], Future[Any]]

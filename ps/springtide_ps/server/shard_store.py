@@ -290,7 +290,7 @@ class ShardStore:
         members: Iterable[str],
         step: int,
         run_id: str,
-        booked: bool = False,
+        in_batches: bool = False,
         skipped: int = 0,
     ) -> int:
         """Begin a generation, or enter one as a further member; see `StepProtocol.enter`.
@@ -300,7 +300,7 @@ class ShardStore:
             members: ids of all its members.
             step: the step that it begins from; 0 where its members do not step together.
             run_id: of the state's history.
-            booked: its members do not step together.
+            in_batches: its members do not step together.
             skipped: how many of the steps so far changed nothing, where batches begin to be counted.
 
         Returns:
@@ -312,7 +312,7 @@ class ShardStore:
         with self._lock:
             self.settle()
             before = self._protocol.version
-            effects = self._protocol.enter(token, frozenset(members), step, run_id, booked)
+            effects = self._protocol.enter(token, frozenset(members), step, run_id, in_batches)
             if Effect.FENCE in effects:
                 self.snapshots.chunk_reads.clear()
             if {Effect.BEGIN_APPLIED_BATCHES, Effect.COUNT, Effect.FORGET}.intersection(effects):
@@ -346,21 +346,23 @@ class ShardStore:
             if self._protocol.resolve(token, step_spec):
                 self._make_step()
 
-    def check_token(self, token: Token, booked: bool = False) -> None:
+    def check_token(self, token: Token, in_batches: bool = False) -> None:
         """Refuse a request of a generation that is not the present one.
 
         Args:
             token: the generation's.
-            booked: its members must not step together.
+            in_batches: its members must not step together.
 
         Raises:
             StaleError: it is over.
-            StepProtocolError: it has not entered, or (booked) its members step together.
+            StepProtocolError: it has not entered, or (in_batches) its members step together.
         """
         with self._lock:
             self._protocol.check_token(token)
-            if booked and not self._protocol.booked:
-                raise StepProtocolError(f"the members of generation {token} step together: it has no ranges")
+            if in_batches and not self._protocol.in_batches:
+                raise StepProtocolError(
+                    f"the members of generation {token} step together: it has no batches of single members"
+                )
 
     def check_member(self, token: Token, member: str) -> None:
         """Refuse a request unless its member is one of the present generation, whose members do not step
@@ -375,7 +377,7 @@ class ShardStore:
             StepProtocolError: it is no such member, or no such generation.
         """
         with self._lock:
-            self.check_token(token, booked=True)
+            self.check_token(token, in_batches=True)
             if member not in self._protocol.members:
                 raise StepProtocolError(f"{member} is no member of generation {token}")
 
@@ -664,7 +666,7 @@ class ShardStore:
         step, number = which
         if step > self._protocol.version + _SUMS_AHEAD or number >= BACKWARD_PASSES_LIMIT:
             raise StepProtocolError(
-                f"a sum of step {step}, round {number}, and step {self._protocol.version} is the last"
+                f"a sum of step {step}, backward pass {number}, and step {self._protocol.version} is the last"
             )
         if not self.replicator.is_coming(key) and not self.failed_shards.has(key):
             self.check_gradient(key, nbytes, dtype)

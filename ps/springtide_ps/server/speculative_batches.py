@@ -23,7 +23,7 @@ log = logging.getLogger("springtide.ps")
 
 def speculate(
     locked: LockedShard,
-    offer: int,
+    early_number: int,
     of_batch: int,
     step_spec: StepSpec,
     gradient: Callable[[Chunk], torch.Tensor],
@@ -32,7 +32,7 @@ def speculate(
 
     Args:
         locked: the shard.
-        offer: number of the gradient among those whose values are wanted early on this server, above 0.
+        early_number: of the gradient among those whose values are wanted early on this server, above 0.
         of_batch: number of the batch.
         step_spec: how the push will apply it.
         gradient: returns it flat, like the values; its memory stays as it is.
@@ -57,18 +57,20 @@ def speculate(
     try:
         made = copy.make(chunk, gradient(chunk), before, step_spec)
     except RuntimeError as error:  # the push itself will say what is wrong
-        log.warning("range %d cannot be made early: %r", of_batch, error)
+        log.warning("batch %d cannot be made early: %r", of_batch, error)
         return None
-    copy.early_push = offer
+    copy.early_push = early_number
     return applied_batches, made.values.clone()
 
 
-def apply(locked: LockedShard, offer: int, before: int, step_spec: StepSpec, gradient: torch.Tensor) -> None:
+def apply(
+    locked: LockedShard, early_number: int, before: int, step_spec: StepSpec, gradient: torch.Tensor
+) -> None:
     """Make a batch, which the chunk has written down already, on the chunk.
 
     Args:
         locked: the shard.
-        offer: the number that `speculate` got for this batch; 0: it got none.
+        early_number: the number that `speculate` got for this batch; 0: it got none.
         before: how many batches were applied until then.
         step_spec: how the batch is applied.
         gradient: flat, like the values; it is used up.
@@ -77,7 +79,12 @@ def apply(locked: LockedShard, offer: int, before: int, step_spec: StepSpec, gra
         ChunkError: the step is of another optimizer.
     """
     chunk, copy = locked.chunk, locked.shard.speculative
-    if isinstance(chunk, Chunk) and offer and copy.early_push == offer and copy.holds(before, step_spec):
+    if (
+        isinstance(chunk, Chunk)
+        and early_number
+        and copy.early_push == early_number
+        and copy.holds(before, step_spec)
+    ):
         now = copy.swap(chunk)
         now.applied_batches, locked.shard.chunk = chunk.applied_batches, now
         return

@@ -79,7 +79,7 @@ class StepProtocol:
     """Of the step, from 0: `staged`, `prepared` and `complete` are of this one; those before are complete."""
     tried: bool = False
     """Whether the values of step `version` + 1 are here too."""
-    booked: bool = False
+    in_batches: bool = False
     """Whether chunks count batches, and no steps are counted."""
     unresolved: int | None = None
     """The step that the generation begins from, while this server still has to be told how to make it."""
@@ -90,7 +90,7 @@ class StepProtocol:
         members: Collection[str],
         step: int,
         run_id: str,
-        booked: bool = False,
+        in_batches: bool = False,
     ) -> list[Effect]:
         """Have a member that holds the state after a step begin the generation from it.
 
@@ -99,7 +99,7 @@ class StepProtocol:
             members: ids of all its members.
             step: the step; 0 where they do not step together.
             run_id: of the state's history; all that is held of another one is forgotten.
-            booked: its members do not step together.
+            in_batches: its members do not step together.
 
         Returns:
             The effects that the caller carries out.
@@ -112,7 +112,7 @@ class StepProtocol:
         if self.token is None or token > self.token:
             effects.append(Effect.FENCE)
             self.token, self.members, self.unresolved = token, frozenset(members), None
-            effects += self._begin_from(step, run_id, booked)
+            effects += self._begin_from(step, run_id, in_batches)
         return effects
 
     def resolve(self, token: Token, step_spec: StepSpec | None) -> list[Effect]:
@@ -137,14 +137,14 @@ class StepProtocol:
         self._clear()
         return [Effect.APPLY]
 
-    def _begin_from(self, step: int, run_id: str, booked: bool) -> list[Effect]:
-        was_booked, self.booked = self.booked, booked
+    def _begin_from(self, step: int, run_id: str, in_batches: bool) -> list[Effect]:
+        was_in_batches, self.in_batches = self.in_batches, in_batches
         undone = [Effect.ROLL_BACK] if self.tried else []
-        if run_id == self.run_id and booked is not was_booked:
-            self.version = 0 if booked else step
+        if run_id == self.run_id and in_batches is not was_in_batches:
+            self.version = 0 if in_batches else step
             self._clear()
             # The staged step is in no chunk: each one says which batches it has.
-            return [*undone, Effect.BEGIN_APPLIED_BATCHES] if booked else [Effect.COUNT]
+            return [*undone, Effect.BEGIN_APPLIED_BATCHES] if in_batches else [Effect.COUNT]
         if run_id == self.run_id and step == self.version:
             self._clear()
             return [*undone, Effect.DROP]
@@ -255,7 +255,7 @@ class StepProtocol:
         there = self.backward_pass if self.complete else self.backward_pass - 1
         if beyond := [part.backward_pass for part in step_spec.substeps if part.backward_pass > there]:
             raise StepProtocolError(
-                f"{member} makes round {beyond[0]} of step {step}, which not all have prepared"
+                f"{member} makes backward pass {beyond[0]} of step {step}, which not all have prepared"
             )
 
     def _reach(self, number: int, member: str) -> None:
@@ -267,9 +267,8 @@ class StepProtocol:
             return
         if number != self.backward_pass + 1 or not self.complete or number >= BACKWARD_PASSES_LIMIT:
             raise StepProtocolError(
-                f"{member} is in round {number} of the step, and this server in {self.backward_pass}; there "
-                "are "
-                f"at most {BACKWARD_PASSES_LIMIT}"
+                f"{member} is in backward pass {number} of the step, and this server in {self.backward_pass};"
+                f" there are at most {BACKWARD_PASSES_LIMIT}"
             )
         if self.committed:
             raise StepProtocolError(f"{member} goes on with a step that {min(self.committed)} has committed")

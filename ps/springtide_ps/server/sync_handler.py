@@ -205,9 +205,9 @@ class SyncHandler:
 
         match header.kind:
             case Kind.ENTER:
-                run_id, booked = str(meta.get("lineage")), bool(meta.get("books"))
-                skipped = number_in(meta, "skipped") if booked else 0
-                version = store.enter(token, _members(meta), _step(meta), run_id, booked, skipped)
+                run_id, in_batches = str(meta.get("lineage")), bool(meta.get("books"))
+                skipped = number_in(meta, "skipped") if in_batches else 0
+                version = store.enter(token, _members(meta), _step(meta), run_id, in_batches, skipped)
                 self.entered(token)
                 done(Frame(Kind.DONE, number, {"version": version}))
             case Kind.RESOLVE:

@@ -86,6 +86,8 @@ class ServerClient:
         self._stream, self.about = connect(address, token, timeout, tls)
         self._process, self._patience = os.getpid(), patience
         self._silent = silent
+        self.heard_at = time.monotonic()
+        """When the newest message of the server began to arrive; the first when the connection was made."""
         if self._stream.keepalives:
             self._stream.tick(KEEPALIVE_SECONDS, self._look)
         self._numbers = itertools.count(1)
@@ -491,6 +493,7 @@ class ServerClient:
         try:
             while True:
                 header, meta = self._stream.receive()
+                self.heard_at = time.monotonic()
                 self._take(self._stream, header, meta)
         except PeerClosedError as error:
             self._break(str(error))

@@ -470,7 +470,7 @@ def test_worker_alone_not_reaching_a_server_is_cut_off_at_last() -> None:
     for _ in range(3):
         room.park("w2", say.ParkReason.REDUCTION_FAILED, at=room.m.members["w2"].state, suspects=("s0",))
         room.tick(0.4)
-        dropped(room, "w0", "w1")
+        dropped(room, "w0", "w1", reached=("s0", "s1"))
         if "w2" in room.members:
             room.form()
     assert room.members == ("w0", "w1")

@@ -28,20 +28,20 @@ FIRST, SECOND = (1, 0, 1), (1, 0, 2)
 STEP_SPEC = StepSpec(1.0, False, ({"lr": 1.0},)).to_json()
 
 
-def offer(number: int, size: int = 4, answers: dict[str, Any] | None = None) -> StashedGradient:
+def stashed(number: int, size: int = 4, answers: dict[str, Any] | None = None) -> StashedGradient:
     return StashedGradient(number, {"d": "float32"}, torch.zeros(size, dtype=torch.uint8), 0, answers or {})
 
 
 class Connection(RuleBasedStateMachine):
     """Bodies that begin, are left and committed, in generations that follow each other; what a push is given
-    is what its own body has offered, or nothing.
+    is what its own body has set aside, or nothing.
     """
 
     owners, keys = st.sampled_from(["", "a"]), st.sampled_from(["x", "y"])
 
     def __init__(self) -> None:
         super().__init__()
-        self.offers = GradientStash()
+        self.stash = GradientStash()
         self.generation = self.body = 1
         self.mine: dict[tuple[str, str], StashedGradient] = {}
         self.here: dict[tuple[str, str], int] = {}
@@ -51,14 +51,14 @@ class Connection(RuleBasedStateMachine):
         return (1, 0, self.generation)
 
     @rule(owner=owners, key=keys, size=st.integers(0, 9))
-    def offered(self, owner: str, key: str, size: int) -> None:
-        self.mine[owner, key] = offer(self.body, size)
-        self.offers.put(self.token, owner, key, self.mine[owner, key])
+    def set_aside(self, owner: str, key: str, size: int) -> None:
+        self.mine[owner, key] = stashed(self.body, size)
+        self.stash.put(self.token, owner, key, self.mine[owner, key])
         self.here[owner, key] = size
 
     @rule(owner=owners, key=keys)
     def pushed(self, owner: str, key: str) -> None:
-        found = self.offers.take(self.token, owner, key, self.body)
+        found = self.stash.take(self.token, owner, key, self.body)
         assert found is self.mine.pop((owner, key), None)
         self.here.pop((owner, key), None)
 
@@ -70,12 +70,12 @@ class Connection(RuleBasedStateMachine):
     def generation_ends(self, owner: str, key: str) -> None:
         self.generation += 1
         self.mine = {}
-        self.offers.put(self.token, owner, key, offer(0, 1))
+        self.stash.put(self.token, owner, key, stashed(0, 1))
         self.here = {(owner, key): 1}  # nothing of the one before
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        assert self.offers.nbytes == sum(self.here.values())
+        assert self.stash.nbytes == sum(self.here.values())
 
 
 Connection.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
@@ -86,7 +86,7 @@ def test_a_copy_counts_as_told_when_it_has_said_so() -> None:
     there, refused, silent = Future[None](), Future[None](), Future[None]()
     there.set_result(None)
     refused.set_exception(RefusedError("no room"))
-    passed = offer(1, answers={"a": there, "b": refused, "c": silent})
+    passed = stashed(1, answers={"a": there, "b": refused, "c": silent})
     assert passed.at(["a", "b", "c", "d"]) == {"a"}
     assert passed.at(["b", "c"]) == set()
 
@@ -119,7 +119,7 @@ class Client:
         self.link.push_early(token, self.me, "k", number, {"d": "float32", **more}, sent)
 
     def push(self, number: int, of_batch: int, token: Any = FIRST) -> tuple[list[float], dict[str, Any]]:
-        """(values, what the server says) of a push that names the offer of that number."""
+        """(values, what the server says) of a push that names the early push of that number."""
         about = {"k": "k", "r": of_batch, "recipe": STEP_SPEC, "o": number, "me": self.me}
         out = torch.full((self.size,), -9.0)
         said = self.link.ask_step(Kind.PUSH_BATCH, token, about, out=out).result(60).meta
@@ -156,11 +156,11 @@ def client_of(server: Server, me: str = "a", size: int = 2) -> Iterator[Client]:
         client.close()
 
 
-def test_offer_changes_nothing_until_its_push_without_gradient(server: Server) -> None:
+def test_early_push_changes_nothing_until_its_push_without_gradient(server: Server) -> None:
     with client_of(server) as client:
         client.enter().load().push_early(1, [1.0, 2.0])
         assert client.pull() == [0.0, 0.0]
-        assert server.stashed_bytes == 8  # the answer to the pull came after the offer
+        assert server.stashed_bytes == 8  # the answer to the pull came after the early push
         received = server.counters.bytes_in
         values, said = client.push(1, 5)
         assert (values, said["ranges"], said["already"]) == ([-1.0, -2.0], [5, 6], False)
@@ -171,7 +171,7 @@ def test_a_push_is_told_to_bring_what_is_not_there(server: Server) -> None:
     with client_of(server) as client:
         client.enter().load()
         missing = ([-9.0, -9.0], {"whole": True})
-        assert client.push(1, 0) == missing  # never offered
+        assert client.push(1, 0) == missing  # never pushed early
         client.push_early(1, [1.0, 1.0])
         assert client.push(2, 0) == missing  # of another body
         client.push_early(2, [1.0, 1.0])
@@ -188,7 +188,7 @@ def test_a_push_is_told_to_bring_what_is_not_there(server: Server) -> None:
         assert client.push(4, 1, SECOND)[0] == [-2.0, -2.0]
 
 
-def test_range_that_the_chunk_has_only_uses_up_its_offer(server: Server) -> None:
+def test_range_that_the_chunk_has_only_uses_up_its_early_push(server: Server) -> None:
     with client_of(server) as client:
         client.enter().load().push_early(1, [1.0, 0.0])
         client.push(1, 0)
@@ -368,7 +368,7 @@ def test_offers_of_several_workers_lie_side_by_side_at_a_copy(pair: tuple[Client
         assert copy.server.counters.bytes_in == received
 
 
-def test_copy_without_room_for_offers_gets_gradients_in_pushes() -> None:
+def test_copy_without_room_for_early_pushes_gets_gradients_in_pushes() -> None:
     with contextlib.ExitStack() as stack:
         [one], [small] = (stack.enter_context(servers(1, limit)) for limit in (0, 96))
         first, copy = (stack.enter_context(client_of(server, size=16)) for server in (one, small))

@@ -83,11 +83,11 @@ class Client:
         self.ask(Kind.EARLY_PUSH, {**about, "d": "float32"}, payload=record(ids, number))
 
         def passed_on() -> bool:
-            offers = [o for c in server.connections for o in c.stash.stashed.values()]
-            answers = [answer for offer in offers for answer in offer.passed.values()]
+            stashed = [o for c in server.connections for o in c.stash.stashed.values()]
+            answers = [answer for gradient in stashed for answer in gradient.passed.values()]
             return bool(answers) and all(answer.done() for answer in answers)
 
-        until(passed_on, "the offer is not passed on")
+        until(passed_on, "the early push is not passed on")
         self.ask(Kind.PUSH_BATCH, {**about, "r": number, "recipe": STEP_SPEC.to_json()})
 
     def inventory(self) -> str:

@@ -153,7 +153,9 @@ def test_a_range_counts_once_also_without_rows(clients: list[Client], running: l
     assert (running[0].counters.batches, running[0].counters.repeated) == (3, 2)
 
 
-def test_an_offer_is_applied_when_its_range_is_pushed(clients: list[Client], running: list[Server]) -> None:
+def test_an_early_push_is_applied_when_its_range_is_pushed(
+    clients: list[Client], running: list[Server]
+) -> None:
     client = clients[0]
     client.load()
     named = {"k": "t2.0", "r": 0, "recipe": STEP_SPEC.to_json(), "o": 4, "me": "a"}

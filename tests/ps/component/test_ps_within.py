@@ -49,16 +49,16 @@ def begun(*done: tuple[str, int]) -> StepProtocol:
 
 def test_a_round_begins_when_all_have_prepared_the_one_before() -> None:
     rounds = begun(("a", 0))
-    with pytest.raises(StepProtocolError, match="a is in round 1 of the step, and this server in 0"):
+    with pytest.raises(StepProtocolError, match="a is in backward pass 1 of the step, and this server in 0"):
         rounds.stage(FIRST, 1, "a", "chunk", 1)
     rounds = begun(("a", 0), ("b", 0))
     assert rounds.complete
-    with pytest.raises(StepProtocolError, match="in round 2"):
+    with pytest.raises(StepProtocolError, match="in backward pass 2"):
         rounds.stage(FIRST, 1, "a", "chunk", 2)
     # The first one to say so begins it, if only by having nothing to send here.
     assert rounds.prepare(FIRST, 1, "a", 0, 1) == []
     assert (rounds.backward_pass, rounds.complete) == (1, False)
-    with pytest.raises(StepProtocolError, match="b is in round 0"):
+    with pytest.raises(StepProtocolError, match="b is in backward pass 0"):
         rounds.stage(FIRST, 1, "b", "chunk", 0)
     assert rounds.stage(FIRST, 1, "b", "chunk", 1)
     assert rounds.prepare(FIRST, 1, "b", 1, 1) == [Effect.PREPARED]
@@ -72,9 +72,11 @@ def test_rounds_have_a_limit() -> None:
 
 def test_committed_step_ends_and_missing_round_is_not_committed() -> None:
     rounds = begun(("a", 0), ("b", 0))
-    with pytest.raises(StepProtocolError, match="a makes round 1 of step 1, which not all have prepared"):
+    with pytest.raises(
+        StepProtocolError, match="a makes backward pass 1 of step 1, which not all have prepared"
+    ):
         rounds.commit(FIRST, 1, "a", step_spec(0, 1))
-    with pytest.raises(StepProtocolError, match="round 1"):
+    with pytest.raises(StepProtocolError, match="backward pass 1"):
         rounds.check_substeps(FIRST, 1, "a", step_spec(1))
     rounds.check_substeps(FIRST, 1, "a", step_spec(0, 0))
     rounds.commit(FIRST, 1, "a", step_spec(0))
@@ -153,7 +155,7 @@ def test_parts_are_made_one_after_another_and_sums_may_be_kept() -> None:
     make_substeps(kept, totals, whole, keep=True)
     assert (totals[0].tolist(), totals[1].tolist()) == ([1, 1], [3, 3])
     make_substeps(used, totals, whole, keep=False)
-    # Momentum 2, then 1 + 1, then 1 + 3: the sums of round 0 twice.
+    # Momentum 2, then 1 + 1, then 1 + 3: the sums of backward pass 0 twice.
     assert kept.values.tolist() == used.values.tolist() == [-8.0, -8.0]
     for broken in (
         {"round": -1},

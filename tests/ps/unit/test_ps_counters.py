@@ -30,7 +30,7 @@ def counters() -> Counters:
 def server(counters: Counters) -> Iterator[SyncHandler]:
     """Holds two slices that let rows go beyond 8 each."""
     made = SyncHandler(lambda address: pytest.fail("it has no peers"), counters=counters)
-    made.store.enter(TOKEN, ["a"], 0, "one", booked=True)
+    made.store.enter(TOKEN, ["a"], 0, "one", in_batches=True)
     for number in range(2):
         made.store.load(TOKEN, f"t2.{number}", 0, make(max_rows=8))
     yield made

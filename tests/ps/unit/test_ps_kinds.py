@@ -35,16 +35,16 @@ def test_entering_in_another_kind_turns_one_into_the_other() -> None:
     assert rounds.enter((1, 0, 1), ("a",), 7, "L") == [Effect.FENCE, Effect.FORGET]
     rounds.stage((1, 0, 1), 8, "a", "k")
     rounds.prepare((1, 0, 1), 8, "a", 1)
-    assert rounds.enter((1, 0, 2), ("a",), 0, "L", booked=True) == [
+    assert rounds.enter((1, 0, 2), ("a",), 0, "L", in_batches=True) == [
         Effect.FENCE,
         Effect.BEGIN_APPLIED_BATCHES,
     ]
-    assert (rounds.booked, rounds.version, rounds.staged) == (True, 0, {})
-    assert rounds.enter((1, 0, 2), ("a",), 0, "L", booked=True) == []
-    assert rounds.enter((1, 0, 3), ("a",), 0, "L", booked=True) == [Effect.FENCE, Effect.DROP]
+    assert (rounds.in_batches, rounds.version, rounds.staged) == (True, 0, {})
+    assert rounds.enter((1, 0, 2), ("a",), 0, "L", in_batches=True) == []
+    assert rounds.enter((1, 0, 3), ("a",), 0, "L", in_batches=True) == [Effect.FENCE, Effect.DROP]
     assert rounds.enter((1, 0, 4), ("a",), 9, "L") == [Effect.FENCE, Effect.COUNT]
-    assert (rounds.booked, rounds.version) == (False, 9)
-    assert rounds.enter((1, 0, 5), ("a",), 0, "other", booked=True) == [Effect.FENCE, Effect.FORGET]
+    assert (rounds.in_batches, rounds.version) == (False, 9)
+    assert rounds.enter((1, 0, 5), ("a",), 0, "other", in_batches=True) == [Effect.FENCE, Effect.FORGET]
 
 
 def test_a_step_that_was_only_tried_is_in_no_book() -> None:
@@ -56,7 +56,7 @@ def test_a_step_that_was_only_tried_is_in_no_book() -> None:
         rounds.prepare((1, 0, 1), 1, member, 1)
     rounds.commit((1, 0, 1), 1, "a", STEP_SPEC)
     assert rounds.try_step((1, 0, 1), 1, "a") == [Effect.TRY]
-    effects = rounds.enter((1, 0, 2), ("b",), 0, "L", booked=True)
+    effects = rounds.enter((1, 0, 2), ("b",), 0, "L", in_batches=True)
     assert effects == [Effect.FENCE, Effect.ROLL_BACK, Effect.BEGIN_APPLIED_BATCHES]
 
 
@@ -94,10 +94,10 @@ def test_no_range_is_taken_where_steps_are_counted() -> None:
     shards = ShardStore(forward, forward)
     try:
         shards.enter((1, 0, 1), ["a"], 0, "L")
-        with pytest.raises(StepProtocolError, match="step together: it has no ranges"):
-            shards.check_token((1, 0, 1), booked=True)
+        with pytest.raises(StepProtocolError, match="step together: it has no batches"):
+            shards.check_token((1, 0, 1), in_batches=True)
         shards.enter((1, 0, 2), ["a"], 0, "L", True)
-        shards.check_token((1, 0, 2), booked=True)
+        shards.check_token((1, 0, 2), in_batches=True)
     finally:
         shards.close()
 
@@ -111,7 +111,7 @@ class Server:
 
     def __init__(self) -> None:
         self.shards = ShardStore(forward, forward)
-        self.number, self.booked, self.done = 0, False, 0
+        self.number, self.in_batches, self.done = 0, False, 0
         self.truth: set[int] = set()
         self.enter(False)
         self.shards.load(self.token, "k", 0, chunk_with())
@@ -120,15 +120,15 @@ class Server:
     def token(self) -> tuple[int, int, int]:
         return (1, 0, self.number)
 
-    def enter(self, booked: bool) -> None:
+    def enter(self, in_batches: bool) -> None:
         """The next generation. Into steps only from where all ranges up to one are there."""
-        if self.booked and not booked:
+        if self.in_batches and not in_batches:
             self.fill()
         self.number += 1
-        self.booked = booked
-        step = 0 if booked else self.done
-        self.shards.enter(self.token, ["a", "b"], step, "L", booked, skipped=0)
-        if not booked:
+        self.in_batches = in_batches
+        step = 0 if in_batches else self.done
+        self.shards.enter(self.token, ["a", "b"], step, "L", in_batches, skipped=0)
+        if not in_batches:
             assert self.number == 1 or self.shards.inventory(self.token) == ["k"]
 
     def fill(self) -> None:
@@ -182,7 +182,7 @@ def live_through(words: list[Word]) -> None:
         for word, number in words:
             if word == "enter":
                 server.enter(bool(number % 2))
-            elif server.booked:
+            elif server.in_batches:
                 first = min(set(range(len(server.truth) + 1)) - server.truth)
                 server.push(first + number % 3)
             else:

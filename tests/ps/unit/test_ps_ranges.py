@@ -86,7 +86,7 @@ def test_a_set_has_limits() -> None:
         full.add(10 * INTERVALS_LIMIT)
     assert full.add(1)  # closes a gap
     for number in (-1, BATCH_NUMBER_LIMIT):
-        with pytest.raises(BatchNumberError, match="is no range"):
+        with pytest.raises(BatchNumberError, match="is no batch number"):
             full.add(number)
 
 
@@ -100,7 +100,7 @@ def test_ranges_are_given_out_lowest_first_and_once() -> None:
     leases.done("a", 0)
     assert leases.ask("a", 0, 4) == Granted(3)
     leases.done("a", 3)
-    assert leases.ask("a", 0, 4) == Wait("the last ranges are worked on: 2 by b")
+    assert leases.ask("a", 0, 4) == Wait("the last batches are worked on: 2 by b")
     leases.done("b", 2)
     assert [leases.ask(who, 0, 4) for who in "ab"] == [Over(), Over()]
     assert leases.clocks == {"a": 2, "b": 1}

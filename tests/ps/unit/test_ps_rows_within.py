@@ -97,7 +97,7 @@ def test_rows_are_let_go_when_the_step_is_made_and_not_before() -> None:
 
 
 def test_sums_that_are_gone_are_named() -> None:
-    with pytest.raises(StepProtocolError, match="the sums of round 1 of step 4 are not here"):
+    with pytest.raises(StepProtocolError, match="the sums of backward pass 1 of step 4 are not here"):
         ChangedRows().reach(make(), {0: total([1], 0)}, 4, step_spec("sgd", [(0, False), (1, False)]))
 
 

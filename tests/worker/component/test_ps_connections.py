@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Any
 
 import pytest
+from coordinator_process import until
+from cut_proxy import CutProxy
 from ps_servers import TOKEN, names, servers
 
-from springtide.ps.connections import Connections, ServerError, servers_in
+from springtide.comm.store import FormationCancelled
+from springtide.ps.connections import Connections, NotWaitedForError, ServerError, servers_in
 from springtide_ps.wire.client import Answer, ServerLostError
 
 
@@ -77,3 +83,60 @@ def test_the_end_of_the_generation_ends_the_wait(connections: Connections) -> No
     connections.over("the generation is over")
     with pytest.raises(ServerError, match=rf"{connections['b'].address}: the generation is over"):
         connections.answers(requests, "it")
+
+
+def test_an_answer_no_longer_waited_for_accuses_no_server(connections: Connections) -> None:
+    connections.over("the generation is over")
+    with pytest.raises(NotWaitedForError) as caught:
+        connections.answers(asked(), "it")
+    assert servers_in(caught.value) == []
+
+
+def test_the_complaint_that_ended_the_generation_is_not_ones_own() -> None:
+    told = "worker-1 parked (FORMATION_FAILED): parameter server 10.0.0.9:7080 cannot be reached: timed out"
+    assert servers_in(FormationCancelled(told)) == []
+
+
+def test_the_reason_of_the_end_accuses_the_server_in_it(connections: Connections) -> None:
+    connections.over("parameter server 10.0.0.9:7080: it is gone")
+    with pytest.raises(ServerError) as caught:
+        connections.answers(asked(), "it")
+    assert servers_in(caught.value) == ["10.0.0.9"]
+
+
+def test_servers_are_reached_that_were_heard_in_the_generation() -> None:
+    with servers(2) as running, closing(CutProxy(("127.0.0.1", running[0].port))) as proxy:
+        made = Connections(TOKEN, 10.0, 60.0)
+        by_id = {"a": proxy.address, "b": names(running)[1]}
+        made.connect(by_id)
+        assert made.reached() == ["a", "b"]
+        proxy.cut()
+        made.connect(by_id)  # the next generation: the same connections
+        until(lambda: made.reached() == ["b"], "the answer of the server that is reached")
+        proxy.heal()
+        until(lambda: made.reached() == ["a", "b"], "the answer that was held up")
+        made["b"].close()
+        assert made.reached() == ["a"]
+        made.close()
+
+
+def test_the_end_of_the_generation_ends_the_connecting() -> None:
+    """A server that ends each connection at once is tried again, until the generation is over."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        made = Connections(TOKEN, 60.0, 60.0)
+        ended: list[Callable[[], object]] = []
+
+        def refuse() -> None:
+            for _ in range(2):
+                listener.accept()[0].close()
+            ended[0]()
+            listener.accept()[0].close()
+
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        with pytest.raises(ServerError, match=f"127.0.0.1:{port} cannot be reached") as caught:
+            made.connect({"a": f"127.0.0.1:{port}"}, ended.append)
+        with socket.create_connection(("127.0.0.1", port)):
+            refusing.join(10)
+    assert servers_in(caught.value) == ["127.0.0.1"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from cut_proxy import CutProxy
+from cut_proxy import CutProxy, ports_of
 from worker_checks import check
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
@@ -96,3 +96,38 @@ def test_workers_that_do_not_step_together_go_on_without_it(
         assert worker.code == 0, cluster.logs()
         data = worker.outcome().data  # type: ignore[union-attr]
         assert (data["repeated"], data["lost"]) == (0, 0)
+
+
+def test_one_that_joins_meanwhile_costs_the_only_holder_nothing(
+    begin: Callable[..., tuple[WorkerCluster, list[CutProxy]]], undisturbed: Reference
+) -> None:
+    """A joiner has not found out yet that the server cannot be reached: that is no word against who has."""
+    cluster, proxies = begin(1)
+    [holder] = cluster.start(1)
+    cluster.until_step(6)
+    proxies[1].cut(reset=True)
+    cluster.until(lambda: number(cluster) >= 2, "the first generation that cannot begin")
+    joiner = cluster.add()
+    cluster.until(lambda: number(cluster) >= 6, "the fifth generation that cannot begin")
+    assert holder.running, cluster.logs()
+    assert joiner.running, cluster.logs()
+    proxies[1].heal()
+    cluster.until_done()
+    check(cluster, undisturbed, [holder, joiner])
+    assert cluster.reply is not None
+    assert not cluster.reply.states_lost
+
+
+def test_one_that_alone_does_not_reach_a_server_is_cut_off(
+    begin: Callable[..., tuple[WorkerCluster, list[CutProxy]]], undisturbed: Reference
+) -> None:
+    cluster, proxies = begin(1)
+    workers = cluster.start(3)
+    cluster.until_step(6)
+    alone = workers[1]
+    proxies[1].cut(lambda port: port in ports_of(alone.pid), reset=True)
+    cluster.until(lambda: not alone.running, "the end of the one that does not reach a server")
+    assert f"{alone.name} was complained of" in cluster.logs()
+    others = [worker for worker in workers if worker is not alone]
+    cluster.until_done(*others)
+    check(cluster, undisturbed, others)

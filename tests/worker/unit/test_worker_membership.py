@@ -89,9 +89,10 @@ def test_hello_says_what_the_process_is() -> None:
 def test_promise_lasts_until_the_start_also_over_a_new_stream() -> None:
     session = Session()
     session.join()
-    session.membership.park(pb.REDUCTION_FAILED, "reset", ["ip-you", "ip-me"])
+    session.membership.park(pb.REDUCTION_FAILED, "reset", ["ip-you", "ip-me"], reached=["ps-0"])
     parked = session.sent[-1].parked
     assert list(parked.suspects) == ["you"]
+    assert list(parked.reached) == ["ps-0"]
     assert generation_from_proto(parked.generation) == GenerationName.of(1, 0, 1)
     assert session.membership.hello().standing == pb.PARKED
     session.hear(welcome=pb.Welcome(incarnation=pb.Incarnation(number=1)))

@@ -463,7 +463,12 @@ class Membership:
             self._end_stages(count)
 
     def park(
-        self, reason: int, detail: str = "", addresses: Sequence[str] = (), cannot_go_back: bool = False
+        self,
+        reason: int,
+        detail: str = "",
+        addresses: Sequence[str] = (),
+        cannot_go_back: bool = False,
+        reached: Sequence[str] = (),
     ) -> None:
         """Promise to commit nothing before the next Start.
 
@@ -474,6 +479,7 @@ class Membership:
             detail: the reason in words.
             addresses: of peers and servers that may have failed.
             cannot_go_back: there is no older state that this process could take in the place of its own.
+            reached: ids of the servers that it reaches.
         """
         with self._changed:
             suspects = [m.id for m in self._members if m.address in addresses and m.id != self._me.id]
@@ -484,6 +490,7 @@ class Membership:
                 detail=detail[:1000],
                 suspects=suspects,
                 cannot_go_back=cannot_go_back,
+                reached=reached,
                 at_epoch_end=self._at_epoch_end,
             )
             if self._generation is not None:

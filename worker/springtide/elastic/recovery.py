@@ -18,7 +18,7 @@ from springtide import faults
 from springtide.checkpoint import restore
 from springtide.checkpoint.restore import Restored
 from springtide.comm.process_group import Group, form, peers_in
-from springtide.comm.store import StreamStore
+from springtide.comm.store import FormationCancelled, StreamStore
 from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Leave, Save, Start
 from springtide.data.loop import LoopPlan
@@ -153,7 +153,8 @@ class Recovery:
         if membership.generation is None:
             return pb.STANDBY, "", []
         if over := membership.over:
-            return pb.DROPPED, over, []
+            # What failed before this member heard that its generation is over is still news to the others.
+            return pb.DROPPED, over, self._unreached
         if self._no_way_back:
             return pb.FORMATION_FAILED, self._no_way_back, []
         if self._lacking:
@@ -187,7 +188,13 @@ class Recovery:
         if trainer.reduction.drifted and at_boundary:
             membership.forget()  # the others hold the state that all have stopped at
             trainer.reduction.drifted = False
-        membership.park(reason, detail, suspects, cannot_go_back=bool(self._no_way_back))
+        membership.park(
+            reason,
+            detail,
+            suspects,
+            cannot_go_back=bool(self._no_way_back),
+            reached=() if trainer.servers is None else trainer.servers.connections.reached(),
+        )
         self._lacking = ""
         # What comes from here on concerns the next generation.
         trainer.want_change(trainer.reduction.drifted)
@@ -198,7 +205,7 @@ class Recovery:
             self._state_transfer.detach(state.group)
         trainer.failure = None
         state.clear_boundary()
-        self._formation_error = ""
+        self._formation_error, self._unreached = "", []
         while isinstance(answer := membership.await_start(self._parts.saver.checkpoints.make_way), Save):
             log.info("saving %s before leaving", answer.state)
             self._parts.saver.save(answer.state, answer.share, "leaving")
@@ -275,7 +282,7 @@ class Recovery:
         group = connect(store, rank, len(ids), nccl_device=self._trainer.nccl_device)
         state.use_group(group)
         if membership.over:
-            raise RuntimeError(f"the generation ended while its group was formed: {membership.over}")
+            raise FormationCancelled(f"the generation ended while its group was formed: {membership.over}")
         formed = time.monotonic()
         faults.reach("formed", state.position.cursor.step + 1)
         positions = [RetryPosition.from_json(store.get(f"place/{other}")) for other in range(len(ids))]

@@ -283,7 +283,7 @@ class PsBackend:
         following = self._following(start.in_batches)
         if following is not self.active:
             # What was asked of servers that are gone ends here, so that it is not waited for.
-            self.connections.connect(start.servers)
+            self.connections.connect(start.servers, group.on_shut)
             self.active.close_generation()
             self.compression.change_strategy()
             self.active = following

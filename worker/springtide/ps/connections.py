@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import time
@@ -11,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from springtide.comm.store import FormationCancelled
 from springtide_ps.server.failed_shards import StepFailedError
 from springtide_ps.wire.client import Answer, RefusedError, ServerClient, ServerLostError
 from springtide_ps.wire.frames import PART_BYTES, Kind
@@ -27,10 +29,17 @@ class ServerError(RuntimeError):
     """A server is lost, or refuses: the step cannot go on in this generation."""
 
 
+class NotWaitedForError(ServerError):
+    """An answer is not waited for any more, since the generation is over: that is not the server's fault."""
+
+
 def servers_in(error: BaseException) -> list[str]:
     """IP address of the parameter server that an error is about, if of any: of several the last, since a
-    server whose copies cannot be made says which other one it does not reach.
+    server whose copies cannot be made says which other one it does not reach. None where the error only tells
+    that the generation is over, for what another member may have complained of.
     """
+    if isinstance(error, (NotWaitedForError, FormationCancelled)):
+        return []
     return _NAMED.findall(str(error))[-1:]
 
 
@@ -56,6 +65,8 @@ class Connections:
         self._clients: dict[str, ServerClient] = {}
         self._needed: list[str] = []
         self._over: Future[str] = Future()
+        self._entered_at = 0.0  # monotonic: when the present generation's connections were asked for
+        self._questions: dict[str, Future[Answer]] = {}  # by server: only that it answers is of interest
         self.failed_step = ""
         """What a server said whose step on a chunk has failed; for others to forget."""
 
@@ -66,12 +77,21 @@ class Connections:
         """Iterate over the servers that this generation's steps need."""
         return iter(self._needed)
 
-    def connect(self, servers: Mapping[str, str]) -> None:
-        """Have connections to exactly these servers (address by id).
+    def connect(
+        self, servers: Mapping[str, str], on_over: Callable[[Callable[[], object]], None] | None = None
+    ) -> None:
+        """Have connections to exactly these servers.
 
-        Raise ServerError that names who fails.
+        Args:
+            servers: Address by id.
+            on_over: Has a function called when the generation is over, which ends every wait from then on.
+
+        Raises:
+            ServerError: A server cannot be reached; it is named.
         """
-        self._over = Future()
+        self._over, self._entered_at = Future(), time.monotonic()
+        if on_over is not None:
+            on_over(lambda: self.over("the generation is over"))
         for server in [s for s in self._clients if s not in servers]:
             self._clients.pop(server).close()
         for server, address in servers.items():
@@ -85,11 +105,24 @@ class Connections:
             except (OSError, ValueError, RejectedError) as error:
                 raise ServerError(f"parameter server {address} cannot be reached: {error}") from None
         self._needed = list(self._clients)
+        for server, client in self._clients.items():
+            self._ask_for_life(server, client)
+
+    def _ask_for_life(self, server: str, client: ServerClient) -> None:
+        """Have a server answer that has been silent in this generation, since only then it is `reached`.
+
+        Most members ask servers nothing before all of them have met, and they may wait long for one of them.
+        """
+        question = self._questions.get(server)
+        if client.heard_at < self._entered_at and (question is None or question.done()):
+            with contextlib.suppress(ServerLostError):
+                self._questions[server] = client.status()
 
     def _connect(self, address: tuple[str, int]) -> ServerClient:
         """Connect to a server, again for some time when it closes the connection without a word.
 
         It does so when it has too many connections, or too many at once that have not said who they are.
+        Nobody waits for the connection once the generation is over.
 
         Raises:
             RejectedError: It does not know the token, or this process's is another one.
@@ -101,11 +134,22 @@ class Connections:
                 return ServerClient(
                     address, self._token, self._connect_seconds, self._tls, silent=self._connect_seconds
                 )
-            except (PeerClosedError, ConnectionResetError):
+            except (PeerClosedError, ConnectionResetError, BrokenPipeError):
                 pause = random.uniform(*_AGAIN_SECONDS)
-                if time.monotonic() + pause > end:
+                if time.monotonic() + pause > end or self._is_over_in(pause):
                     raise
-                time.sleep(pause)
+
+    def _is_over_in(self, seconds: float) -> bool:
+        """Wait for so long, or until the generation is over; return whether it is."""
+        return bool(wait([self._over], timeout=seconds).done)
+
+    def reached(self) -> list[str]:
+        """Return the servers that have been heard in this generation, and whose connection is whole."""
+        return sorted(
+            server
+            for server, client in self._clients.items()
+            if client.broken is None and client.heard_at >= self._entered_at
+        )
 
     def rely_on(self, servers: Collection[str]) -> None:
         """Need these servers only; others may end, but a checkpoint may still be read from them."""
@@ -134,7 +178,9 @@ class Connections:
             wait(either, timeout=self.answer_seconds, return_when=FIRST_COMPLETED)
             if not future.done():
                 if self._over.done() and not to_the_end:
-                    raise ServerError(f"{what()}: {self._over.result()}")
+                    reason = self._over.result()
+                    kind = ServerError if _NAMED.search(reason) else NotWaitedForError
+                    raise kind(f"{what()}: {reason}")
                 raise ServerError(f"{what()}: no answer in {time.monotonic() - started:.0f} s")
         try:
             return future.result()

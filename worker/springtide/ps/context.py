@@ -109,8 +109,7 @@ class PsContext:
         self.generation.open(start)
         self.optimizers.begin()
         self.compression.reopen()
-        self.connections.connect(start.servers)
-        meeting.group.on_shut(lambda: self.connections.over("the generation is over"))
+        self.connections.connect(start.servers, meeting.group.on_shut)
         self.memory.drop()
         if meeting.fresh:
             self.memory.bring_down()

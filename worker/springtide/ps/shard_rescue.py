@@ -75,10 +75,10 @@ class ShardRescue:
         if not lost:
             return {}
         others = [other for other in range(len(context.generation.start.members)) if other != rank]
-        offers: dict[int, Any] = {rank: self._ranks_of(lost)}
-        offers |= {other: json.loads(store.get(f"pulls/{other}")) for other in others}
+        held_by_rank: dict[int, Any] = {rank: self._ranks_of(lost)}
+        held_by_rank |= {other: json.loads(store.get(f"pulls/{other}")) for other in others}
         sizes = {key: context.sharding.by_key[key].nbytes for key in lost}
-        chosen = rescue(offers, sizes, loads)
+        chosen = rescue(held_by_rank, sizes, loads)
         store.set(f"rescue/{rank}", json.dumps(chosen).encode())
         self._give({key: server for key, (giver, server) in chosen.items() if giver == rank})
         for other in others:
