@@ -57,7 +57,7 @@ class Queues:
         self._unreadable: dict[str, str] = {}
         self._flavors: dict[str, Object | str] = {}
         self._flavors_due: dict[str, float] = {}
-        self._flavor_wanted = asyncio.Event()  # a Workload names one that nobody has read
+        self._look_wanted = asyncio.Event()  # a flavor that nobody has read is named, or all was forgotten
         self.trouble = ""  # why they cannot be listed
         self.listed = False
 
@@ -93,6 +93,7 @@ class Queues:
     def forget(self) -> None:
         """Another process has acted meanwhile, or will."""
         self.listed = False
+        self._look_wanted.set()
 
     async def run(self) -> None:
         """List and watch for ever."""
@@ -111,8 +112,8 @@ class Queues:
         """Watch from a list's version on, as long as it is of use and the server goes on."""
         watch = asyncio.ensure_future(self._cluster.watch_workloads(version, self._hear))
         try:
-            while self._ready() and self._queued():
-                wanted = asyncio.ensure_future(self._flavor_wanted.wait())
+            while self.listed and self._ready() and self._queued():
+                wanted = asyncio.ensure_future(self._look_wanted.wait())
                 await asyncio.wait({watch, wanted}, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 wanted.cancel()
                 if watch.done():
@@ -132,7 +133,7 @@ class Queues:
         elif uid is not None and (known := self._raw.get(uid)) is not None and _same(known, workload):
             self.drop(uid)
         if any(name not in self._flavors for name in _flavors(workload)):
-            self._flavor_wanted.set()
+            self._look_wanted.set()
 
     async def look(self) -> str | None:
         """List what there is, and read the flavors that it names. A failure is tried again.
@@ -165,7 +166,7 @@ class Queues:
         return found.resource_version
 
     async def _read_flavors(self) -> None:
-        self._flavor_wanted.clear()
+        self._look_wanted.clear()
         for name in sorted({name for raw in self._raw.values() for name in _flavors(raw)}):
             await self._read_flavor(name)
 

@@ -16,10 +16,12 @@ from operator_cluster import FakeCluster
 from operator_running import operator, until
 
 from springtide_operator.api import names
+from springtide_operator.cache import Cache
 from springtide_operator.cluster import KubeCluster
 from springtide_operator.credentials import Credentials, Login
 from springtide_operator.kube import MAX_RETRY_SECONDS, Answer, ApiError, Kube, retry_seconds
 from springtide_operator.optional_apis import RETRY_SECONDS, TOLD_SECONDS, UNSETTLED_SECONDS, OptionalApis
+from springtide_operator.queues import Queues
 
 Object = dict[str, Any]
 
@@ -166,3 +168,23 @@ async def test_definition_heard_of_by_a_watch_starts_a_waiting_job() -> None:
         await until(lambda: cluster.calls["create_workload"], "the Workload")
         await until(lambda: cluster.calls["watch_workloads"], "a watch")
     assert cluster.calls["list_workloads"] == cluster.calls["watch_workloads"] == 1
+
+
+async def test_what_was_forgotten_is_listed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that was lost for a moment: what others did meanwhile came perhaps not by the watch."""
+    monkeypatch.setattr("springtide_operator.queues.LIST_SECONDS", 0.05)
+    cluster, cache = FakeCluster(), Cache()
+    job = cluster.add_job(replicas=1)
+    job["metadata"]["labels"] = {names.LABEL_QUEUE: "team-a"}
+    cache.put_job(cluster.put("trainingjobs", job))
+    queues = Queues(cluster, cache, lambda key: None, lambda: True)
+    running = asyncio.create_task(queues.run())
+    try:
+        await until(lambda: cluster.calls["watch_workloads"] == 1, "a watch")
+        queues.forget()
+        await until(lambda: cluster.calls["watch_workloads"] == 2, "another one")
+        assert queues.listed
+        assert cluster.calls["list_workloads"] == 2
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
