@@ -21,7 +21,7 @@ from springtide_operator.cache import Cache
 from springtide_operator.coordinator_connection import CoordinatorConnection
 from springtide_operator.executor import ClusterExecutor
 from springtide_operator.handlers import configure
-from springtide_operator.intervals import calm_seconds, resync_seconds
+from springtide_operator.intervals import backoff_seconds, calm_seconds, resync_seconds
 from springtide_operator.job_loop import JobLoop, calm
 from springtide_operator.lease import DURATION, RETRY, STANDBY_RETRY, Lease
 from springtide_operator.manifests.maker import ManifestMaker
@@ -49,6 +49,12 @@ def test_many_jobs_are_looked_at_more_seldom(jobs: int, tick: float, seconds: fl
 @pytest.mark.parametrize(("took", "seconds"), [(0.01, 15), (0.15, 15), (1.0, 100), (60.0, 3600)])
 def test_a_list_that_takes_long_is_taken_seldom(took: float, seconds: float) -> None:
     assert resync_seconds(took, 15.0) == seconds
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 2), (2, 4), (4, 16), (5, 30), (500, 30)])
+def test_what_fails_is_tried_ever_more_seldom(failures: int, seconds: float) -> None:
+    assert backoff_seconds(failures, 2.0) == seconds
+    assert backoff_seconds(failures, 60.0) == 60.0
 
 
 def trained() -> World:
