@@ -142,7 +142,7 @@ def read_event(
 
 
 class Taken:
-    """What a feed has got of lists that are not whole yet."""
+    """Hand objects to a feed, and remember the uids of lists that are not whole yet."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -168,7 +168,7 @@ class Taken:
             page: of the list.
 
         Returns:
-            What is left of its objects for kopf.
+            Those of its objects that are left for kopf.
         """
         plural = records.plural_of(path)
         if first:

@@ -53,7 +53,7 @@ class ApiError(Exception):
 
 
 class Answer(NamedTuple):
-    """What the server said: status, reason, body, and when it wants to be asked again."""
+    """An answer of the server: status, reason, body, and when it wants to be asked again."""
 
     code: int
     reason: str

@@ -339,8 +339,8 @@ class Operator:
         self._keep(plural, "", uids, version)
 
     async def _list_nodes(self) -> None:
-        """Where they cannot be read, jobs do without: Kubernetes deletes the pods of lost nodes, only
-        later.
+        """List the nodes, if they can be read. Jobs do without: Kubernetes deletes the pods of lost nodes,
+        only later.
         """
         if self.settings.watched:
             return
