@@ -25,14 +25,16 @@ from suite_rights import (
     pytest_terminal_summary,
     pytest_unconfigure,
 )
+from suite_schedule import pytest_xdist_make_scheduler
 
-# The comparison of rights at the session's end.
+# The comparison of rights at the session's end, and who runs which tests.
 HOOKS = (
     pytest_configure,
     pytest_runtest_logreport,
     pytest_sessionfinish,
     pytest_terminal_summary,
     pytest_unconfigure,
+    pytest_xdist_make_scheduler,
 )
 
 # The same examples in every run, as long as a test is unchanged: who changes something else should not be the

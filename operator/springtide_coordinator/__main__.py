@@ -13,6 +13,9 @@ from springtide_coordinator.service import PortTakenError, serve
 from springtide_coordinator.settings import BadEnvironmentError, read_options
 from springtide_protocol.lobby import raise_descriptor_limit
 
+SPARE_DESCRIPTORS = 256
+"""Beyond one for each process of the job: for those that come back, the operator, and pages."""
+
 
 def main() -> int:
     """Serve until told to stop; 2 when the environment is wrong. `--version` prints the version."""
@@ -22,11 +25,22 @@ def main() -> int:
     logs.set_up(
         job=os.environ.get("SPRINGTIDE_JOB", "job"), namespace=os.environ.get("SPRINGTIDE_NAMESPACE", "")
     )
-    raise_descriptor_limit()
+    log = logging.getLogger("springtide.coordinator")
+    descriptors = raise_descriptor_limit()
     try:
-        asyncio.run(serve(read_options(os.environ)))
+        options = read_options(os.environ)
+        if descriptors < (needed := options.target + options.servers + SPARE_DESCRIPTORS):
+            log.warning(
+                "this process may open %d files (its hard limit, RLIMIT_NOFILE), and needs %d for a job of %d"
+                " processes and %d parameter servers: raise the container runtime's limit",
+                descriptors,
+                needed,
+                options.target,
+                options.servers,
+            )
+        asyncio.run(serve(options))
     except (BadEnvironmentError, PortTakenError, ValueError, OSError) as error:
-        logging.getLogger("springtide.coordinator").error("%s", error)
+        log.error("%s", error)
         return 2
     return 0
 

@@ -32,6 +32,7 @@ log = logging.getLogger("springtide.coordinator")
 
 MIN_CONNECTIONS = 8192
 HELLO_TIMEOUT = 10.0  # s from the opening of a stream to its Hello
+LARGE_BYTES = 4096  # of a message that is worth keeping
 METHODS = ("Session", "Serve", "Sync")
 
 
@@ -200,6 +201,50 @@ class Servicer(pb_grpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
+class Serializer:
+    """Writes messages as bytes, and a large one that goes to many members only once.
+
+    A message must not change once it is on its way.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, bytes] | None = None
+
+    def __call__(self, message: Any) -> bytes:
+        """Return the bytes of a protobuf message."""
+        if self._last is not None and self._last[0] is message:
+            return self._last[1]
+        written: bytes = message.SerializeToString()
+        if len(written) >= LARGE_BYTES:
+            self._last = (message, written)
+        return written
+
+
+def handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
+    """Return the service's handlers, as the generated code makes them but for the serializer of streams."""
+    serializer = Serializer()
+    return grpc.method_handlers_generic_handler(
+        pb.DESCRIPTOR.services_by_name["Coordinator"].full_name,
+        {
+            "Session": grpc.stream_stream_rpc_method_handler(
+                servicer.Session,
+                request_deserializer=pb.WorkerMessage.FromString,
+                response_serializer=serializer,
+            ),
+            "Serve": grpc.stream_stream_rpc_method_handler(
+                servicer.Serve,
+                request_deserializer=pb.ServerMessage.FromString,
+                response_serializer=pb.ServerOrder.SerializeToString,
+            ),
+            "Sync": grpc.unary_unary_rpc_method_handler(
+                servicer.Sync,
+                request_deserializer=pb.SyncRequest.FromString,
+                response_serializer=pb.SyncReply.SerializeToString,
+            ),
+        },
+    )
+
+
 def host_port(host: str, port: int) -> str:
     """Return an address that gRPC understands.
 
@@ -237,7 +282,7 @@ async def start_grpc(hub: Hub, options: Options) -> tuple[grpc.aio.Server, int]:
         options=server_options(options.heartbeat, connections),
         maximum_concurrent_rpcs=connections,
     )
-    pb_grpc.add_CoordinatorServicer_to_server(Servicer(hub), server)  # type: ignore[no-untyped-call]
+    server.add_generic_rpc_handlers((handlers(Servicer(hub)),))
     certificate = options.certificate
 
     def listen(address: str) -> int:
@@ -279,11 +324,20 @@ async def serve(options: Options) -> None:
         PortTakenError, ValueError, OSError: it cannot serve; the text says why.
     """
     incarnation = next_incarnation(options.state_dir, options.number)
-    hub = Hub(options, incarnation)
+    loop = asyncio.get_running_loop()
+    failed: asyncio.Future[None] = loop.create_future()
+
+    def call(what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception as error:
+            if not failed.done():
+                failed.set_exception(error)
+
+    hub = Hub(options, incarnation, later=lambda seconds, what: loop.call_later(seconds, call, what))
     server, port = await start_grpc(hub, options)
     log.info("listening", extra={"fields": {"port": port, "incarnation": incarnation}})
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     from springtide_coordinator.web import start_web  # what it imports takes as long as all the rest
@@ -292,13 +346,15 @@ async def serve(options: Options) -> None:
     ticker = asyncio.create_task(tick_for_ever(hub, options.tick))
     stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((stopped, ticker), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stopped, ticker, failed), return_when=asyncio.FIRST_COMPLETED)
         if ticker.done():
             ticker.result()
+        if failed.done():
+            failed.result()
     finally:
         log.info("stops")
-        for task in (ticker, stopped):
+        for task in (ticker, stopped, failed):
             task.cancel()
-        await asyncio.gather(ticker, stopped, return_exceptions=True)
+        await asyncio.gather(ticker, stopped, failed, return_exceptions=True)
         await server.stop(grace=None)
         web.close()

@@ -53,7 +53,9 @@ def read_options(env: Mapping[str, str]) -> Options:
         BadEnvironmentError: a variable is missing or malformed.
     """
     silence = number(env, "SPRINGTIDE_OPERATOR_SILENCE_SECONDS", 15.0)
-    heartbeat = of_members(number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", LIMIT))
+    limit = number(env, "SPRINGTIDE_KEEPALIVE_SECONDS", LIMIT)
+    target = whole(env, "SPRINGTIDE_TARGET", 0)
+    heartbeat = of_members(limit, target)  # not the maximum, which few jobs come near
     try:
         certificate = read_certificate(env)
     except ValueError as error:
@@ -75,7 +77,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         host=env.get("SPRINGTIDE_BIND", ""),
         port=whole(env, "SPRINGTIDE_PORT", 7070),
         metrics_port=whole(env, "SPRINGTIDE_METRICS_PORT", 9401),
-        target=whole(env, "SPRINGTIDE_TARGET", 0),
+        target=target,
         minimum=whole(env, "SPRINGTIDE_MINIMUM", 0),
         maximum=whole(env, "SPRINGTIDE_MAXIMUM", 0),
         servers=whole(env, "SPRINGTIDE_SERVERS", 0),
@@ -85,7 +87,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         heartbeat=heartbeat,
         membership=Settings(
             grace=heartbeat.return_within,
-            standstill=heartbeat.ping_every,
+            standstill=limit / 4,
             return_after_standstill=heartbeat.return_after_standstill,
             operator_silence=silence,
         ),

@@ -107,7 +107,7 @@ class Motion:
         current = m.current
         if limit <= 0 or self.moved_at is None or now - self.moved_at < limit or current is None:
             return None
-        records = [m.members[member] for member in current.ids if member in m.members]
+        records = [m.members[member] for member in current.order if member in m.members]
         if any(record.opaque for record in records):
             return None  # scripts that commit no steps of ours
         ending = any(record.standing is Standing.ENDED for record in records)

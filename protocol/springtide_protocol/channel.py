@@ -69,7 +69,7 @@ def server_options(heartbeat: Heartbeat, connections: int = 8192) -> Options:
 def client_options(limit: float) -> Options:
     """A connection of its own for each client, found again within a second.
 
-    limit: seconds of silence after which the coordinator is left, at most.
+    limit: the heartbeat limit, in seconds; after half as long again of silence the coordinator is left.
     """
     return [
         *keepalive_options(of_coordinator(limit)),

@@ -251,6 +251,31 @@ class StoreEntry(_message.Message):
     value: bytes
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
+class StoreEntries(_message.Message):
+    __slots__ = ("generation", "packed")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationName
+    packed: bytes
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., packed: _Optional[bytes] = ...) -> None: ...
+
+class EntryList(_message.Message):
+    __slots__ = ("entries",)
+    class Entry(_message.Message):
+        __slots__ = ("key", "value", "before", "after")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        BEFORE_FIELD_NUMBER: _ClassVar[int]
+        AFTER_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        before: int
+        after: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., before: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[EntryList.Entry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[EntryList.Entry, _Mapping]]] = ...) -> None: ...
+
 class Formed(_message.Message):
     __slots__ = ("generation", "group_seconds", "transfer_seconds", "transfer_bytes", "restored", "server_copies", "needed_servers", "servers_unsettled")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -484,11 +509,11 @@ class Bye(_message.Message):
     def __init__(self, outcome: _Optional[str] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save")
+    __slots__ = ("welcome", "prepare", "start", "store_entries", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
-    STORE_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    STORE_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     END_OK_FIELD_NUMBER: _ClassVar[int]
@@ -499,7 +524,7 @@ class CoordinatorMessage(_message.Message):
     welcome: Welcome
     prepare: Prepare
     start: Start
-    store_entry: StoreEntry
+    store_entries: StoreEntries
     boundary: Boundary
     leave: Leave
     end_ok: EndOk
@@ -507,19 +532,21 @@ class CoordinatorMessage(_message.Message):
     known: Known
     evaluation: Evaluation
     save: Save
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entries: _Optional[_Union[StoreEntries, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("incarnation", "protocol_version", "known", "training")
+    __slots__ = ("incarnation", "protocol_version", "known", "training", "wanted")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     protocol_version: int
     known: StateName
     training: int
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., training: _Optional[int] = ...) -> None: ...
+    wanted: int
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., training: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("generation", "reason")

@@ -15,6 +15,9 @@ LIMIT = 2.0
 MOST_RETURN = 0.5
 """A process that lost its connection has found the coordinator again within it."""
 
+MOST_PINGS = 400
+"""A second, of one coordinator: each costs it some 40 microseconds."""
+
 RETURN_AFTER_STANDSTILL = 2.0
 """Heartbeat limits within which all find a coordinator again that stood still: they try once a second."""
 
@@ -47,14 +50,29 @@ class Heartbeat:
         return self.answer_within + self.return_within
 
 
-def of_members(limit: float) -> Heartbeat:
-    """How the coordinator watches workers and servers; limit: in seconds, positive."""
-    ping = limit / 4
+def of_members(limit: float, processes: int = 0) -> Heartbeat:
+    """Return how the coordinator watches workers and servers.
+
+    Its pings are what an idle job costs it, so it sends MOST_PINGS a second at most: with more processes each
+    is asked less often, and the limit is longer by as much. A process that ends closes its stream, which is
+    seen at once; the limit is for machines that fall silent.
+
+    Args:
+        limit: in seconds, positive; that of a job whose pings are not too many.
+        processes: that the job wants.
+    """
     back = min(MOST_RETURN, limit / 4)
-    return Heartbeat(ping, limit - ping - back, back)
+    return Heartbeat(max(limit / 4, processes / MOST_PINGS), limit - limit / 4 - back, back)
 
 
 def of_coordinator(limit: float) -> Heartbeat:
-    """How workers, servers and the operator watch the coordinator: they look for it again at once."""
-    ping = limit / 4
-    return Heartbeat(ping, limit - ping)
+    """Return how workers, servers and the operator watch the coordinator: they look for it again at once.
+
+    Its pings are signs of life. They come more often than a client would ask unless the job is very large, so
+    that clients ask only one that is silent, and do not double what an idle job costs it. Since training goes
+    on without it, it has half as long again as a member has.
+
+    Args:
+        limit: in seconds, positive; that of members.
+    """
+    return Heartbeat(limit * 3 / 4, limit * 3 / 4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from coordinator_decisions import handle
+
 from springtide_coordinator.membership import (
     Connected,
     Disconnected,
@@ -17,7 +19,6 @@ from springtide_coordinator.membership import (
     Synced,
     Tick,
     describe,
-    handle,
 )
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import Effect, EndStream, PodSeen, Send
@@ -74,10 +75,11 @@ class Room:
         self.said: dict[str, list[say.Outgoing]] = {}
         self.disconnected: list[str] = []
         self.leaving: dict[str, float] = {}
+        self.decides = True  # else decisions wait, as they do for the others of one turn of the loop
         self._last = 0
 
     def feed(self, event: Event) -> list[Effect]:
-        effects = handle(self.m, event, self.now)
+        effects = handle(self.m, event, self.now, put_off=not self.decides)
         for effect in effects:
             if isinstance(effect, Send):
                 self.said.setdefault(effect.member, []).append(effect.message)
@@ -140,7 +142,7 @@ class Room:
         current = self.m.current
         assert current is not None
         assert current.start is not None
-        for member in current.ids:
+        for member in current.order:
             self.tell(member, say.Formed(current.name))
         return current.start.state
 
@@ -209,7 +211,7 @@ class Room:
     @property
     def members(self) -> tuple[str, ...]:
         """Return the members of the current generation, in rank order."""
-        return self.m.current.ids if self.m.current is not None else ()
+        return self.m.current.order if self.m.current is not None else ()
 
     @property
     def servers(self) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from coordinator_decisions import handle
+
 from springtide_coordinator.membership import (
     Connected,
     Disconnected,
@@ -17,7 +19,6 @@ from springtide_coordinator.membership import (
     ServerConnected,
     Synced,
     Tick,
-    handle,
 )
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import EndStream, Made, PodSeen, Send
@@ -92,6 +93,7 @@ class World:
     copying: dict[GenerationName, frozenset[str]] = field(default_factory=dict)  # the servers used meanwhile
     before: set[str] = field(default_factory=set)  # servers of the last Start
     commits: int = 0
+    turn: int = 1  # events that the coordinator takes in before it decides, if so many have come
     _made: int = 0
 
     def __post_init__(self) -> None:
@@ -127,8 +129,11 @@ class World:
         if self._busy:
             return
         self._busy = True
+        taken = 0
         while self._events:
-            effects = handle(self.m, self._events.popleft(), self.now)
+            event = self._events.popleft()
+            taken = taken + 1 if self._events and taken + 1 < self.turn else 0
+            effects = handle(self.m, event, self.now, put_off=taken > 0)
             for effect in effects:
                 if isinstance(effect, Made):
                     self._check(effect.start)

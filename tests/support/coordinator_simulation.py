@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator_decisions import handle
 from coordinator_worker_model import (
     BrokenPromise,
     Chain,
@@ -26,7 +27,6 @@ from springtide_coordinator.membership import (
     Synced,
     Tick,
     describe,
-    handle,
 )
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import EndStream, Made, PodSeen, Send
@@ -42,6 +42,7 @@ KEEPALIVE = _HEARTBEAT.ping_every + _HEARTBEAT.answer_within  # s until a stoppe
 class Coordinator:
     membership: Membership
     alive: bool = True
+    taken: int = 0  # events since its last decisions
 
 
 class World:
@@ -55,8 +56,20 @@ class World:
         maximum: int = 4,
         last_step: int = 10_000,
         storage: Storage | None = None,
+        turn: int = 1,
     ) -> None:
+        """Make the job.
+
+        Args:
+            target: workers wanted.
+            minimum: workers needed.
+            maximum: workers at most.
+            last_step: of the script.
+            storage: for checkpoints; None: there is none.
+            turn: events that a coordinator takes in before it decides; time passing ends a turn.
+        """
         self.storage = storage
+        self.turn = turn
         self.suspended = False
         self.now = 1000.0
         self.target, self.minimum, self.maximum = target, minimum, maximum
@@ -114,7 +127,10 @@ class World:
         coordinator = self.coordinators[which]
         if not coordinator.alive:
             return
-        effects = handle(coordinator.membership, event, self.now)
+        coordinator.taken += 1
+        put_off = coordinator.taken < self.turn and not isinstance(event, Tick)
+        coordinator.taken *= put_off
+        effects = handle(coordinator.membership, event, self.now, put_off)
         for effect in effects:
             if isinstance(effect, Made):
                 self._check_start(coordinator.membership, effect)
@@ -213,6 +229,12 @@ class World:
             known = self.contents.setdefault(worker.state, worker.chain)
             if known != worker.chain:
                 raise BrokenPromise(f"two different states are named {worker.state}")
+
+    def drift(self, worker: Worker) -> None:
+        """Memory flips a bit in one of several: it is found at the next step, where all are to stop."""
+        others = [self.workers[info.id] for info in worker.members if info.id != worker.info.id]
+        if worker.standing is say.Standing.ACTIVE and others and not any(one.drifted for one in others):
+            worker.drifted = True
 
     def crash(self, worker: Worker) -> None:
         if worker.alive:
@@ -369,6 +391,7 @@ class World:
             ):
                 self.deliver_down(worker)
             self.act(worker)
+            worker.report()
         self.elapse(0.1)
 
     def top(self) -> int:

@@ -95,6 +95,9 @@ class Worker:
     outcome: str = ""
     storage: Storage | None = None  # None: it saves nothing
     save: say.Save | None = None
+    committed: StateName | None = None  # its last commit
+    untold: bool = False  # of which its reporting thread has not told yet
+    drifted: bool = False  # its state is not what its name says: it is to be sent it again
 
     @property
     def runs(self) -> bool:
@@ -119,6 +122,8 @@ class Worker:
             self.session.up.append(message)
 
     def park(self, reason: say.ParkReason, detail: str = "", suspects: tuple[str, ...] = ()) -> None:
+        if self.drifted and reason is say.ParkReason.BOUNDARY:
+            self.state, self.drifted = None, False  # the others hold it
         self.promise = say.Parked(reason, self.generation, self.state, "layout", detail, suspects)
         self.standing = say.Standing.PARKED
         self.over, self.boundary, self.boundary_asked, self.save = "", False, False, None
@@ -130,6 +135,7 @@ class Worker:
         match message:
             case say.Welcome():
                 self.newest = message.incarnation
+                self.untold = self.committed is not None
                 if self.standing is say.Standing.PARKED and self.promise is not None:
                     self.send(self.promise)
                 if self.standing is say.Standing.ENDED:
@@ -187,6 +193,15 @@ class Worker:
             self.storage.whole.add(save.state)
             self.send(say.Checkpointed(save.state, "", 1.0, "leaving"))
             self.save = None
+
+    # ---- the reporting thread
+
+    def report(self) -> None:
+        """Tell of the last commit, whatever the script's thread has said since."""
+        if self.runs and self.untold and self.session is not None:
+            assert self.committed is not None
+            self.untold = False
+            self.send(say.Progressed(self.committed))
 
     # ---- the script's thread: one small move
 
@@ -246,7 +261,7 @@ class Worker:
                     f"{self.info.id} reduces step {step} of {self.generation} with another history"
                 )
             others[self.info.id] = self.chain
-            common.flags[step] = common.flags.get(step, False) or self.boundary_asked
+            common.flags[step] = common.flags.get(step, False) or self.boundary_asked or self.drifted
             self.phase = Phase.CONTRIBUTED
             return
         step = self.state.step + 1 if self.state is not None else 1
@@ -285,6 +300,7 @@ class Worker:
         elif self.state != start.state:
             raise BrokenPromise(f"{self.info.id} shall begin from {start.state} and holds {self.state}")
         self.phase = Phase.IDLE
+        self.drifted = self.drifted and not mine
         self.send(say.Formed(start.generation))
 
     def _commit(self, common: Rendezvous) -> None:
@@ -294,7 +310,7 @@ class Worker:
         self.state, self.chain, self.phase = name, (*self.chain, name), Phase.IDLE
         if len(self.chain) - 1 != name.step:
             raise BrokenPromise(f"{self.info.id} counts {len(self.chain) - 1} steps at {name}")
-        self.send(say.Progressed(name))
+        self.committed, self.untold = name, True
         if common.flags[name.step]:
             self.boundary = True
         if self.boundary:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 
 import psutil
+
+_THREADS = Path("/proc/self/task")
 
 # Kept for the life of the interpreter by multiprocessing itself.
 _KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -25,12 +28,12 @@ def children() -> dict[int, str]:
     """Return the direct child processes (pid -> command line) that have not ended."""
     found: dict[int, str] = {}
     try:
-        # To look at all processes of the machine, as psutil does, takes longer than most tests.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return found
-    for child in psutil.Process().children():
+    for pid in _child_ids():
         try:
+            child = psutil.Process(pid)
             # One that is about to begin its program has no command line yet; nor has one that has ended.
             command = " ".join(child.cmdline()) or child.name()
             if child.status() == psutil.STATUS_ZOMBIE:
@@ -40,6 +43,34 @@ def children() -> dict[int, str]:
         if not any(kept in command for kept in _KEPT_CHILDREN):
             found[child.pid] = command
     return found
+
+
+def _child_ids() -> set[int]:
+    """Return the ids of the direct child processes, of whichever thread.
+
+    The kernel's own lists, where it has them: to look at all processes of the machine, as psutil does, takes
+    longer than most tests. A list that is read while a child ends may miss another one (proc(5)), so two
+    readings have to agree.
+    """
+    try:
+        ids = _read_child_ids()
+        while (again := _read_child_ids()) != ids:
+            ids = again
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return {child.pid for child in psutil.Process().children()}
+    return ids
+
+
+def _read_child_ids() -> set[int]:
+    """Raise FileNotFoundError where the kernel keeps no such lists."""
+    ids: set[int] = set()
+    for thread in os.listdir(_THREADS):
+        try:
+            ids.update(int(pid) for pid in (_THREADS / thread / "children").read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            if (_THREADS / thread).exists():
+                raise
+    return ids
 
 
 def leaked(

@@ -24,7 +24,7 @@ def wired_stores(
         def publish(key: str, value: bytes) -> None:
             for other, store in enumerate(stores):
                 if other != rank and rank not in silent:
-                    store.deliver(key, value)
+                    store.deliver([(key, value)])
 
         return publish
 

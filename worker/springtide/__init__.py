@@ -17,6 +17,7 @@ samples are dealt again. The global batch stays what `batch_size` says, whatever
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from springtide.elastic.termination import catch_early
 from springtide.errors import GenerationChanged, SpringtideError, UsageError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from springtide.api import (
         batches,
         distribute,
@@ -74,7 +77,7 @@ if not TYPE_CHECKING:
         (`springtide launch`) does not import torch.
         """
         if name == "api":
-            return importlib.import_module("springtide.api")
+            return _import("springtide.api")
         if name not in __all__:
             raise AttributeError(f"module 'springtide' has no attribute {name!r}")
         home = "springtide.api"
@@ -82,6 +85,21 @@ if not TYPE_CHECKING:
             home = "springtide.elastic.ranks"
         elif name.startswith("Embedding"):
             home = "springtide.embedding.modules"
-        value = getattr(importlib.import_module(home), name)
+        value = getattr(_import(home), name)
         globals()[name] = value
         return value
+
+    def _import(module: str) -> ModuleType:
+        """Import a module of the library without a look for garbage meanwhile.
+
+        It brings torch's compiler, as the first optimizer would. That makes objects by the hundred thousand,
+        all of which stay: Python would search them and torch's own again and again, for a third of the time
+        until a worker can join.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return importlib.import_module(module)
+        finally:
+            if collects:
+                gc.enable()

@@ -1,7 +1,7 @@
 """Membership generations as a pure state machine: events in, effects out, each decision with its reason.
 
-Nothing here reads a clock, a socket or the environment; time is an argument. `machine.handle` is the only
-way in.
+Nothing here reads a clock, a socket or the environment; time is an argument. `machine.take_in` and
+`machine.decide` are the only ways in.
 """
 
 from springtide_coordinator.membership.events import (
@@ -15,7 +15,7 @@ from springtide_coordinator.membership.events import (
     Synced,
     Tick,
 )
-from springtide_coordinator.membership.machine import Phase, describe, handle
+from springtide_coordinator.membership.machine import Phase, decide, describe, is_due, take_in
 from springtide_coordinator.membership.settings import Settings
 from springtide_coordinator.membership.state import Membership, Status
 
@@ -33,6 +33,8 @@ __all__ = [
     "StoodStill",
     "Synced",
     "Tick",
+    "decide",
     "describe",
-    "handle",
+    "is_due",
+    "take_in",
 ]

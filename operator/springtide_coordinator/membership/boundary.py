@@ -34,7 +34,7 @@ def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[
         return []
     asked = generation.boundary or stopped_by_itself(m, generation)
     if not asked:
-        records = [m.members.get(member) for member in generation.ids]
+        records = [m.members.get(member) for member in generation.order]
         trains = [r for r in records if r is not None and r.connected and r.standing is Standing.ACTIVE]
         if len(trains) < len(generation.ids) or not generation.complete:
             return []
@@ -80,7 +80,7 @@ def stopped_by_itself(m: Membership, generation: Generation) -> str:
         m: facts of the membership.
         generation: the current one.
     """
-    for member in generation.ids:
+    for member in generation.order:
         record = m.members.get(member)
         if (
             record is not None
@@ -195,7 +195,7 @@ def somebody_trains(m: Membership, generation: Generation) -> bool:
         m: facts of the membership.
         generation: the current one.
     """
-    return any(member in m.members and m.members[member].connected for member in generation.ids)
+    return any(member in m.members and m.members[member].connected for member in generation.order)
 
 
 def send_away(record: Record, reason: str, surplus: bool = False) -> list[Effect]:
@@ -260,7 +260,7 @@ def end_loop(m: Membership, generation: Generation) -> list[Effect]:
         EndOk messages.
     """
     effects: list[Effect] = []
-    records = [m.members.get(member) for member in generation.ids]
+    records = [m.members.get(member) for member in generation.order]
     there = [record for record in records if record is not None]
     after = [r for r in there if r.standing is Standing.AFTER and r.generation == generation.name]
     if after:

@@ -155,4 +155,4 @@ def _bound(members: Iterable[Record]) -> str:
 
 
 def _members(m: Membership, generation: Generation) -> list[Record]:
-    return [m.members[member] for member in generation.ids if member in m.members]
+    return [m.members[member] for member in generation.order if member in m.members]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 from springtide_coordinator.membership.events import Effect, EndStream, MemberLost, PodSeen, Send
 from springtide_coordinator.membership.generation import Generation
 from springtide_coordinator.membership.members import Record, once
@@ -32,9 +35,10 @@ def proof_of_death(m: Membership, info: MemberInfo) -> str:
         left = record.disconnected_at if record is not None else None
         if left is None or (m.operator_synced_at or 0.0) >= left:
             return "its pod is gone"
-    for other in m.known_members.values():
-        if record is None and other.id != info.id and same_place(other, info):
-            return "another process took its place"
+    if record is None and any(
+        other.id != info.id and same_place(other, info) for other in m.known_members.values()
+    ):
+        return "another process took its place"
     return ""
 
 
@@ -59,11 +63,18 @@ def complaint_in(m: Membership, generation: Generation) -> bool:
         record.generation == generation.name
         and record.standing is Standing.PARKED
         and record.park_reason.is_complaint
-        for record in (m.members[member] for member in generation.ids if member in m.members)
+        for record in (m.members[member] for member in generation.order if member in m.members)
     )
 
 
-def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float) -> str:
+def why_lost(
+    m: Membership,
+    generation: Generation,
+    info: MemberInfo,
+    now: float,
+    complained: Callable[[], bool],
+    paused: Callable[[], bool],
+) -> str:
     """Return how it is known that a member will not take part in what follows; "" while it may.
 
     A stream that broke has a short grace. A failed reduction or the operator's word ends it at once. Without
@@ -74,6 +85,8 @@ def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float
         generation: the current one; a member that has parked is fenced no more.
         info: of the process.
         now: in unix seconds.
+        complained: returns whether a member of the generation said that a reduction or the formation failed.
+        paused: returns whether a silent loss must wait for the operator.
     """
     if info.pod_uid in m.hung:
         return "it hangs, and its pod is replaced"
@@ -90,11 +103,9 @@ def why_lost(m: Membership, generation: Generation, info: MemberInfo, now: float
         return "it left"
     if record.connected or record.disconnected_at is None:
         return ""
-    if complaint_in(m, generation):
+    if complained():
         return "its stream broke and a peer could not reach it"
-    if may_return(m, record.disconnected_at, now):
-        return ""
-    if paused_without_operator(m, generation, now):
+    if may_return(m, record.disconnected_at, now) or paused():
         return ""
     return "its stream broke"
 
@@ -205,10 +216,12 @@ def note_losses(m: Membership, generation: Generation, now: float) -> list[Effec
         One effect for each member that is lost since the last call.
     """
     effects: list[Effect] = []
+    complained = functools.cache(lambda: complaint_in(m, generation))
+    paused = functools.cache(lambda: paused_without_operator(m, generation, now))
     for info in generation.members:
         if info.id in generation.lost:
             continue
-        if why := why_lost(m, generation, info, now):
+        if why := why_lost(m, generation, info, now, complained, paused):
             generation.lost[info.id] = why
             effects.append(MemberLost(info.id, f"{info.label}: {why}"))
     return effects
@@ -225,7 +238,7 @@ def close_if_over(m: Membership, generation: Generation, now: float) -> None:
     if generation.closing:
         return
     labels = {info.id: info.label for info in generation.members}
-    records = [m.members[member] for member in generation.ids if member in m.members]
+    records = [m.members[member] for member in generation.order if member in m.members]
     stage = generation.ended_stage
     ended = stage is not None and not any(r.at_stage is not None and r.at_stage > stage for r in records)
     for member, why in generation.lost.items():

@@ -57,14 +57,16 @@ class Generation:
     copies_before: int = 1  # the same, while it is not complete
     consistency: Consistency | None = None  # of an adopted one: as far as reported
     unsettled: bool = False  # members say that chunks are still being copied between servers
+    order: tuple[str, ...] = field(init=False)  # ids of the members, in rank order
+    ids: frozenset[str] = field(init=False)  # the same, to look one up
+
+    def __post_init__(self) -> None:
+        self.order = tuple(member.id for member in self.members)
+        self.ids = frozenset(self.order)
 
     @property
     def adopted(self) -> bool:
         return self.start is None
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        return tuple(member.id for member in self.members)
 
     @property
     def complete(self) -> bool:
@@ -128,7 +130,7 @@ def compose(
             consistency=consistency,
         )
     held = {record.info.id: record.state for record in participants}
-    given = [member for member, state in held.items() if state == chosen] if owners is None else owners
+    given = {member for member, state in held.items() if state == chosen} if owners is None else set(owners)
     holders = [info.id for info in members if info.id in given]
     receivers = [info.id for info in members if info.id not in given]
     transfers = tuple(Transfer(receiver, holders[i % len(holders)]) for i, receiver in enumerate(receivers))

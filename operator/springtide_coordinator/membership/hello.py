@@ -72,6 +72,7 @@ def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]
     if record is None:
         m.arrivals += 1
         record = m.members[hello.member.id] = Record(hello.member, order=m.arrivals)
+        m.places.setdefault(hello.member.place, set()).add(hello.member.id)
     elif record.session is not None:
         effects.append(EndStream(record.session, record.info.id, "the process opened a new stream"))
         m.sessions.pop(record.session, None)
@@ -123,8 +124,11 @@ def layout_mismatch(m: Membership, member: str, layout_hash: str) -> Refused | N
         member: id of the process.
         layout_hash: of its model; "" for not known.
     """
+    if not layout_hash or m.layouts <= {layout_hash}:
+        return None
+    m.layouts = {record.layout_hash for record in m.members.values() if record.layout_hash}
     reference = reference_layout(m, member)
-    if not layout_hash or reference is None or reference[0] == layout_hash:
+    if reference is None or reference[0] == layout_hash:
         return None
     return Refused(
         f"its model has the layout {layout_hash}, that of {reference[1]} is {reference[0]}: names, shapes,"
@@ -163,7 +167,8 @@ def replace_predecessors(m: Membership, hello: Hello) -> list[Effect]:
         The refusal and the end of the stream.
     """
     effects: list[Effect] = []
-    for other in m.members.values():
+    for member in sorted(m.places.get(hello.member.place, ())):
+        other = m.members[member]
         if other.info.id == hello.member.id or other.replaced or not same_place(other.info, hello.member):
             continue
         other.replaced = True
@@ -188,13 +193,14 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
     if hello.standing is not record.standing or hello.generation != record.generation:
         record.park_reason, record.detail = ParkReason.UNKNOWN, ""
         record.suspects = record.reached = ()
+    move(m, record.info, hello.member)
     record.info = hello.member
     record.standing = hello.standing
     record.generation = hello.generation
     record.checkpoints, record.storage = hello.checkpoints, hello.storage
     record.bound_to_steps, record.at_epoch_end = hello.bound_to_steps, hello.at_epoch_end
     hold(m, record, hello.state)
-    record.layout_hash = hello.layout_hash or record.layout_hash
+    keep_layout(m, record, hello.layout_hash)
     record.ended_stages = hello.ended_stage
     record.opaque, record.keeps_applied_batches = hello.opaque, hello.keeps_applied_batches
     record.at_stage = hello.ended_stage if hello.standing is Standing.ENDED else None
@@ -210,6 +216,32 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
         record.asked_to_leave(now, SUSPENDED, m.suspend_by)
     m.state_existed = m.state_existed or hello.state is not None
     m.ended_stages = max(m.ended_stages, hello.ended_stage)
+
+
+def move(m: Membership, before: MemberInfo, after: MemberInfo) -> None:
+    """Note where a process is now.
+
+    Args:
+        m: facts of the membership, which are changed.
+        before: of the process, by its last report.
+        after: of the same process, by this one.
+    """
+    if before.place != after.place:
+        m.places.get(before.place, set()).discard(before.id)
+        m.places.setdefault(after.place, set()).add(after.id)
+
+
+def keep_layout(m: Membership, record: Record, layout_hash: str) -> None:
+    """Note the layout of a process's model.
+
+    Args:
+        m: facts of the membership, which are changed.
+        record: of the process; it is changed.
+        layout_hash: "" for not known yet.
+    """
+    if layout_hash:
+        record.layout_hash = layout_hash
+        m.layouts.add(layout_hash)
 
 
 def resume(m: Membership, record: Record) -> list[Effect]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from springtide_coordinator.membership.consistency import keeps_applied_batches
 from springtide_coordinator.membership.events import Effect, EndStream, Send
-from springtide_coordinator.membership.hello import layout_mismatch
+from springtide_coordinator.membership.hello import keep_layout, layout_mismatch
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import (
     BoundToSteps,
@@ -99,7 +99,7 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
     if lacking and current is not None and message.generation == current.name:
         void(m, current, message)
     hold(m, record, message.state)
-    record.layout_hash = message.layout_hash or record.layout_hash
+    keep_layout(m, record, message.layout_hash)
     record.park_reason = message.reason
     record.detail, record.suspects, record.reached = message.detail, message.suspects, message.reached
     record.at_stage = None
@@ -129,7 +129,7 @@ def on_formed(m: Membership, record: Record, message: Formed) -> None:
     current.copies = message.server_copies
     if current.start is not None and not again:
         hold(m, record, current.start.state)
-        if current.start.fresh and record.info.id == current.ids[0]:
+        if current.start.fresh and record.info.id == current.order[0]:
             on_restored(m, current.start.state, message.restored)
     m.state_existed = True
 
@@ -152,6 +152,11 @@ def on_restored(m: Membership, state: StateName, name: str) -> None:
 def on_progress(m: Membership, record: Record, message: Progressed) -> None:
     """Note a commit, which proves that all members of its generation take part in its steps.
 
+    Which state the process holds it says itself when it parks, or on a new stream. Commits are reported by
+    another of its threads, so one may come after that: it is what was held then, and may be gone since (one
+    that has drifted from the others holds none). Only while the process is in the commit's generation and has
+    not parked does a commit say what it holds.
+
     Args:
         m: facts of the membership, which are changed.
         record: of the process; it is changed.
@@ -161,12 +166,13 @@ def on_progress(m: Membership, record: Record, message: Progressed) -> None:
         m.known = message.state
     m.state_existed = True
     current = m.current
-    if record.state is None or message.state > record.state:
+    trains = record.standing is not Standing.PARKED and message.state.generation == record.generation
+    if trains and (record.state is None or message.state > record.state):
         hold(m, record, message.state)
     if current is None or message.state.generation != current.name or record.generation != current.name:
         return
     if record.standing is Standing.AFTER and newer_than_the_end(m, message):
-        for member in current.ids:
+        for member in current.order:
             other = m.members.get(member)
             if other is not None and other.standing is Standing.AFTER:
                 other.standing = Standing.ACTIVE

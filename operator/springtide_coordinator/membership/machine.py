@@ -33,7 +33,7 @@ from springtide_coordinator.membership.failure import (
 )
 from springtide_coordinator.membership.hello import SUSPENDED, greet, settle
 from springtide_coordinator.membership.inbox import receive
-from springtide_coordinator.membership.messages import ServerLeaving, Standing
+from springtide_coordinator.membership.messages import Progressed, ServerLeaving, Standing
 from springtide_coordinator.membership.saving import ask_to_save
 from springtide_coordinator.membership.servers import (
     forget_servers,
@@ -47,8 +47,8 @@ from springtide_coordinator.membership.succession import Plan, carry_out, plan_n
 from springtide_protocol.names import Incarnation
 
 
-def handle(m: Membership, event: Event, now: float) -> list[Effect]:
-    """Take an event in and say what to do.
+def take_in(m: Membership, event: Event, now: float) -> list[Effect]:
+    """Write down an event's facts. Many may be taken in before the next `decide`, which costs O(members).
 
     Args:
         m: facts of the membership, which are changed.
@@ -56,9 +56,10 @@ def handle(m: Membership, event: Event, now: float) -> list[Effect]:
         now: in unix seconds; must not go backwards.
 
     Returns:
-        Effects, in the order in which they are to be carried out.
+        Answers that are given at once (Welcome, refusals), in the order in which they are to be carried out.
     """
     effects: list[Effect] = []
+    m.undecided = m.undecided or changes_decisions(m, event)
     match event:
         case Connected():
             effects += greet(m, event.session, event.hello, now)
@@ -89,7 +90,56 @@ def handle(m: Membership, event: Event, now: float) -> list[Effect]:
             m.asleep_since, m.awake_since = now - seconds, now
         case Tick():
             pass
-    return effects + decide(m, now)
+    return effects
+
+
+def is_due(m: Membership) -> bool:
+    """Return whether `decide` could say anything now that it has not said already."""
+    return m.undecided or not m.quiet
+
+
+def changes_decisions(m: Membership, event: Event) -> bool:
+    """Return whether an event brings facts that decisions look at while nothing else is going on.
+
+    Args:
+        m: facts of the membership.
+        event: that happened.
+    """
+    if isinstance(event, Tick):
+        return False
+    if isinstance(event, Received) and isinstance(event.message, Progressed):
+        member = m.sessions.get(event.session)
+        return member is not None and m.members[member].standing is not Standing.ACTIVE
+    return True
+
+
+def is_quiet(m: Membership) -> bool:
+    """Return whether time alone changes no decision: no wait is running that ends by itself.
+
+    Args:
+        m: facts of the membership, of which all decisions were just taken.
+    """
+    current = m.current
+    if m.superseded:
+        return True
+    if current is None or current.closing or m.blocked is not None or not m.settled or m.finished:
+        return False
+    if any(member not in m.members for member in current.order):
+        return False
+    if any(not server.connected or server.leaving for server in m.servers.values()):
+        return False
+    if any(info.id not in m.servers for info in current.serving):
+        return False
+    starting = standing_by = False
+    for record in m.members.values():
+        if not record.connected or record.leaving or record.dismissed:
+            return False
+        starting = starting or record.standing is Standing.STARTING
+        if record.standing is Standing.PARKED:
+            if record.info.id in current.ids:
+                return False
+            standing_by = True
+    return not (starting and standing_by)
 
 
 def drop_session(m: Membership, effect: Effect, now: float) -> None:
@@ -162,7 +212,9 @@ def decide(m: Membership, now: float) -> list[Effect]:
         Effects, in the order in which they are to be carried out.
     """
     effects: list[Effect] = []
+    m.undecided = False
     if m.superseded:
+        m.quiet = True
         return effects
     m.blocked = None
     settle(m, now)
@@ -187,6 +239,7 @@ def decide(m: Membership, now: float) -> list[Effect]:
     effects += let_servers_go(m)
     forget(m)
     forget_servers(m)
+    m.quiet = is_quiet(m)
     return effects
 
 
@@ -198,6 +251,10 @@ def forget(m: Membership) -> None:
         harmless = record.state is None or record.standing is Standing.STARTING
         if harmless or proof_of_death(m, record.info):
             del m.members[member]
+            there = m.places[record.info.place]
+            there.discard(member)
+            if not there:
+                del m.places[record.info.place]
 
 
 SILENT = "members fell silent and the operator too; this coordinator may be the one that is cut off"

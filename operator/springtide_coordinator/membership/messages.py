@@ -51,6 +51,11 @@ class MemberInfo:
     slot: int = 0
 
     @property
+    def place(self) -> tuple[str, int]:
+        """Return its pod and rank there, which no two processes have at a time."""
+        return (self.pod_uid, self.local_rank)
+
+    @property
     def rank_key(self) -> tuple[int, int, str]:
         """Ranks are given in this order."""
         return (self.slot, self.local_rank, self.id)

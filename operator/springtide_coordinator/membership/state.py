@@ -95,6 +95,11 @@ class Membership:
     states_lost: int = 0
     blocked: Status | None = None  # why no generation could be made; None: nothing is waited for
 
+    places: dict[tuple[str, int], set[str]] = field(default_factory=dict)  # (pod uid, local rank) -> members
+    layouts: set[str] = field(default_factory=set)  # of all members, and maybe of some that are forgotten
+    undecided: bool = True  # facts have changed since the last decisions
+    quiet: bool = False  # time alone changes no decision
+
     def connected(self) -> Iterator[Record]:
         """All members with a live stream, oldest first."""
         return (record for record in self.members.values() if record.connected)

@@ -62,7 +62,7 @@ def is_over(m: Membership, generation: Generation | None) -> bool:
         return True
     if all(member in generation.lost for member in generation.ids):
         return not m.finished
-    parked = (m.members[member].parked for member in generation.ids if member in m.members)
+    parked = (m.members[member].parked for member in generation.order if member in m.members)
     return any(parked)
 
 
@@ -94,7 +94,8 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
         return saving
     holders = sum(record.state == chosen for record in staying)
     leavers = may_leave(m, [r for r in pool if r.leaving], len(staying), holders, now)
-    pool = [record for record in pool if record not in leavers]
+    going = {record.info.id for record in leavers}
+    pool = [record for record in pool if record.info.id not in going]
     chosen = choose_state(m, pool)
     if (risk := newer_state_at_risk(m, pool, chosen)) is not None:
         return risk
@@ -177,12 +178,13 @@ def not_parked(m: Membership, generation: Generation, now: float) -> Status | No
     """
     waiting = []
     paused = []
+    pauses = paused_without_operator(m, generation, now)
     for info in generation.members:
         record = m.members.get(info.id)
         if info.id in generation.lost or cannot_commit(record):
             continue
         silent = record is not None and not record.connected and record.disconnected_at is not None
-        if silent and paused_without_operator(m, generation, now):
+        if silent and pauses:
             paused.append(info.label)
         else:
             waiting.append(info.label)

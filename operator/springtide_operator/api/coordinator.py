@@ -61,5 +61,6 @@ class Coordinator(ApiModel):
         ge=1,
         le=_MAX_HEARTBEAT_SECONDS,
         description="The heartbeat limit: so long after its last sign of life, at most, a worker or server"
-        " counts as lost. Longer for networks that stop for seconds now and then. Absent: 2.",
+        " counts as lost. Longer for networks that stop for seconds now and then. Absent: 2. Jobs of more"
+        " than 200 processes are asked less often: 0.8 s are added at 512, 2.1 s at 1,024.",
     )

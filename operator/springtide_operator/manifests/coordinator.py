@@ -154,7 +154,7 @@ def _placement(job: Job) -> Object:
 def resources(job: Job) -> Object:
     """Return the container's resources: what is asked for, and the rest by the number of processes.
 
-    docs/install.md has the table, and what was measured.
+    Measured with `python -m benchmarks.coordinator_scale`; docs/install.md has the table.
 
     Args:
         job: the TrainingJob.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 from springtide_protocol.channel import client_options, token_metadata
 from springtide_protocol.session_client import MessageTooLargeError, SessionClosedError
+from springtide_protocol.store_entries import unpack
 from springtide_protocol.sync_client import SyncClient, SyncError
 
 
@@ -106,6 +108,7 @@ def test_training_goes_on_over_a_killed_coordinator(stack: ExitStack, tmp_path: 
     welcome = first.wait("welcome", 2).welcome
     second.wait("welcome", 2)
     assert (welcome.incarnation.number, welcome.incarnation.restart) == (1, 1)
+    assert welcome.wanted == 2
     assert not welcome.HasField("known")
     first.commit(6)
     assert first.wait("known", 2).known.state.step == 6
@@ -245,10 +248,18 @@ def test_store_entries_reach_others_and_a_reconnected_member(stack: ExitStack, t
     second.wait("start")
     entry = pb.StoreEntry(generation=start.generation, key="address/0", value=b"127.0.0.1:1")
     first.client.send(pb.WorkerMessage(store_set=entry))
-    assert second.wait("store_entry").store_entry == entry
+    told = second.wait("store_entries").store_entries
+    assert told.generation == entry.generation
+    assert dict(unpack(told.packed)) == {"address/0": b"127.0.0.1:1"}
     break_for_a_moment(line)
-    assert second.wait("store_entry", 2).store_entry == entry
-    assert not first.all("store_entry")
+    assert second.wait("store_entries", 2).store_entries == told
+    assert not first.all("store_entries")
+
+
+def entries_of(one: Member) -> dict[str, bytes]:
+    """All store entries that a member was told."""
+    told = [message.store_entries.packed for message in one.all("store_entries")]
+    return dict(itertools.chain.from_iterable(map(unpack, told)))
 
 
 def test_fifty_members(stack: ExitStack, tmp_path: Path) -> None:
@@ -264,12 +275,13 @@ def test_fifty_members(stack: ExitStack, tmp_path: Path) -> None:
         one.client.send(
             pb.WorkerMessage(
                 store_set=pb.StoreEntry(
-                    generation=start.generation, key=one.hello.member.id, value=b"x" * 1000
+                    generation=start.generation, key=f"0/{one.hello.member.slot}", value=b"x" * 1000
                 )
             )
         )
     for one in members:
-        one.wait("store_entry", 49, timeout=30)
+        until(lambda one=one: len(entries_of(one)) == 50, "all entries", 30)  # type: ignore[misc]
+        assert len(one.all("store_entries")) < 10
     members[0].commit(1)
     members[0].wait("known", timeout=30)
 
@@ -341,3 +353,18 @@ def test_a_wrong_environment_is_one_clear_line(name: str, value: str, message: s
     assert len(lines) == 1, done.stderr
     assert message in lines[0]
     assert "Traceback" not in done.stderr
+
+
+def test_coordinator_that_may_open_few_files_says_so(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "SPRINGTIDE_TOKEN": "t",
+        "SPRINGTIDE_STATE_DIR": str(tmp_path),
+        "SPRINGTIDE_BIND": "203.0.113.1",  # not ours, so that it ends
+        "SPRINGTIDE_TARGET": "512",
+        "SPRINGTIDE_SERVERS": "4",
+    }
+    command = ["sh", "-c", 'ulimit -n 300; exec "$0" -m springtide_coordinator', sys.executable]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    said = "may open 300 files (its hard limit, RLIMIT_NOFILE), and needs 772 for a job of 512 processes"
+    assert said in ended.stderr

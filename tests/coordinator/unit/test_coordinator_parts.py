@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import logging
+import math
+import os
+import zlib
 from pathlib import Path
 
 import pytest
 from coordinator_room import generation, info, state
+from hypothesis import given
+from hypothesis import strategies as st
 
 from springtide_coordinator import membership
 from springtide_coordinator.history import Commit
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.logs import KeyValueFormatter
 from springtide_coordinator.membership import messages as say
-from springtide_coordinator.rendezvous import Rendezvous, TooMuchError
+from springtide_coordinator.rendezvous import PAUSE_SECONDS_PER_MEMBER, Rendezvous, TooMuchError
 from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.restarts import FILE, next_incarnation
 from springtide_coordinator.settings import (
@@ -26,8 +32,10 @@ from springtide_coordinator.streams import MAX_WAITING
 from springtide_operator.coordinator_connection import to_report
 from springtide_operator.plan.observation import FailureReport
 from springtide_protocol import coordinator_pb2 as pb
-from springtide_protocol.limits import MAX_STORE_VALUE_BYTES
+from springtide_protocol.codec import MalformedError
+from springtide_protocol.limits import MAX_MESSAGE_BYTES, MAX_STORE_VALUE_BYTES
 from springtide_protocol.names import Incarnation
+from springtide_protocol.store_entries import MAX_UNPACKED_BYTES, pack, unpack
 
 
 def test_each_start_takes_another_incarnation(tmp_path: Path) -> None:
@@ -70,19 +78,103 @@ def test_seconds_must_be_positive(value: str) -> None:
 
 def test_the_store_keeps_one_generation_within_its_limits() -> None:
     store = Rendezvous()
-    store.begin(generation(1))
-    assert store.put("a", b"1")
-    assert not store.put("a", b"1")
-    assert store.put("a", b"22")
+    store.begin(generation(1), 2)
+    assert store.put("a", b"1", "w0", 1.0)
+    assert not store.put("a", b"1", "w0", 1.0)
+    assert store.put("a", b"22", "w0", 1.0)
     assert store.size == 3
     with pytest.raises(TooMuchError, match="1048577 bytes"):
-        store.put("b", b"x" * (MAX_STORE_VALUE_BYTES + 1))
+        store.put("b", b"x" * (MAX_STORE_VALUE_BYTES + 1), "w0", 1.0)
     for number in range(63):
-        store.put(f"k{number}", b"x" * MAX_STORE_VALUE_BYTES)
+        store.put(f"k{number}", b"x" * MAX_STORE_VALUE_BYTES, "w0", 1.0)
     with pytest.raises(TooMuchError, match="is full"):
-        store.put("last", b"x" * MAX_STORE_VALUE_BYTES)
-    store.begin(generation(2))
+        store.put("last", b"x" * MAX_STORE_VALUE_BYTES, "w0", 1.0)
+    store.begin(generation(2), 2)
     assert (store.entries, store.size) == ({}, 0)
+
+
+def test_entries_wait_until_each_member_has_told_its_own() -> None:
+    store = Rendezvous()
+    store.begin(generation(1), 3)
+    store.put("listener/0", b"a", "w0", 10.0)
+    store.put("0/0", b"b", "w0", 10.0)
+    store.put("listener/1", b"c", "w1", 10.0)
+    assert store.pause(10.0) == pytest.approx(3 * PAUSE_SECONDS_PER_MEMBER)
+    store.put("listener/2", b"d", "w2", 10.0)
+    assert store.pause(10.0) > 0, "one family is not whole"
+    store.put("0/1", b"e", "w1", 10.0)
+    store.put("0/2", b"f", "w2", 10.0)
+    assert store.pause(10.0) == 0
+    packed, only = store.take()
+    assert only == ""
+    assert dict(unpack(packed[0])) == store.entries
+    assert store.pause(99.0) == math.inf
+
+
+def test_entries_of_a_family_that_stays_small_wait_shortly() -> None:
+    store = Rendezvous()
+    store.begin(generation(1), 3)
+    store.put("servers/0", b"a", "w0", 10.0)
+    assert store.pause(11.0) == 0
+    assert store.take()[1] == "w0", "it need not be told its own"
+    store.put("place/0", b"b", "w0", 20.0)
+    store.take()
+    for late in (1, 2):
+        store.put(f"place/{late}", b"b", f"w{late}", 30.0)
+    assert store.pause(30.0) == 0, "those that were sent before belong to it"
+    assert dict(unpack(store.all_packed()[0])) == store.entries
+
+
+def test_packed_entries_stay_within_a_message() -> None:
+    entries = {f"0/{rank}": os.urandom(MAX_STORE_VALUE_BYTES) for rank in range(5)}
+    parts = pack(entries)
+    assert max(map(len, parts)) < MAX_MESSAGE_BYTES
+    assert dict(itertools.chain.from_iterable(map(unpack, parts))) == entries
+    assert pack({}) == []
+
+
+@given(st.lists(st.lists(st.sampled_from([b"", b"a", b"ab", bytes(300)]), max_size=5).map(b"".join)))
+def test_entries_are_unpacked_as_they_were_packed(values: list[bytes]) -> None:
+    entries = {f"0/{rank}": value for rank, value in enumerate(values)}
+    assert dict(itertools.chain.from_iterable(map(unpack, pack(entries)))) == entries
+
+
+def test_packed_entries_of_gloo_grow_as_the_members_do() -> None:
+    """Each of its values has 8 bytes for each member, the same ones in all."""
+
+    def packed(members: int) -> int:
+        numbers = b"".join(number.to_bytes(8, "little") for number in range(members))
+        head = [bytes(16) + os.urandom(8) + bytes(112) + os.urandom(8) + bytes(10) for _ in range(members)]
+        [part] = pack({f"0/{rank}": head[rank] + numbers for rank in range(members)})
+        return len(part)
+
+    assert packed(1024) < 4.5 * packed(256)
+    assert packed(1024) < 40 * 1024, "40 bytes for each"
+
+
+def entry_list(*entries: pb.EntryList.Entry) -> bytes:
+    return zlib.compress(pb.EntryList(entries=entries).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        entry_list(pb.EntryList.Entry(key="a", before=1)),
+        entry_list(pb.EntryList.Entry(key="a", value=b"12"), pb.EntryList.Entry(key="b", before=2, after=1)),
+        entry_list(
+            pb.EntryList.Entry(key="a", value=bytes(1 << 20)),
+            *(pb.EntryList.Entry(key=str(number), before=1 << 20) for number in range(64)),
+        ),
+        b"",
+        b"no zlib",
+        pack({"a": b"1"})[0][:-3],
+        zlib.compress(b"\xff\xff"),
+        zlib.compress(bytes(MAX_UNPACKED_BYTES + 1)),
+    ],
+)
+def test_bytes_that_are_no_entries_are_refused(packed: bytes) -> None:
+    with pytest.raises(MalformedError, match=r"StoreEntries\.packed"):
+        unpack(packed)
 
 
 def test_a_log_line_is_one_line_of_keys_and_values() -> None:

@@ -18,7 +18,14 @@ from springtide_coordinator.settings import Options, read_options
 from springtide_coordinator.stall import Motion
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.channel import client_options, server_options
-from springtide_protocol.heartbeat import LIMIT, MOST_RETURN, Heartbeat, of_coordinator, of_members
+from springtide_protocol.heartbeat import (
+    LIMIT,
+    MOST_PINGS,
+    MOST_RETURN,
+    Heartbeat,
+    of_coordinator,
+    of_members,
+)
 from springtide_protocol.names import Incarnation
 
 LIMITS = st.floats(0.1, 300.0)
@@ -37,8 +44,8 @@ def broken_at(heartbeat: Heartbeat, last_sign: float, answers_after: float | Non
 @settings(max_examples=50, deadline=None)
 @given(LIMITS)
 def test_the_waits_add_up_to_the_limit(limit: float) -> None:
-    for heartbeat in (of_members(limit), of_coordinator(limit)):
-        assert heartbeat.limit == pytest.approx(limit)
+    for heartbeat, whole in ((of_members(limit), limit), (of_coordinator(limit), 1.5 * limit)):
+        assert heartbeat.limit == pytest.approx(whole)
         assert heartbeat.patience >= limit / 2, "a process that is slow to answer is not gone"
         assert min(heartbeat.ping_every, heartbeat.answer_within) > 0
     assert of_members(limit).return_within <= MOST_RETURN
@@ -68,6 +75,23 @@ def test_a_member_that_hangs_is_lost_within_the_limit(limit: float, phase: float
     assert room.now - stopped >= heartbeat.patience - 1e-6
 
 
+def test_a_larger_job_is_asked_less_often_and_no_less_patiently() -> None:
+    small, large = of_members(LIMIT), of_members(LIMIT, 8000)
+    assert of_members(LIMIT, MOST_PINGS // 2) == small
+    assert 8000 / large.ping_every <= MOST_PINGS
+    assert large.patience == small.patience
+    env = {"SPRINGTIDE_TOKEN": "t", "SPRINGTIDE_STATE_DIR": "/s", "SPRINGTIDE_TARGET": "8000"}
+    options = read_options(env)
+    assert options.heartbeat == large
+    assert options.membership.standstill == LIMIT / 4, "its own clock is no matter of the job's size"
+
+
+@pytest.mark.parametrize("processes", [1, 512])
+def test_clients_ask_only_a_coordinator_that_is_silent(processes: int) -> None:
+    """A coordinator's own pings are signs of life: with them no client asks, so that one side alone pings."""
+    assert of_members(LIMIT, processes).ping_every < of_coordinator(LIMIT).ping_every
+
+
 def test_one_that_answers_in_time_is_not_broken() -> None:
     heartbeat = of_members(LIMIT)
     assert broken_at(heartbeat, 0.0, heartbeat.answer_within) is None
@@ -78,7 +102,7 @@ def test_the_transport_is_told_in_milliseconds() -> None:
     of_server, of_client = dict(server_options(of_members(2.0))), dict(client_options(2.0))
     times = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     assert [of_server[name] for name in times] == [500, 1000, 1000]
-    assert [of_client[name] for name in times] == [500, 1500, 1500]
+    assert [of_client[name] for name in times] == [1500, 1500, 1500]
     assert dict(client_options(0.001))[times[0]] == 1
 
 

@@ -22,6 +22,42 @@ def test_target_starts_at_once_by_rank_from_first_state() -> None:
     assert start.transfers == (say.Transfer("w1", "w0"), say.Transfer("w2", "w0"))
 
 
+@pytest.mark.parametrize("late", [True, False], ids=["after all parked", "before the others parked"])
+def test_late_commit_makes_no_holder_of_a_drifted_member(late: bool) -> None:
+    """A worker that has drifted parks without a state; its reporting thread tells of its last step later."""
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.tell("w0", say.Progressed(state(30)))
+    room.park("w0", ParkReason.BOUNDARY)
+    if not late:
+        room.tell("w0", say.Progressed(state(32)))
+    room.park("w1", ParkReason.BOUNDARY, state(32))
+    room.decides = not late
+    room.park("w2", ParkReason.BOUNDARY, state(32))
+    if late:
+        room.tell("w0", say.Progressed(state(32)))
+        room.decides = True
+        room.tick(0.05)
+    start = room.last("w0", say.Start)
+    assert start.state == state(32)
+    assert start.transfers == (say.Transfer("w0", "w1"),)
+
+
+def test_commit_of_an_older_generation_makes_no_holder() -> None:
+    """One that is being sent the state holds none, whatever it tells of steps before."""
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.park("w0", ParkReason.BOUNDARY)
+    for member in ("w1", "w2"):
+        room.park(member, ParkReason.BOUNDARY, state(32))
+    room.tell("w0", say.Progressed(state(32)))
+    assert room.m.members["w0"].state is None
+    room.form()
+    assert room.m.members["w0"].state == state(32)
+    room.tell("w0", say.Progressed(state(33, 2)))
+    assert room.m.members["w0"].state == state(33, 2)
+
+
 def test_local_ranks_of_a_slot_stand_together() -> None:
     room = Room(target=3)
     for member, slot, rank in (("c", 0, 1), ("b", 1, 0), ("a", 0, 0)):

@@ -24,9 +24,14 @@ class LifeOfAJob(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(workers=st.integers(1, 3), last_step=st.sampled_from([6, 10_000]), rounds=st.integers(0, 12))
-    def begin(self, workers: int, last_step: int, rounds: int) -> None:
-        self.world = World(target=workers, last_step=last_step)
+    @initialize(
+        workers=st.integers(1, 3),
+        last_step=st.sampled_from([6, 10_000]),
+        rounds=st.integers(0, 12),
+        turn=st.sampled_from([1, 2, 5]),
+    )
+    def begin(self, workers: int, last_step: int, rounds: int, turn: int) -> None:
+        self.world = World(target=workers, last_step=last_step, turn=turn)
         for _ in range(rounds):
             self.world.round()
 
@@ -37,6 +42,14 @@ class LifeOfAJob(RuleBasedStateMachine):
     @rule(which=WHICH, unlucky=st.booleans())
     def act(self, which: int, unlucky: bool) -> None:
         self.world.act(self.pick(which), unlucky)
+
+    @rule(which=WHICH)
+    def report(self, which: int) -> None:
+        self.pick(which).report()
+
+    @rule(which=WHICH)
+    def drift(self, which: int) -> None:
+        self.world.drift(self.pick(which))
 
     @rule(which=WHICH, times=st.integers(1, 3))
     def deliver_up(self, which: int, times: int) -> None:

@@ -32,9 +32,14 @@ class LifeWithServers(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(wanted=st.integers(1, 3), workers=st.integers(1, 2), replication=st.integers(1, 2))
-    def begin(self, wanted: int, workers: int, replication: int) -> None:
-        self.world = World(wanted, workers, replication=replication)
+    @initialize(
+        wanted=st.integers(1, 3),
+        workers=st.integers(1, 2),
+        replication=st.integers(1, 2),
+        turn=st.sampled_from([1, 3]),
+    )
+    def begin(self, wanted: int, workers: int, replication: int, turn: int) -> None:
+        self.world = World(wanted, workers, replication=replication, turn=turn)
         self.world.step()
 
     @rule(which=WHICH)

@@ -50,3 +50,30 @@ def test_a_leaked_thread_and_a_leaked_process_are_named() -> None:
     assert lines[0] == "thread 'forgotten'"
     assert str(process.pid) in lines[1]
     assert leaked(threads_before, children_before, patience=1.0) == []
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_child_of_any_thread_is_found(ended: bool) -> None:
+    """Started by another thread, which has ended since or not."""
+    started, stop = threading.Event(), threading.Event()
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        processes.append(subprocess.Popen(["sleep", "600"]))
+        started.set()
+        stop.wait()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    assert started.wait(30)
+    if ended:
+        stop.set()
+        thread.join()
+    try:
+        assert processes[0].pid in children()
+    finally:
+        processes[0].kill()
+        processes[0].wait()
+        stop.set()
+        thread.join()
+    assert processes[0].pid not in children()

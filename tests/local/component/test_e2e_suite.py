@@ -26,6 +26,8 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NAMESPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "springtide-system"}}
 TEMPLATE = {"spec": {"containers": [{"name": "worker", "image": IMAGE, "command": ["true"]}]}}
 OURS = "?labelSelector=springtide.dev/e2e"
+# A test that still runs when the first worker does, which is the one of the session's silent job.
+LASTING = ("tests/e2e/test_e2e_bad_input.py", "-k", "wrong_image")
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,7 @@ def test_given_cluster_is_told_used_by_one_image_and_left_clean(foreign: Cluster
 
 
 def test_interrupted_tests_leave_nothing(foreign: Cluster) -> None:
-    process = begin(foreign, "tests/e2e/test_e2e_gone.py", "-k", "ended_by_scaling")
+    process = begin(foreign, *LASTING)
     until_there(foreign, process)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=SECONDS)
@@ -100,7 +102,7 @@ def test_interrupted_tests_leave_nothing(foreign: Cluster) -> None:
 
 
 def test_killed_tests_are_cleaned_up_by_the_next(foreign: Cluster) -> None:
-    killed = begin(foreign, "tests/e2e/test_e2e_gone.py", "-k", "ended_by_scaling")
+    killed = begin(foreign, *LASTING)
     until_there(foreign, killed)
     killed.kill()
     killed.communicate()

@@ -156,7 +156,7 @@ def client_of(server: Server, me: str = "a", size: int = 2) -> Iterator[Client]:
         client.close()
 
 
-def test_early_push_changes_nothing_until_its_push_without_gradient(server: Server) -> None:
+def test_early_push_changes_nothing_until_a_push_names_it(server: Server) -> None:
     with client_of(server) as client:
         client.enter().load().push_early(1, [1.0, 2.0])
         assert client.pull() == [0.0, 0.0]
@@ -368,7 +368,7 @@ def test_offers_of_several_workers_lie_side_by_side_at_a_copy(pair: tuple[Client
         assert copy.server.counters.bytes_in == received
 
 
-def test_copy_without_room_for_early_pushes_gets_gradients_in_pushes() -> None:
+def test_copy_without_room_early_gets_gradients_in_pushes() -> None:
     with contextlib.ExitStack() as stack:
         [one], [small] = (stack.enter_context(servers(1, limit)) for limit in (0, 96))
         first, copy = (stack.enter_context(client_of(server, size=16)) for server in (one, small))

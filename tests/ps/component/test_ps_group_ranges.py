@@ -130,7 +130,7 @@ def test_a_group_makes_the_steps_of_two_optimizers() -> None:
             torch.testing.assert_close(own, theirs, rtol=0, atol=2e-3)
 
 
-def test_a_server_without_room_for_early_pushes_gets_each_sum_whole(
+def test_a_server_without_room_early_gets_each_sum_whole(
     alone: tuple[bool, list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables, expected = alone

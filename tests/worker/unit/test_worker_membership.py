@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from springtide.comm import descriptors
 from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Leave, Start
 from springtide.errors import SpringtideError
@@ -15,6 +16,7 @@ from springtide.settings import Settings
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import generation_from_proto, generation_to_proto, state_from_proto
 from springtide_protocol.names import GenerationName, StateName
+from springtide_protocol.store_entries import pack
 
 
 class Session:
@@ -195,14 +197,14 @@ def test_leave_goes_to_parked_processes_only() -> None:
 def test_entries_that_come_before_the_group_asks_for_them() -> None:
     session = Session()
     session.membership.park(pb.STANDBY)
-    session.hear(store_entry=pb.StoreEntry(generation=name(1), key="0/1", value=b"early"))
-    session.hear(store_entry=pb.StoreEntry(generation=name(7), key="0/0", value=b"other"))
+    session.hear(store_entries=entries(1, "0/1", b"early"))
+    session.hear(store_entries=entries(7, "0/0", b"other"))
     session.start(1)
     answer = session.membership.await_start()
     assert isinstance(answer, Start)
     assert answer.store.get("0/1") == b"early"
     assert not answer.store.check(["0/0"])
-    session.hear(store_entry=pb.StoreEntry(generation=name(1), key="0/0", value=b"later"))
+    session.hear(store_entries=entries(1, "0/0", b"later"))
     assert answer.store.get("0/0") == b"later"
     answer.store.set("0/9", b"mine")
     assert session.sent[-1].store_set == pb.StoreEntry(generation=name(1), key="0/9", value=b"mine")
@@ -275,8 +277,8 @@ def test_wish_to_leave_is_said_again_to_a_new_coordinator() -> None:
     assert [message.leaving.reason for message in session.sent] == ["SIGTERM"] * 3
 
 
-def entry(number: int, key: str) -> pb.StoreEntry:
-    return pb.StoreEntry(generation=name(number), key=key, value=b"v")
+def entries(number: int, key: str, value: bytes = b"v") -> pb.StoreEntries:
+    return pb.StoreEntries(generation=name(number), packed=pack({key: value})[0])
 
 
 def test_entries_after_formed_leave_room_for_the_next_ones() -> None:
@@ -284,11 +286,23 @@ def test_entries_after_formed_leave_room_for_the_next_ones() -> None:
     session.join(1)
     session.membership.formed(0.0, 0.0, 0)
     for late in range(3000):  # of a member that is slow, and of a generation that is long over
-        session.hear(store_entry=entry(1, f"late/{late}"))
-        session.hear(store_entry=entry(0, f"older/{late}"))
+        session.hear(store_entries=entries(1, f"late/{late}"))
+        session.hear(store_entries=entries(0, f"older/{late}"))
     session.membership.park(pb.BOUNDARY)
-    session.hear(store_entry=entry(2, "early"))  # its Start is on another way
+    session.hear(store_entries=entries(2, "early"))  # its Start is on another way
     session.start(2)
     answer = session.membership.await_start()
     assert isinstance(answer, Start)
     assert answer.store.get("early") == b"v"
+
+
+def test_limit_of_files_below_what_the_job_wants_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: 1024)
+    session = Session()
+    for wanted in (2, 600, 600):  # the last one after a reconnection
+        session.hear(welcome=pb.Welcome(incarnation=pb.Incarnation(number=1), wanted=wanted))
+    said = [record.getMessage() for record in caplog.records if "RLIMIT_NOFILE" in record.getMessage()]
+    assert len(said) == 1
+    assert "the job wants 600" in said[0]

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from springtide.comm.descriptors import check_room
 from springtide.comm.nccl import DeviceSum, DeviceSums, form_nccl
 from springtide.comm.store import FormationCancelled, StreamStore
 from springtide.comm.work import Collective, Message, Waiter, keep_until_done, let_go
@@ -321,10 +322,12 @@ def form(
     Raises:
         FormationCancelled: the generation was over first.
         TimeoutError: a member did not come; it is named.
+        TooFewDescriptorsError: this process may not open as many files as the group takes.
         RuntimeError: a connection failed.
     """
     if size == 1:
         return Group(None, 0, 1, collective_seconds)
+    check_room(size)
     before = sockets_by_inode()
     options = _Gloo._Options()
     options._devices = [_Gloo.create_device(hostname=address)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 log = logging.getLogger("springtide")
@@ -40,15 +40,15 @@ class Entries:
         self._cancelled: str | None = None
         self._changed = threading.Condition()
 
-    def deliver(self, key: str, value: bytes) -> None:
-        """Take in another member's entry; of two with one key the first stays.
+    def deliver(self, entries: Iterable[tuple[str, bytes]]) -> None:
+        """Take in members' entries; of two with one key the first stays.
 
         Args:
-            key: of the entry; it ends in `/RANK`.
-            value: its bytes.
+            entries: keys, which end in `/RANK`, and values.
         """
         with self._changed:
-            self._entries.setdefault(key, value)
+            for key, value in entries:
+                self._entries.setdefault(key, value)
             self._changed.notify_all()
 
     def cancel(self, reason: str) -> None:
@@ -69,7 +69,7 @@ class Entries:
             value: its bytes.
         """
         value = bytes(value)
-        self.deliver(key, value)
+        self.deliver([(key, value)])
         self._publish(key, value)
 
     def get(self, key: str) -> bytes:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from springtide.checkpoint.shares import Share
+from springtide.comm.descriptors import why_too_few
 from springtide.comm.store_entries import Entries, Publish
 from springtide.coordination.park_reply import Leave, ParkReply, Save, Start
 from springtide.errors import SpringtideError
@@ -30,6 +31,7 @@ from springtide_protocol.codec import (
     state_to_proto,
 )
 from springtide_protocol.names import WITHOUT_JOB, GenerationName, Incarnation, StateName, process_label
+from springtide_protocol.store_entries import unpack
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,7 @@ class Membership:
         self._needed_servers: list[str] = []
         self._unsettled = False
         self._copies = 0
+        self._wanted = 0  # processes: the most that a coordinator said the job wants
         # Messages that a new stream repeats.
         self._promise: pb.Parked | None = None
         self._ended: pb.Ended | None = None
@@ -111,7 +114,7 @@ class Membership:
         self._start: Start | None = None
         self._leave: Leave | None = None
         self._save: Save | None = None
-        self._entries_ahead: list[pb.StoreEntry] = []  # of a store whose Start has not come
+        self._entries_ahead: list[pb.StoreEntries] = []  # of a store whose Start has not come
         # The coordinator.
         self._connected = False
         self._newest = Incarnation(0)
@@ -245,8 +248,8 @@ class Membership:
                 self._prepare(message.prepare)
             case "start":
                 self._started(message.start)
-            case "store_entry":
-                self._store_entry(message.store_entry)
+            case "store_entries":
+                self._store_entries(message.store_entries)
             case "boundary":
                 with self._changed:
                     asked = self._standing == pb.ACTIVE and self._is_current(message.boundary.generation)
@@ -283,6 +286,10 @@ class Membership:
                 self._newest = incarnation
             self._known = state_from_proto(message.known)
             self._connected, self._training = True, message.training
+            if message.wanted > self._wanted:
+                self._wanted = message.wanted
+                if why := why_too_few(self._wanted):
+                    log.warning("%s", why)
             # Hello told where this process stands, but not why, nor what is on which servers.
             if self._formed is not None and self._servers:
                 self._send(pb.WorkerMessage(formed=self._formed))
@@ -352,19 +359,19 @@ class Membership:
             )
             for entry in self._entries_ahead:
                 if self._is_current(entry.generation):
-                    self._store.deliver(entry.key, entry.value)
+                    self._store.deliver(unpack(entry.packed))
             self._entries_ahead = []
             self._start = Start(message, generation, self._store)
             self._changed.notify_all()
 
-    def _store_entry(self, message: pb.StoreEntry) -> None:
+    def _store_entries(self, message: pb.StoreEntries) -> None:
         with self._changed:
             store = self._store if self._is_current(message.generation) else None
             # Of a generation that is formed, or over, entries may still come; nobody asks for them.
             if self._is_to_come(message.generation) and len(self._entries_ahead) < _EARLY_ENTRIES:
                 self._entries_ahead.append(message)
         if store is not None:
-            store.deliver(message.key, message.value)
+            store.deliver(unpack(message.packed))
 
     def _end_ok(self, message: pb.EndOk) -> None:
         with self._changed:

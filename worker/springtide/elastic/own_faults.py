@@ -29,7 +29,7 @@ _HINTS = {
     "memory": "give the workers more memory, or the model less: smaller batches do not help here, for no "
     "step was running",
     "device": "its device failed: the process cannot use it any more",
-    "descriptors": "raise the limit of open files (ulimit -n) in the workers' image or node",
+    "descriptors": "raise the limit of open files (ulimit -n) in the workers' container runtime or image",
     "form": "all workers of a job must run one version of springtide, and one script",
 }
 

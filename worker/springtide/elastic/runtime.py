@@ -35,6 +35,7 @@ from springtide.ps.forward_waits import wait_for_values
 from springtide.settings import Settings
 from springtide.train_step.state import Position
 from springtide.train_step.trainer import Trainer
+from springtide_protocol.lobby import raise_descriptor_limit
 
 
 class Runtime:
@@ -56,6 +57,7 @@ class Runtime:
         self._state_transfer = StateTransfer(self.state, self.trainers, self.accounting.metrics)
         self._session: Session | None = None
         if not settings.alone:
+            raise_descriptor_limit()  # a group has two for each member
             sources = SessionSources(
                 state=self.state,
                 trainers=self.trainers,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from springtide_local.kubelet.probes import Prober, Verdict, probe_forever
+from springtide_local.kubelet.probes import Prober, Verdict, keep_probing
 from springtide_local.kubelet.runtime import ExecResult, Launch, RunningContainer, Runtime, StartError
 from springtide_local.kubelet.state import ContainerRecord
 
@@ -70,7 +70,7 @@ class LiveContainer:
         if hook := (self._container.get("lifecycle") or {}).get("postStart"):
             self._spawn(self._post_start(hook))
         if probe := self._container.get("startupProbe"):
-            self._spawn(probe_forever(probe, False, self._check, self._on_startup))
+            self._spawn(keep_probing(probe, False, self._check, self._on_startup, until_success=True))
         else:
             self._begin_checks()
 
@@ -99,9 +99,9 @@ class LiveContainer:
 
     def _begin_checks(self) -> None:
         if probe := self._container.get("readinessProbe"):
-            self._readiness = self._spawn(probe_forever(probe, False, self._check, self._on_readiness))
+            self._readiness = self._spawn(keep_probing(probe, False, self._check, self._on_readiness))
         if probe := self._container.get("livenessProbe"):
-            self._spawn(probe_forever(probe, True, self._check, self._on_liveness))
+            self._spawn(keep_probing(probe, True, self._check, self._on_liveness))
 
     async def _check(self, probe: Object, timeout: float) -> Verdict:
         """A probe of a node that works: what was seen while it did not says nothing about the container."""
@@ -112,8 +112,6 @@ class LiveContainer:
                 return verdict
 
     def _on_startup(self, state: bool | None, verdict: Verdict) -> None:
-        if self._record.passed_startup:
-            return
         if state:
             self._record.passed_startup = True
             self._record.ready = not self._container.get("readinessProbe")

@@ -48,19 +48,21 @@ class Thresholds:
         return None
 
 
-async def probe_forever(
+async def keep_probing(
     probe: Object,
     state: bool,
     check: Callable[[Object, float], Awaitable[Verdict]],
     report: Callable[[bool | None, Verdict], None],
+    until_success: bool = False,
 ) -> None:
-    """Probe until cancelled.
+    """Probe until cancelled, or until the probe succeeds where that is all it is for.
 
     Args:
         probe: of the container's spec.
         state: that the thresholds begin with.
         check: carries one probe out, within so many seconds.
         report: gets what `Thresholds.add` said, and the verdict.
+        until_success: end when the probe has come to succeed, as a startup probe does.
     """
     timeout = float(probe.get("timeoutSeconds") or 1)
     counts = Thresholds(
@@ -69,7 +71,10 @@ async def probe_forever(
     await asyncio.sleep(float(probe.get("initialDelaySeconds") or 0))
     while True:
         verdict = await check(probe, timeout)
-        report(counts.add(verdict.ok), verdict)
+        turned = counts.add(verdict.ok)
+        report(turned, verdict)
+        if turned and until_success:
+            return
         await asyncio.sleep(float(probe.get("periodSeconds") or 10))
 
 
