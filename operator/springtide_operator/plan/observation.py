@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from springtide_operator.plan.workload import WorkloadSeen
 from springtide_protocol.versions import PROTOCOL_VERSION
@@ -363,6 +364,13 @@ class Report:
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
     vanished: frozenset[str] = frozenset()  # that run, were members, and have not been heard of for a minute
     opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
+
+    @cached_property
+    def connected(self) -> frozenset[str]:
+        """The uids of the pods that the coordinator is connected to: asked for once for each pod."""
+        members = {member.pod_uid for member in self.members if member.connected}
+        return frozenset(members | {server.pod_uid for server in self.servers if server.connected})
+
     asked_living: frozenset[str] | None = None  # worker pods (uids) called living in the question
 
     @property
