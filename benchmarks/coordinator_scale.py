@@ -45,16 +45,17 @@ import grpc.aio
 
 from springtide_coordinator.membership import Connected, Membership, Received, decide, take_in
 from springtide_coordinator.membership import messages as say
-from springtide_protocol import PROTOCOL_VERSION
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 from springtide_protocol.channel import client_options, token_metadata
+from springtide_protocol.codec import speaks_to_proto
 from springtide_protocol.heartbeat import LIMIT
 from springtide_protocol.limits import MAX_STORE_BYTES
 from springtide_protocol.lobby import raise_descriptor_limit
 from springtide_protocol.names import Incarnation, StateName
 from springtide_protocol.session_client import BACKOFF_FIRST, BACKOFF_LAST
 from springtide_protocol.store_entries import unpack
+from springtide_protocol.versions import OWN
 
 Object = dict[str, Any]
 
@@ -145,7 +146,7 @@ class Member:
     async def _session(self) -> None:
         stub = pb_grpc.CoordinatorStub(self._channel)
         self._call = stub.Session(metadata=token_metadata(TOKEN))
-        hello = pb.Hello(protocol_version=PROTOCOL_VERSION, member=self._info(), standing=pb.STARTING)
+        hello = pb.Hello(speaks=speaks_to_proto(OWN), member=self._info(), standing=pb.STARTING)
         await self._call.write(pb.WorkerMessage(hello=hello))
         while (message := await self._call.read()) is not grpc.aio.EOF:
             await self._receive(message)

@@ -12,6 +12,13 @@ so the API server's speed bounds what is seen:
   from making them to deleting all but one by scaling down.
 * `idle_cpu_fraction`: the operator's share of a core over a minute in which all jobs run and nothing
   else happens.
+* `requests_per_idle_minute`: all its requests in that time, watches and lists included.
+* `rss_mib_with_jobs`, `rss_kib_per_job`: the acting operator's resident memory after that, and what of it
+  came with each of these jobs, its pods and the connection to its coordinator included.
+* `rss_bytes_per_pod`, `rss_mib_at_10000_pods`, `rss_mib_with_hostile_pods`: of an operator that stands by,
+  the growth of its resident memory with 10,000 pods of 10 KB, over 1,250 jobs, and the largest it ever was,
+  with 5,000 nodes, without and with 100 more pods of 1 MB that are nobody's, by a server that only lists
+  (`benchmarks.support.large_cluster`).
 * `takeover_seconds`: kill -9 of the acting operator, with another one standing by and all jobs in place, to
   the first decision of the other (a worker deleted at the kill has a successor).
 """
@@ -24,11 +31,13 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
 from pathlib import Path
@@ -171,10 +180,13 @@ class Api:
                     connection.transport.abort()  # TLS's polite end would outlast the event loop
 
     async def used(self) -> dict[str, int]:
-        """Requests of the operator so far: on pods, and all, both without watches."""
-        count = {"pods": 0, "all": 0}
+        """Requests of the operator so far: on pods, and all, both without watches; and really all."""
+        count = {"pods": 0, "all": 0, "with_watches": 0}
         for use in (await self.request("GET", "/debug/springtide/requests"))["requests"]:
-            if use["user"] == ACCOUNT and use["verb"] not in ("watch", "list"):
+            if use["user"] != ACCOUNT:
+                continue
+            count["with_watches"] += use["count"]
+            if use["verb"] not in ("watch", "list"):
                 count["all"] += use["count"]
                 count["pods"] += use["count"] if use["resource"] == "pods" else 0
         return count
@@ -285,6 +297,13 @@ class Operator:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def memory(self, what: str) -> int:
+        """Return bytes of resident memory: VmRSS, now; VmHWM, the most there ever was."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{what}:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError(f"the kernel does not say {what} of {self.process.pid}")
+
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
@@ -330,7 +349,7 @@ async def measure(
         result["api_requests_of_all_kinds_per_pod"] = (after["all"] - before["all"]) / (big + 1)
         report(result, "pods_per_second", "api_requests_per_pod", "api_requests_of_all_kinds_per_pod")
 
-        started, cpu = time.monotonic(), first.cpu_seconds()
+        started, cpu, memory = time.monotonic(), first.cpu_seconds(), first.memory("VmRSS")
         names = [f"job-{number}" for number in range(jobs)]
         for start in range(0, jobs, 16):
             some = names[start : start + 16]
@@ -346,8 +365,19 @@ async def measure(
         cpu, started, before = first.cpu_seconds(), time.monotonic(), await api.used()
         await asyncio.sleep(idle_seconds)
         result["idle_cpu_fraction"] = (first.cpu_seconds() - cpu) / (time.monotonic() - started)
-        result["idle_api_requests"] = (await api.used())["all"] - before["all"]
-        report(result, "idle_cpu_fraction", "idle_api_requests")
+        minutes, after = (time.monotonic() - started) / 60, await api.used()
+        result["idle_api_requests"] = after["all"] - before["all"]
+        result["requests_per_idle_minute"] = (after["with_watches"] - before["with_watches"]) / minutes
+        result["rss_mib_with_jobs"] = first.memory("VmRSS") / 2**20
+        result["rss_kib_per_job"] = max(0, first.memory("VmRSS") - memory) / 1024 / jobs
+        report(
+            result,
+            "idle_cpu_fraction",
+            "idle_api_requests",
+            "requests_per_idle_minute",
+            "rss_mib_with_jobs",
+            "rss_kib_per_job",
+        )
 
         if takeover:
             operators.append(Operator(kubeconfig, "second", 0, folder / "second.log"))
@@ -379,6 +409,90 @@ async def take_over(api: Api, seen: Seen, first: Operator, ready_seconds: float)
     return time.monotonic() - started
 
 
+KEPT_JOBS, KEPT_PODS, KEPT_NODES, HOSTILE_PODS = 1250, 10_000, 5000, 100
+
+
+def measure_memory(folder: Path, pods: int = KEPT_PODS, nodes: int = KEPT_NODES) -> Object:
+    """Return what many pods cost an operator that stands by.
+
+    Args:
+        folder: for logs.
+        pods: number of them, in the runs with pods.
+        nodes: number of nodes, in all runs.
+    """
+    bare, _ = memory_with(folder, 0, nodes, 0)
+    kept, most = memory_with(folder, pods, nodes, 0)
+    _, hostile = memory_with(folder, pods, nodes, HOSTILE_PODS)
+    result = {
+        "rss_bytes_per_pod": (kept - bare) / pods,
+        "rss_mib_at_10000_pods": most / 2**20,
+        "rss_mib_with_hostile_pods": hostile / 2**20,
+    }
+    report(result, *result)
+    return result
+
+
+def memory_with(folder: Path, pods: int, nodes: int, hostile: int, settle: float = 8.0) -> tuple[int, int]:
+    """Return the resident memory, and the most it was, of an operator that has listed and watches.
+
+    Args:
+        folder: for its log.
+        pods: number of pods.
+        nodes: number of nodes.
+        hostile: number of pods of 1 MB that are nobody's.
+        settle: seconds after the last list, at least.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    numbers = [str(number) for number in (KEPT_JOBS, pods, nodes, hostile)]
+    command = [sys.executable, "-m", "benchmarks.support.large_cluster", f"127.0.0.1:{port}", *numbers]
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    kubeconfig, log = folder / "large-kubeconfig", folder / "memory.log"
+    kubeconfig.write_text(json.dumps(config))
+    server = subprocess.Popen(command, cwd=ROOT)
+    operator: Operator | None = None
+    try:
+        deadline = time.monotonic() + 300
+        while lists_read(url) is None:
+            if time.monotonic() > deadline or server.poll() is not None:
+                raise TimeoutError(f"nothing listens at {url}")
+            time.sleep(0.1)
+        operator = Operator(kubeconfig, "memory", 0, log)
+        # Both the lists of its watches and its own, before it may act.
+        while any((lists_read(url) or {}).get(kind, 0) < 2 for kind in ("trainingjobs", "pods", "nodes")):
+            if time.monotonic() > deadline or operator.process.poll() is not None:
+                raise TimeoutError(f"the operator has not listed everything:\n{log.read_text()[-4000:]}")
+            time.sleep(0.2)
+        settled = time.monotonic() + settle
+        before = -1.0
+        while time.monotonic() < settled or operator.cpu_seconds() - before > 0.05:
+            before = operator.cpu_seconds()
+            time.sleep(1.0)
+        return operator.memory("VmRSS"), operator.memory("VmHWM")
+    finally:
+        if operator is not None:
+            operator.end()
+        server.kill()
+        server.wait()
+
+
+def lists_read(url: str) -> dict[str, int] | None:
+    """Return how many lists of each kind were read to their end; None while nothing listens."""
+    try:
+        with urllib.request.urlopen(f"{url}/debug/lists", timeout=10) as answer:
+            return dict(json.load(answer))
+    except OSError:
+        return None
+
+
 def report(result: Object, *keys: str) -> None:
     print("  ".join(f"{key} {result[key]:.4g}" for key in keys), flush=True)
 
@@ -404,8 +518,9 @@ def main() -> None:
     shape = Settings(nodes=10, cpus="1000", memory="4Ti", pods=2000, pretend=ADDRESS)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        result = measure_memory(folder)
         with coordinators(), Cluster.start(folder / "cluster", shape):
-            result = asyncio.run(measure(jobs, arguments.idle_seconds, folder))
+            result |= asyncio.run(measure(jobs, arguments.idle_seconds, folder))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 

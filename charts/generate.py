@@ -67,13 +67,16 @@ metadata:
 
 
 def operator_manifest() -> str:
-    """The chart's objects without the CRD, Helm's labels and the test. Raises RuntimeError."""
+    """The chart's objects without the CRD, the FlowSchema (which belongs to the whole cluster), Helm's labels
+    and the test. Raises RuntimeError.
+    """
     helm = shutil.which("helm")
     if helm is None:
         raise RuntimeError("helm is not on PATH: make tools brings it")
     command = [helm, "template", "springtide", str(CHART), "--namespace", NAMESPACE]
+    values = "crds.enabled=false,replicas=1,helmTest.enabled=false,flowSchema.enabled=false"
     done = subprocess.run(
-        [*command, "--set", "crds.enabled=false,replicas=1,helmTest.enabled=false"],
+        [*command, "--set", values],
         capture_output=True,
         text=True,
         timeout=60,

@@ -44,6 +44,9 @@ from springtide_coordinator.transfers import Transfers
 from springtide_protocol import codec
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.names import Incarnation, StateName
+from springtide_protocol.store_entries import unpack
+from springtide_protocol.unknown_kinds import UnknownKinds
+from springtide_protocol.versions import STORE_ENTRIES
 
 log = logging.getLogger("springtide.coordinator")
 
@@ -109,6 +112,7 @@ class Hub:
         self.poison = Poison()
         self.streams: dict[int, WorkerStream] = {}
         self.server_streams: dict[int, ServerStream] = {}
+        self._unknown = UnknownKinds()
         self._last_announced = ("", "")
         self._last_session = 0
         self._next_tick = math.inf
@@ -151,8 +155,7 @@ class Hub:
         if current is None or stream.member not in current.ids or stream.member in current.formed:
             return
         self.rendezvous.begin(current.name, len(current.members))
-        for packed in self.rendezvous.all_packed():
-            stream.put(self._entries(packed))
+        self._put_entries(self.rendezvous.all_packed(), [stream])
 
     def receive(self, stream: WorkerStream, message: pb.WorkerMessage) -> None:
         """Take in a message; one that cannot be right ends the stream with the reason.
@@ -190,7 +193,8 @@ class Hub:
                 case "hello":
                     raise codec.MalformedError("Hello may only be the first message of a stream")
                 case None:
-                    raise codec.MalformedError("a message without content")
+                    if not self._unknown.ignores(message, stream.member or "a process"):
+                        raise codec.MalformedError("a message without content")
         except (codec.MalformedError, TooMuchError) as error:
             self.refuse(stream, str(error))
             return
@@ -229,6 +233,8 @@ class Hub:
             message: of the process.
         """
         if stream.ended:
+            return
+        if self._unknown.ignores(message, stream.member or "a parameter server"):
             return
         if message.WhichOneof("message") != "leaving":
             self.refuse_server(stream, "after ServerHello a parameter server may say ServerLeaving only")
@@ -326,8 +332,12 @@ class Hub:
         match effect:
             case Send():
                 if (stream := self.streams.get(effect.session)) is not None:
+                    if isinstance(effect.message, Welcome):
+                        stream.capabilities = effect.message.agreement.capabilities
                     stream.put(self._to_wire(effect.message))
                 elif (server := self.server_streams.get(effect.session)) is not None:
+                    if isinstance(effect.message, Welcome):
+                        server.capabilities = effect.message.agreement.capabilities
                     server.put(wire.from_order(effect.message))
             case EndStream():
                 for ended in (self.streams.get(effect.session), self.server_streams.get(effect.session)):
@@ -370,10 +380,25 @@ class Hub:
             self._encoded = (message, known, encoded)
         return self._encoded[2]
 
-    def _entries(self, packed: bytes) -> pb.CoordinatorMessage:
+    def _put_entries(self, parts: Iterable[bytes], streams: Iterable[WorkerStream]) -> None:
+        """Send entries: packed, or one by one to those who know no other way.
+
+        Args:
+            parts: packed entries, of which each is a message.
+            streams: of the members that get them.
+        """
         assert self.rendezvous.generation is not None
         generation = codec.generation_to_proto(self.rendezvous.generation)
-        return pb.CoordinatorMessage(store_entries=pb.StoreEntries(generation=generation, packed=packed))
+        able = [stream for stream in streams if STORE_ENTRIES in stream.capabilities]
+        others = [stream for stream in streams if STORE_ENTRIES not in stream.capabilities]
+        for part in parts:
+            packed = pb.CoordinatorMessage(store_entries=pb.StoreEntries(generation=generation, packed=part))
+            for stream in able:
+                stream.put(packed)
+            for key, value in unpack(part) if others else ():
+                entry = pb.StoreEntry(generation=generation, key=key, value=value)
+                for stream in others:
+                    stream.put(pb.CoordinatorMessage(store_entry=entry))
 
     def _store(self, stream: WorkerStream, entry: pb.StoreEntry) -> None:
         current = self.membership.current
@@ -407,10 +432,8 @@ class Hub:
         if current is None or current.name != self.rendezvous.generation:
             return
         packed, only = self.rendezvous.take()
-        for message in [self._entries(part) for part in packed]:
-            for other in self.streams.values():
-                if other.member in current.ids and other.member != only:
-                    other.put(message)
+        members = [s for s in self.streams.values() if s.member in current.ids and s.member != only]
+        self._put_entries(packed, members)
 
     def _bye(self, stream: WorkerStream, bye: pb.Bye) -> None:
         record = self.membership.members.get(stream.member)

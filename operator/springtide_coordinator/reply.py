@@ -13,6 +13,7 @@ from springtide_coordinator.membership.saving import put_away
 from springtide_coordinator.reported import bounded
 from springtide_protocol import codec
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.versions import OWN, agreed, as_coordinator, as_operator
 
 
 def answer_sync(hub: Hub, request: pb.SyncRequest) -> pb.SyncReply:
@@ -24,7 +25,9 @@ def answer_sync(hub: Hub, request: pb.SyncRequest) -> pb.SyncReply:
 
     Raises:
         MalformedError: a count beyond every job, or a consistency that there is not.
+        IncompatibleError: the operator is of a release that is too far away.
     """
+    agreed(as_operator(codec.speaks_from_proto(request.speaks, 1)), as_coordinator(OWN))
     hub.sync(request)
     return sync_reply(hub, hub.clock())
 
@@ -72,6 +75,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         consistency=wire.from_consistency(current.consistency) if current is not None else None,
         consistency_refused=why_refused(m),
         consistency_pending=why_epoch_end(m),
+        speaks=codec.speaks_to_proto(OWN),
     )
     for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):
@@ -88,6 +92,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
                 data_seconds=times.data if times is not None else 0.0,
                 compute_seconds=times.compute if times is not None else 0.0,
                 wait_seconds=times.wait if times is not None else 0.0,
+                speaks=codec.speaks_to_proto(record.speaks),
             )
         )
     reply.servers_settled = serving.settled(m)
@@ -100,6 +105,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
                     connected=server.connected,
                     serving=needed,
                     leaving=bool(server.leaving),
+                    speaks=codec.speaks_to_proto(server.speaks),
                 )
             )
     slow = hub.slow()

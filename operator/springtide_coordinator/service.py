@@ -27,6 +27,7 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 from springtide_protocol.channel import OPERATOR_METADATA, server_options
 from springtide_protocol.codec import MalformedError
+from springtide_protocol.versions import IncompatibleError
 
 log = logging.getLogger("springtide.coordinator")
 
@@ -191,7 +192,8 @@ class Servicer(pb_grpc.CoordinatorServicer):
     async def Sync(
         self, request: pb.SyncRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SyncReply:
-        """Answer the operator; a request that cannot be right is refused with INVALID_ARGUMENT.
+        """Answer the operator; a request that cannot be right is refused with INVALID_ARGUMENT, an operator
+        of a release too far away with FAILED_PRECONDITION.
 
         Args:
             request: the operator's word.
@@ -201,6 +203,8 @@ class Servicer(pb_grpc.CoordinatorServicer):
             return answer_sync(self._hub, request)
         except MalformedError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except IncompatibleError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
 
 class Serializer:

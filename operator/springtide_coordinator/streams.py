@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
 
-Message = TypeVar("Message")
+from google.protobuf.message import Message as AnyMessage
+
+from springtide_protocol.versions import may_send
+
+Message = TypeVar("Message", bound=AnyMessage)
 
 MAX_WAITING = 20_000  # messages; a process that reads nothing must not fill the memory
 
@@ -17,12 +21,16 @@ class Stream(Generic[Message]):
     def __init__(self, session: int) -> None:
         self.session = session
         self.member = ""
+        self.capabilities: frozenset[str] = frozenset()  # that both sides have
         self.ended = False
         self._queue: asyncio.Queue[Message | None] = asyncio.Queue()
 
     def put(self, message: Message) -> None:
-        """Send a message; a process that does not read is cut off."""
-        if self.ended:
+        """Send a message; a process that does not read is cut off.
+
+        Nothing is sent of a kind that the process does not understand.
+        """
+        if self.ended or not may_send(message.WhichOneof("message"), self.capabilities):
             return
         if self._queue.qsize() >= MAX_WAITING:
             self.end()

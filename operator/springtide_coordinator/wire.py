@@ -10,7 +10,6 @@ from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.consistency import BOUNDED, MODES
 from springtide_coordinator.membership.events import PodSeen, Synced
 from springtide_coordinator.membership.machine import Phase
-from springtide_protocol import PROTOCOL_VERSION
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import (
     MalformedError,
@@ -20,6 +19,8 @@ from springtide_protocol.codec import (
     incarnation_from_proto,
     incarnation_to_proto,
     required_generation,
+    speaks_from_proto,
+    speaks_to_proto,
     state_from_proto,
     state_to_proto,
 )
@@ -34,6 +35,7 @@ from springtide_protocol.limits import (
     MAX_TEXT_CHARACTERS,
 )
 from springtide_protocol.names import StateName
+from springtide_protocol.versions import OWN
 
 STANDINGS = {
     pb.STARTING: say.Standing.STARTING,
@@ -108,7 +110,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
     return say.Hello(
         member=to_member(hello.member),
         standing=standing,
-        protocol_version=hello.protocol_version,
+        speaks=speaks_from_proto(hello.speaks, hello.protocol_version),
         newest_incarnation=incarnation_from_proto(newest) if newest.number else None,
         generation=generation_from_proto(hello.generation),
         members=tuple(to_member(member) for member in hello.members),
@@ -213,7 +215,7 @@ def to_server_hello(hello: pb.ServerHello) -> say.ServerHello:
     newest = hello.newest_incarnation
     return say.ServerHello(
         server=to_server(hello.server),
-        protocol_version=hello.protocol_version,
+        speaks=speaks_from_proto(hello.speaks, hello.protocol_version),
         newest_incarnation=incarnation_from_proto(newest) if newest.number else None,
         leaving=hello.leaving,
     )
@@ -235,7 +237,9 @@ def from_order(message: say.Outgoing) -> pb.ServerOrder:
     match message:
         case say.Welcome():
             welcome = pb.Welcome(
-                incarnation=incarnation_to_proto(message.incarnation), protocol_version=PROTOCOL_VERSION
+                incarnation=incarnation_to_proto(message.incarnation),
+                protocol_version=message.agreement.version,
+                speaks=speaks_to_proto(OWN),
             )
             return pb.ServerOrder(welcome=welcome)
         case say.Refused():
@@ -297,7 +301,8 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
             return pb.CoordinatorMessage(
                 welcome=pb.Welcome(
                     incarnation=incarnation_to_proto(message.incarnation),
-                    protocol_version=PROTOCOL_VERSION,
+                    protocol_version=message.agreement.version,
+                    speaks=speaks_to_proto(OWN),
                     known=state_to_proto(known),
                 )
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -10,6 +11,9 @@ from collections.abc import MutableMapping
 from springtide_operator import logs
 from springtide_operator.api import names
 from springtide_operator.settings import BadEnvironmentError, read_settings
+
+# New containers, until the youngest are looked through: an event of a watch makes hundreds, none in a circle.
+GARBAGE_THRESHOLD = 20_000
 
 
 def prepare(environ: MutableMapping[str, str], identity: str) -> None:
@@ -40,8 +44,11 @@ def main() -> None:
 
     from springtide_operator import handlers
 
-    assert handlers.job_event is not None
+    assert handlers.watched is not None
     logging.getLogger("springtide").setLevel(settings.log_level)
+    gc.collect()
+    gc.freeze()  # what was imported stays
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 50)
     kopf.run(clusterwide=not settings.watched, namespaces=settings.watched, standalone=True)
     if handlers.failure:
         sys.exit(1)

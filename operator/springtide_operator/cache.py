@@ -7,9 +7,10 @@ whole.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ Key = tuple[str, str]  # namespace, name of the job
 AnyPod = WorkerPod | CoordinatorPod | ServerPod
 
 TOMBSTONES = 4096
+STRANGERS = 256  # pods kept in full until their job is heard of
 
 
 class View(NamedTuple):
@@ -41,6 +43,14 @@ class Known(NamedTuple):
     name: str
     version: int
     owner: str
+    stranger: bool = False  # its controller is no job that is known, so nothing else is kept of it
+
+
+class Protecting(NamedTuple):
+    """A NetworkPolicy or disruption budget, of which only matters whether it is as it was applied."""
+
+    uid: str
+    generation: int | None  # of its spec
 
 
 class Pods:
@@ -128,8 +138,12 @@ class Pods:
 
     def forget(self, uid: str) -> None:
         """The pod is gone."""
-        self.runs.pop(uid, None)
         self.known.pop(uid, None)
+        self.forget_facts(uid)
+
+    def forget_facts(self, uid: str) -> None:
+        """The pod is nobody's whose job is known: only its name matters."""
+        self.runs.pop(uid, None)
         self.asked_to_go.pop(uid, None)
         self.unreadable.pop(uid, None)
         self.workers.pop(uid, None)
@@ -145,13 +159,12 @@ class Pods:
 class Cache:
     """Cache of the cluster's objects, by job.
 
-    `on_change(key)` is called for the job whose facts changed. resourceVersions compare as numbers.
+    resourceVersions compare as numbers.
 
-    managed_by: the class of the jobs that are kept. Those of another class are another release's: as if they
-    did not exist.
+    Of a pod whose controller is not the job of its label's name, only the name is kept, since no pod may get
+    it. News of a pod may come before those of its job, so the latest few are kept for that.
 
-    clock: seconds that never jump. Times that may cost a pod its life are counted from when a fact was first
-    seen here.
+    Jobs of another class are another release's: as if they did not exist.
     """
 
     def __init__(
@@ -159,16 +172,30 @@ class Cache:
         on_change: Callable[[Key], None] = lambda key: None,
         clock: Callable[[], float] = time.monotonic,
         managed_by: str = names.DEFAULT_CLASS,
+        on_lack: Callable[[], None] = lambda: None,
     ) -> None:
+        """
+        Args:
+            on_change: is called for the job whose facts changed.
+            clock: seconds that never jump. Times that may cost a pod its life are counted from when a fact
+                was first seen here.
+            on_lack: is called when a job has pods of which nothing is known any more, so that all pods are to
+                be listed.
+        """
         self._on_change = on_change
         self._managed_by = managed_by
+        self._on_lack = on_lack
         self.clock = clock
         self._jobs: dict[Key, Object] = {}
         self._pods: dict[Key, Pods] = {}
         self._job_of_pod: dict[str, Key] = {}  # by uid
+        self._strangers: OrderedDict[str, Object] = OrderedDict()  # pods by uid, the latest last
         self._nodes: dict[str, Node] = {}
-        self._node_versions: dict[str, int] = {}
+        self._node_versions: dict[str, tuple[int, str]] = {}  # by name: version, uid
         self.nodes_listed = False
+        self.protection_listed: set[str] = set()  # plurals of what is watched of what protects jobs
+        self._protection: dict[Key, dict[tuple[str, str], Protecting]] = {}  # by plural and name
+        self._protection_versions: dict[str, tuple[int, Key, tuple[str, str]]] = {}  # by uid
         self._stuck: dict[Key, set[str]] = {}  # uids of pods that no node takes
         self.stuck_version = 0  # grows with every change of that
         self._gone: OrderedDict[str, None] = OrderedDict()  # uids, so that a late answer revives nothing
@@ -189,8 +216,23 @@ class Cache:
         if meta["uid"] in self._gone or (known is not None and _version(job) <= _version(known)):
             return False
         self._jobs[key] = records.read(job, records.job)
+        if known is None or known["metadata"]["uid"] != meta["uid"]:
+            self._adopt(key, meta["uid"])
         self._on_change(key)
         return True
+
+    def _adopt(self, key: Key, job_uid: str) -> None:
+        """Observe the pods that came before their job."""
+        pods, lacking = self._pods.get(key), False
+        for uid, known in list(pods.known.items()) if pods is not None else []:
+            if known.stranger and known.owner == job_uid:
+                found = self._strangers.pop(uid, None)
+                lacking = lacking or found is None
+                self._forget(key, uid, for_ever=False)
+                if found is not None:
+                    self.put_pod(found)
+        if lacking:
+            self._on_lack()
 
     def drop_job(self, job: Object) -> None:
         meta = job["metadata"]
@@ -251,12 +293,27 @@ class Cache:
         if known is not None and version <= known.version:
             return False
         pod = records.read(pod, records.pod)
-        pods.known[uid], self._job_of_pod[uid] = Known(pod["metadata"]["name"], version, owner), key
-        pods.observe(uid, pod, self.clock())
-        self._mark_stuck(key, uid, uid not in pods.unreadable and observe.unplaced(pod) is not None)
+        job = self._jobs.get(key)
+        stranger = job is None or job["metadata"]["uid"] != owner
+        name = pod["metadata"]["name"]
+        pods.known[uid] = Known(name, version, sys.intern(owner), stranger)
+        self._job_of_pod[uid] = key
+        if stranger:
+            pods.forget_facts(uid)
+            self._keep_stranger(uid, pod)
+        else:
+            pods.observe(uid, pod, self.clock())
+        stuck = not stranger and uid not in pods.unreadable and observe.unplaced(pod) is not None
+        self._mark_stuck(key, uid, stuck)
         pods.changed()
         self._on_change(key)
         return True
+
+    def _keep_stranger(self, uid: str, pod: Object) -> None:
+        self._strangers[uid] = pod
+        self._strangers.move_to_end(uid)
+        while len(self._strangers) > STRANGERS:
+            self._strangers.popitem(last=False)
 
     def unreadable(self, key: Key, job_uid: str) -> tuple[str, ...]:
         """Return why pods that this very job controls cannot be observed.
@@ -280,74 +337,124 @@ class Cache:
         """
         self._forget(key, uid)
 
-    def replace_jobs(self, items: Iterable[Object], resource_version: str) -> None:
-        """Take a whole list of jobs: what it lacks is gone, unless it is newer than the list.
+    def keep_jobs(self, uids: set[str], resource_version: str, namespace: str = "") -> None:
+        """Learn which jobs there are: any other is gone, unless it is newer than the list.
 
         Args:
-            items: all that the list holds.
+            uids: of all jobs that were listed.
             resource_version: of the list, a whole number as text.
+            namespace: which was listed; "": all of them.
         """
-        items = list(items)
-        listed = {item["metadata"]["uid"] for item in items}
-        for job in list(self._jobs.values()):
-            if job["metadata"]["uid"] not in listed and _version(job) <= int(resource_version):
+        for key, job in list(self._jobs.items()):
+            gone = job["metadata"]["uid"] not in uids and _version(job) <= int(resource_version)
+            if gone and namespace in ("", key[0]):
                 self.drop_job(job)
-        for item in items:
-            self.put_job(item)
 
-    def replace_pods(self, items: Iterable[Object], resource_version: str) -> None:
-        """Take a whole list of pods: what it lacks is gone, unless it is newer than the list.
+    def keep_pods(self, uids: set[str], resource_version: str, namespace: str = "") -> None:
+        """Learn which pods there are: any other is gone, unless it is newer than the list.
 
         Args:
-            items: all that the list holds.
+            uids: of all pods that were listed.
             resource_version: of the list, a whole number as text.
+            namespace: which was listed; "": all of them.
         """
-        items = list(items)
-        listed = {item["metadata"]["uid"] for item in items}
         for key, pods in list(self._pods.items()):
-            for uid, known in list(pods.known.items()):
-                if uid not in listed and known.version <= int(resource_version):
-                    self._forget(key, uid)
-        for item in items:
-            self.put_pod(item)
+            if namespace in ("", key[0]):
+                for uid, known in list(pods.known.items()):
+                    if uid not in uids and known.version <= int(resource_version):
+                        self._forget(key, uid)
+
+    def protection(self, key: Key) -> Mapping[tuple[str, str], Protecting]:
+        """Return by plural and name the NetworkPolicies and disruption budgets that carry a job's name."""
+        return self._protection.get(key, {})
+
+    def put_protection(self, plural: str, obj: Object) -> None:
+        """Take a NetworkPolicy or a disruption budget as it is now.
+
+        Args:
+            plural: what objects of that kind are called in URLs.
+            obj: the object.
+        """
+        key, meta, version = _job_of(obj), obj["metadata"], _version(obj)
+        uid, where = meta["uid"], (plural, meta["name"])
+        known = self._protection_versions.get(uid)
+        if key is None or uid in self._gone or (known is not None and version <= known[0]):
+            return
+        self._protection_versions[uid] = version, key, where
+        seen = Protecting(uid, meta.get("generation"))
+        of_job = self._protection.setdefault(key, {})
+        if of_job.get(where) != seen:  # status is nobody's news here
+            of_job[where] = seen
+            self._on_change(key)
+
+    def drop_protection(self, obj: Object) -> None:
+        """Forget a NetworkPolicy or a disruption budget that was deleted."""
+        uid = obj["metadata"]["uid"]
+        self._bury(uid)
+        _, key, where = self._protection_versions.pop(uid, (0, ("", ""), ("", "")))
+        of_job = self._protection.get(key, {})
+        if where in of_job and of_job[where].uid == uid:
+            del of_job[where]
+            if not of_job:
+                del self._protection[key]
+            self._on_change(key)
+
+    def keep_protection(
+        self, plural: str, uids: set[str], resource_version: str, namespace: str = ""
+    ) -> None:
+        """Learn which objects of a kind there are: any other is gone, unless it is newer than the list.
+
+        Args:
+            plural: what objects of that kind are called in URLs.
+            uids: of all objects that were listed.
+            resource_version: of the list, a whole number as text.
+            namespace: which was listed; "": all of them.
+        """
+        self.protection_listed.add(plural)
+        for uid, (version, key, where) in list(self._protection_versions.items()):
+            gone = uid not in uids and version <= int(resource_version) and where[0] == plural
+            if gone and namespace in ("", key[0]):
+                self.drop_protection({"metadata": {"uid": uid}})
 
     def nodes(self) -> Mapping[str, Node] | None:
         """Return the nodes by name, also those that were deleted; None where they cannot be read."""
         return self._nodes if self.nodes_listed else None
 
     def put_node(self, obj: Object) -> None:
-        if _version(obj) > self._node_versions.get(obj["metadata"]["name"], -1):
-            self._set_node(_version(obj), observe.node(obj))
+        if _version(obj) > self._node_version(obj["metadata"]["name"]):
+            self._set_node(obj, observe.node(obj))
 
     def drop_node(self, obj: Object) -> None:
-        self._set_node(_version(obj), Node(obj["metadata"]["name"], ready=None, gone=True))
+        self._set_node(obj, Node(obj["metadata"]["name"], ready=None, gone=True))
 
-    def replace_nodes(self, items: Iterable[Object], resource_version: str) -> None:
-        """Take a whole list of nodes. Those that are gone are remembered while pods are said to be on them.
+    def keep_nodes(self, uids: set[str], resource_version: str) -> None:
+        """Learn which nodes there are. Those that are gone are remembered while pods are said to be on them.
 
         Args:
-            items: all that the list holds.
+            uids: of all nodes that were listed.
             resource_version: of the list, a whole number as text.
         """
-        items = list(items)
         self.nodes_listed = True
-        listed = {item["metadata"]["name"] for item in items}
         for name, node in list(self._nodes.items()):
-            if name in listed or self._node_versions[name] > int(resource_version):
+            version, uid = self._node_versions[name]
+            if (uid in uids and not node.gone) or version > int(resource_version):
                 continue
             if not node.gone:
-                self._set_node(int(resource_version), Node(name, ready=None, gone=True))
+                meta = {"name": name, "uid": uid, "resourceVersion": resource_version}
+                self._set_node({"metadata": meta}, Node(name, ready=None, gone=True))
             if not self._jobs_on(name):
                 del self._nodes[name], self._node_versions[name]
-        for item in items:
-            self.put_node(item)
 
-    def _set_node(self, version: int, node: Node) -> None:
+    def _node_version(self, name: str) -> int:
+        return self._node_versions.get(name, (-1, ""))[0]
+
+    def _set_node(self, obj: Object, node: Node) -> None:
         """Tell the jobs that have pods there, if it is news."""
         known = self._nodes.get(node.name)
         same = known is not None and (known.ready, known.gone) == (node.ready, node.gone)
         node = replace(node, since=known.since if known is not None and same else self.clock())
-        self._nodes[node.name], self._node_versions[node.name] = node, version
+        self._nodes[node.name] = node
+        self._node_versions[node.name] = _version(obj), str(obj["metadata"].get("uid"))
         if known != node:
             for key in self._jobs_on(node.name):
                 self._on_change(key)
@@ -359,6 +466,7 @@ class Cache:
         if for_ever:
             self._bury(uid)
         self._job_of_pod.pop(uid, None)
+        self._strangers.pop(uid, None)
         pods = self._pods.get(key) if key is not None else None
         if key is None or pods is None or uid not in pods.known:
             return

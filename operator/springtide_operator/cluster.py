@@ -4,6 +4,8 @@ role.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
@@ -18,6 +20,9 @@ FIELD_MANAGER = names.MANAGER
 PAGE = 250
 
 
+Take = Callable[[list[Object]], None]  # of a page of a list
+
+
 class Listing(NamedTuple):
     """Objects, and the resourceVersion at which the list was true."""
 
@@ -28,13 +33,17 @@ class Listing(NamedTuple):
 class Cluster(Protocol):
     """Every call raises ApiError, also for no answer in time (code 0)."""
 
-    async def list_jobs(self) -> Listing: ...
+    async def list_jobs(self, take: Take) -> str:
+        """List all jobs page by page, so that not all are in memory at once; return the resourceVersion at
+        which the list was true. The same holds for pods and nodes.
+        """
+        ...
 
-    async def list_pods(self) -> Listing:
+    async def list_pods(self, take: Take) -> str:
         """List the pods that the operator made, in all namespaces."""
         ...
 
-    async def list_nodes(self) -> Listing: ...
+    async def list_nodes(self, take: Take) -> str: ...
 
     async def list_waiting_pods(self) -> Listing:
         """Pods of anybody's that no node has taken."""
@@ -213,6 +222,15 @@ class Cluster(Protocol):
         """Kueue's, those that the operator made."""
         ...
 
+    async def watch_workloads(self, since: str, hear: Callable[[str, Object], None]) -> None:
+        """Call `hear(kind, workload)` for each change, until a watch ends.
+
+        Args:
+            since: resourceVersion of the list before.
+            hear: is called for ADDED, MODIFIED and DELETED.
+        """
+        ...
+
     async def create_workload(self, workload: Object) -> Object: ...
 
     async def patch_workload(self, namespace: str, name: str, patch: Object, status: bool = False) -> Object:
@@ -352,43 +370,41 @@ class KubeCluster:
         self._kube = kube
         self._namespaces = namespaces
 
-    async def list_jobs(self) -> Listing:
-        return await self._list_all(f"/apis/{names.API_VERSION}", names.PLURAL, {}, records.job)
+    async def list_jobs(self, take: Take) -> str:
+        return await self._list_all(f"/apis/{names.API_VERSION}", names.PLURAL, {}, records.job, take)
 
-    async def list_pods(self) -> Listing:
-        return await self._list_all("/api/v1", "pods", {"labelSelector": names.OURS}, records.pod)
+    async def list_pods(self, take: Take) -> str:
+        return await self._list_all("/api/v1", "pods", {"labelSelector": names.OURS}, records.pod, take)
 
-    async def list_nodes(self) -> Listing:
-        return await self._list("/api/v1/nodes", {}, records.node)
+    async def list_nodes(self, take: Take) -> str:
+        return await self._list("/api/v1/nodes", {}, records.node, take)
 
     async def list_waiting_pods(self) -> Listing:
+        items: list[Object] = []
         query = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
-        return await self._list_all("/api/v1", "pods", query, records.waiting_pod)
+        version = await self._list_all("/api/v1", "pods", query, records.waiting_pod, items.extend)
+        return Listing(items, version)
 
     async def _list_all(
-        self, prefix: str, plural: str, query: dict[str, str], reader: records.Reader | None = None
-    ) -> Listing:
+        self, prefix: str, plural: str, query: dict[str, str], reader: records.Reader | None, take: Take
+    ) -> str:
         """List in all namespaces watched, one after the other; the lowest of their versions holds for all."""
         if not self._namespaces:
-            return await self._list(f"{prefix}/{plural}", query, reader)
-        pages = [
-            await self._list(f"{prefix}/namespaces/{_part(name)}/{plural}", query, reader)
+            return await self._list(f"{prefix}/{plural}", query, reader, take)
+        versions = [
+            await self._list(f"{prefix}/namespaces/{_part(name)}/{plural}", query, reader, take)
             for name in self._namespaces
         ]
-        return Listing(
-            [item for page in pages for item in page.items],
-            min((page.resource_version for page in pages), key=int),
-        )
+        return min(versions, key=int)
 
-    async def _list(self, path: str, query: dict[str, str], reader: records.Reader | None) -> Listing:
-        items: list[Object] = []
+    async def _list(self, path: str, query: dict[str, str], reader: records.Reader | None, take: Take) -> str:
         query = {**query, "limit": str(PAGE)}
         while True:
             page = await self._kube.page(path, query, reader)
-            items += page.items
+            take(page.items)
             meta = page.around.get("metadata") or {}
             if not meta.get("continue"):
-                return Listing(items, meta.get("resourceVersion") or "0")
+                return str(meta.get("resourceVersion") or "0")
             query = {**query, "continue": meta["continue"]}
 
     async def get_job(self, namespace: str, name: str) -> Object:
@@ -584,7 +600,36 @@ class KubeCluster:
         await self._delete(_custom(api_version, namespace, "podgroups", name), uid)
 
     async def list_workloads(self) -> Listing:
-        return await self._list_all(f"/apis/{names.KUEUE_API}", "workloads", {"labelSelector": names.OURS})
+        items: list[Object] = []
+        query = {"labelSelector": names.OURS}
+        version = await self._list_all(f"/apis/{names.KUEUE_API}", "workloads", query, None, items.extend)
+        return Listing(items, version)
+
+    async def watch_workloads(self, since: str, hear: Callable[[str, Object], None]) -> None:
+        """Call `hear(kind, workload)` for each change, until a watch ends.
+
+        Args:
+            since: resourceVersion of the list before.
+            hear: is called for ADDED, MODIFIED and DELETED.
+
+        Raises:
+            ApiError: the API server refuses, or breaks a watch off.
+        """
+        query = {"labelSelector": names.OURS, "resourceVersion": since}
+        prefix = f"/apis/{names.KUEUE_API}"
+        paths = [f"{prefix}/namespaces/{_part(name)}/workloads" for name in self._namespaces]
+        watches = [
+            asyncio.ensure_future(self._kube.watch(path, query, hear))
+            for path in paths or [f"{prefix}/workloads"]
+        ]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            for watch in done:
+                watch.result()
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
 
     async def create_workload(self, workload: Object) -> Object:
         path = _custom(names.KUEUE_API, workload["metadata"]["namespace"], "workloads")
@@ -720,7 +765,10 @@ class KubeCluster:
 
     async def list_leases(self, name: str) -> Listing:
         # A right to list may be given for one name, which the selector then has to say.
-        return await self._list(f"/apis/{_LEASES}/leases", {"fieldSelector": f"metadata.name={name}"}, None)
+        items: list[Object] = []
+        query = {"fieldSelector": f"metadata.name={name}"}
+        version = await self._list(f"/apis/{_LEASES}/leases", query, None, items.extend)
+        return Listing(items, version)
 
     async def create_lease(self, lease: Object) -> Object:
         return await self._kube.request("POST", _lease(lease["metadata"]["namespace"]), lease, urgent=True)

@@ -36,7 +36,9 @@ from springtide_operator.plan.observation import (
 )
 from springtide_operator.plan.values import LAST_SECOND
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import speaks_from_proto, speaks_to_proto
 from springtide_protocol.sync_client import SyncClient, SyncError
+from springtide_protocol.versions import OWN, Speaks, agree, as_coordinator, as_operator
 
 log = logging.getLogger("springtide.operator")
 
@@ -171,6 +173,9 @@ class CoordinatorConnection:
                 f"{target[1]} says it is incarnation {reply.incarnation.number}, not {pod.incarnation}"
             )
             return False
+        if isinstance(agreement := agree(as_operator(OWN), as_coordinator(_speaks(reply.speaks))), str):
+            self._failed(agreement)
+            return False
         living = frozenset(living.uid for living in word.living)
         try:
             report = to_report(reply, self._clock())
@@ -240,6 +245,7 @@ def to_request(word: CoordinatorUpdate) -> pb.SyncRequest:
         saved=word.saved,
         hung=word.hung,
         living=[_pod(pod) for pod in word.living],
+        speaks=speaks_to_proto(OWN),
         servers=word.servers,
         living_servers=[_pod(pod) for pod in word.living_servers],
         consistency=pb.Consistency(mode=word.consistency, staleness=word.staleness),
@@ -295,6 +301,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
                 connected=member.connected,
                 leaving=member.leaving,
                 starting=member.standing == pb.STARTING,
+                protocol=_speaks(member.speaks).newest,
             )
             for member in reply.members
         ),
@@ -323,7 +330,10 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
             else None
         ),
         servers=tuple(
-            ServerReport(server.server.pod_uid, server.connected, server.serving) for server in reply.servers
+            ServerReport(
+                server.server.pod_uid, server.connected, server.serving, _speaks(server.speaks).newest
+            )
+            for server in reply.servers
         ),
         servers_settled=reply.servers_settled,
         consistency=reply.consistency.mode,
@@ -347,6 +357,10 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         ),
         opaque=reply.opaque,
     )
+
+
+def _speaks(told: pb.Speaks) -> Speaks:
+    return speaks_from_proto(told, version=1)
 
 
 def _make_sane(message: Message) -> None:

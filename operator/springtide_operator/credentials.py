@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 import aiohttp
 import kopf
 
-from springtide_operator.guarded_http import GuardedResponse
+from springtide_operator.api import names
+from springtide_operator.guarded_http import Feed, GuardedResponse, response_class
 from springtide_operator.settings import service_account_folder
 
 log = logging.getLogger(__name__)
@@ -150,8 +151,11 @@ class Login:
         self._clock = clock
         self._last = float("-inf")
 
-    async def session(self) -> kopf.AiohttpSession:
+    async def session(self, feed: Feed | None = None) -> kopf.AiohttpSession:
         """Return a new session.
+
+        Args:
+            feed: Takes the objects of lists and watches; None: kopf does.
 
         Raises:
             kopf.LoginError: There are no credentials.
@@ -184,7 +188,9 @@ class Login:
             middlewares=(authorize,),
             proxy=info.proxy_url,
             trust_env=info.trust_env,
-            response_class=GuardedResponse,  # one object that kopf cannot read must not end kopf
+            headers={"User-Agent": names.USER_AGENT},
+            # One object that kopf cannot read must not end kopf.
+            response_class=GuardedResponse if feed is None else response_class(feed),
         )
         return kopf.AiohttpSession(
             server=info.server, aiohttp_session=session, default_namespace=info.default_namespace

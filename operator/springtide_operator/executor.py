@@ -12,7 +12,7 @@ from typing import Any
 from springtide_operator import workloads
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
-from springtide_operator.cache import Cache, Key
+from springtide_operator.cache import Cache, Key, Protecting
 from springtide_operator.cluster import Cluster, is_gone
 from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import service
@@ -20,7 +20,7 @@ from springtide_operator.manifests.gang import gang_scheduler, no_longer_asked_f
 from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.manifests.protection import server_disruption_budget
 from springtide_operator.plan import keys, observe
-from springtide_operator.plan.actions import CreateWorker, DeletePod, ReportWorkload
+from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeletePod, ReportWorkload
 from springtide_operator.plan.observation import Refusal, ServiceSeen
 from springtide_operator.plan.retry import room_was_made
 from springtide_operator.queues import Queues
@@ -31,6 +31,16 @@ Object = dict[str, Any]
 Getter = Callable[[str, str], Awaitable[Object]]
 Applier = Callable[[Object], Awaitable[Object]]
 Deleter = Callable[[str, str, str], Awaitable[None]]
+
+
+WATCH_LAG_SECONDS = 2.0  # after a write or a look, until a watch that says otherwise is believed
+
+
+def _protecting(obj: Object | None) -> Protecting | None:
+    """Return what a watch tells of an object that was read; None for none."""
+    if obj is None:
+        return None
+    return Protecting(str(obj["metadata"].get("uid")), obj["metadata"].get("generation"))
 
 
 @dataclass
@@ -45,6 +55,8 @@ class Memory:
     policy_applied: bool = False
     policy_spec: Object | None = None  # as the API server gave it back
     budget_spec: Object | None = None
+    policy_seen: Protecting | None = None
+    budget_seen: Protecting | None = None
     protection_seen_at: float = 0.0  # unix seconds
     former_names_gone: set[str] = field(default_factory=set)  # of an older version: seen to
     server_budget: int | None = None
@@ -75,6 +87,11 @@ class ClusterExecutor:
         self.memory = Memory()
 
     @property
+    def coordinator_image(self) -> str:
+        """Return the image of coordinators for which neither manifest nor status names one."""
+        return self._make.coordinator_image
+
+    @property
     def policy_missing(self) -> bool:
         """A NetworkPolicy is wanted, and this process has not applied it yet."""
         return self._make.doors is not None and not self.memory.policy_applied
@@ -96,6 +113,7 @@ class ClusterExecutor:
             get, apply = cluster.get_network_policy, cluster.apply_network_policy
             applied = await self._apply_own(job, wanted, get, apply)
             memory.policy_spec, memory.protection_seen_at = applied.get("spec"), self._clock()
+            memory.policy_seen = _protecting(applied)
         memory.policy_applied = True
         return True
 
@@ -250,13 +268,12 @@ class ClusterExecutor:
             await workloads.delete(self._cluster, self._queues, job, name, uid)
         return True
 
-    async def create_coordinator(self, job: Job, incarnation: int, avoid: str | None) -> bool:
+    async def create_coordinator(self, job: Job, action: CreateCoordinator) -> bool:
         """Make the coordinator's pod.
 
         Args:
             job: as the plan saw it.
-            incarnation: number of the coordinator.
-            avoid: a node that the pod must not be on; None: any.
+            action: with its number, its image and the node that it must not be on.
 
         Returns:
             Whether it was made.
@@ -264,7 +281,9 @@ class ClusterExecutor:
         Raises:
             ApiError: the API server refuses.
         """
-        return await self._create(job, self._make.coordinator(job, incarnation, avoid))
+        return await self._create(
+            job, self._make.coordinator(job, action.incarnation, action.avoid, action.image)
+        )
 
     async def create_worker(self, job: Job, action: CreateWorker) -> bool:
         """Make a worker's pod.
@@ -319,6 +338,7 @@ class ClusterExecutor:
         get, apply = cluster.get_disruption_budget, cluster.apply_disruption_budget
         applied = await self._apply_own(job, wanted, get, apply)
         memory.budget_spec, memory.protection_seen_at = applied.get("spec"), self._clock()
+        memory.budget_seen = _protecting(applied)
         # At once: no pod with two budgets can be evicted, so that its node could not be drained.
         await self._delete_former_budget(job)
         memory.server_budget = servers
@@ -365,11 +385,12 @@ class ClusterExecutor:
         return True
 
     async def look_after(self, job: Job, seconds: float) -> bool:
-        """See whether what protects the job is still as it was applied, if nobody has looked for so long.
+        """See whether what protects the job is still as it was applied: soon after a watch tells of a
+        change, and where it is not watched, if nobody has looked for so long.
 
         Args:
             job: as the plan saw it.
-            seconds: between two looks.
+            seconds: between two looks at what is not watched.
 
         Returns:
             Whether something is to be applied again.
@@ -378,7 +399,8 @@ class ClusterExecutor:
             ApiError: the API server refuses.
         """
         memory, now = self.memory, self._clock()
-        if now - memory.protection_seen_at < seconds:
+        wait = self.protection_due(job, seconds)
+        if wait is None or wait > 0:
             return False
         memory.protection_seen_at = now
         await self._delete_former_policy(job)
@@ -387,12 +409,44 @@ class ClusterExecutor:
         if memory.policy_applied and memory.policy_spec is not None:
             name = names.network_policy_name(job.name, job.uid)
             found = await self._seen(job, name, self._cluster.get_network_policy)
-            memory.policy_applied = found == memory.policy_spec
+            memory.policy_applied = found is not None and found.get("spec") == memory.policy_spec
+            memory.policy_seen = _protecting(found)
         if memory.server_budget is not None and memory.budget_spec is not None:
             name = names.server_budget_name(job.name, job.uid)
-            if await self._seen(job, name, self._cluster.get_disruption_budget) != memory.budget_spec:
+            found = await self._seen(job, name, self._cluster.get_disruption_budget)
+            memory.budget_seen = _protecting(found)
+            if found is None or found.get("spec") != memory.budget_spec:
                 memory.server_budget = None
         return before != (memory.policy_applied, memory.server_budget)
+
+    def protection_due(self, job: Job, seconds: float) -> float | None:
+        """Return in how many seconds somebody should look at what protects the job; None: a watch will tell.
+
+        Args:
+            job: as the plan saw it.
+            seconds: between two looks at what is not watched.
+        """
+        memory = self.memory
+        since = self._clock() - memory.protection_seen_at
+        kinds = {"poddisruptionbudgets"} | ({"networkpolicies"} if self._make.doors is not None else set())
+        if not kinds <= self._cache.protection_listed:
+            return max(0.0, seconds - since)
+        there = self._cache.protection(self._key)
+        watched = {
+            ("networkpolicies", names.network_policy_name(job.name, job.uid)): (
+                memory.policy_seen if memory.policy_applied and memory.policy_spec is not None else None
+            ),
+            ("poddisruptionbudgets", names.server_budget_name(job.name, job.uid)): (
+                memory.budget_seen if memory.server_budget is not None else None
+            ),
+        }
+        changed = any(seen is not None and there.get(where) != seen for where, seen in watched.items())
+        former = {
+            ("networkpolicies", names.former_network_policy_name(job.name)),
+            ("poddisruptionbudgets", names.former_server_budget_name(job.name)),
+        }
+        left = any(where in there and where[1] not in memory.former_names_gone for where in former)
+        return max(0.0, WATCH_LAG_SECONDS - since) if changed or left else None
 
     async def _create(self, job: Job, pod: dict[str, Any]) -> bool:
         """POST; where the name is taken by this job's own pod, an earlier try had succeeded."""
@@ -422,14 +476,14 @@ class ClusterExecutor:
             await self._delete_former(job, name, get, delete)
 
     async def _seen(self, job: Job, name: str, get: Getter) -> Object | None:
-        """The spec of an object of the job's; None where there is none."""
+        """An object of the job's; None where there is none."""
         try:
             found = await get(job.namespace, name)
         except ApiError as error:
             if not is_gone(error):
                 raise
             return None
-        return dict(found.get("spec") or {}) if observe.owned_by(found, job.uid) else None
+        return found if observe.owned_by(found, job.uid) else None
 
     async def _apply_own(self, job: Job, wanted: Object, get: Getter, apply: Applier) -> Object:
         """Make an object or change it, if this job controls it. Raises ApiError: 409 for somebody else's."""

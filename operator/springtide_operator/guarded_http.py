@@ -4,6 +4,11 @@ kopf reads lists with `response.json()` and watches line by line with `json.load
 for one object that is nested deeply enough, which ends kopf, and both keep every object in full. kopf takes a
 session of ours, and aiohttp a class of responses of ours, so what kopf sees is already cut to what is read of
 it.
+
+Where a `Feed` is given, it takes the objects here, and kopf sees an empty list, and bookmarks in place of the
+events: enough to list and watch, go on after a break and list anew when that is too late, which is kopf's
+part. For each object kopf would keep a record for ever and run a task for seconds, which is several times
+what the operator keeps of it (docs/decisions/0072-what-a-pod-costs.md).
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 from pydantic_core import from_json
@@ -26,6 +31,34 @@ Object = dict[str, Any]
 CHUNK_BYTES = 256 * 1024
 SMALL_LINE_BYTES = 32 * 1024  # of a watch: is handed on as it is unless it is nested
 _SMALL_DEPTH = 200  # so many brackets are no deeper than that
+
+
+HANDED_ON = frozenset({"customresourcedefinitions"})  # kinds that kopf itself looks at, too
+
+
+class Feed(Protocol):
+    """Takes what kopf's lists and watches bring, in the order in which it comes."""
+
+    def heard(self, plural: str, kind: str | None, obj: Object) -> None:
+        """Take an event.
+
+        Args:
+            plural: what objects of that kind are called in URLs.
+            kind: ADDED, MODIFIED or DELETED; None: the object was listed.
+            obj: as far as it is read.
+        """
+        ...
+
+    def listed(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
+        """Learn that a list is whole, so that what it lacks is gone.
+
+        Args:
+            plural: what objects of that kind are called in URLs.
+            namespace: which was listed; "": all of them.
+            uids: of all objects of the list.
+            resource_version: of the list.
+        """
+        ...
 
 
 class Page(NamedTuple):
@@ -81,34 +114,88 @@ async def read_page(content: aiohttp.StreamReader, reader: records.Reader | None
     return Page(items, _object(wire_json.loads(splitter.rest())))
 
 
-def read_event(line: bytes, reader: records.Reader | None) -> bytes:
-    """Return a line of a watch, cut to what is read of its object; small ones as they are.
+def read_event(
+    line: bytes, reader: records.Reader | None, take: Callable[[str, Object], bool] = lambda kind, obj: False
+) -> bytes:
+    """Return a line of a watch, cut to what is read of its object.
 
     Args:
         line: JSON of one event.
         reader: makes of an object what is read of it; None: all of it.
+        take: is called with the event's kind and its object; where it has taken it, a bookmark with the
+            object's version is returned.
 
     Raises:
         ValueError: it is no JSON.
     """
-    if len(line) <= SMALL_LINE_BYTES and line.count(b"{") + line.count(b"[") <= _SMALL_DEPTH:
-        return line
-    event = _object(wire_json.loads(line))
-    found = event.get("object")
-    if reader is not None and isinstance(found, dict) and event.get("type") not in ("ERROR", "BOOKMARK"):
-        event["object"] = records.read(found, reader)
+    small = len(line) <= SMALL_LINE_BYTES and line.count(b"{") + line.count(b"[") <= _SMALL_DEPTH
+    event = _object(from_json(line) if small else wire_json.loads(line))
+    kind, found = event.get("type"), event.get("object")
+    if reader is None or not isinstance(found, dict) or kind in ("ERROR", "BOOKMARK"):
+        return line if small else json.dumps(event).encode()
+    event["object"] = records.read(found, reader)
+    if take(str(kind), event["object"]):
+        meta = event["object"]["metadata"]
+        version = {key: meta[key] for key in ("resourceVersion",) if key in meta}
+        event = {"type": "BOOKMARK", "object": {"metadata": version}}
     return json.dumps(event).encode()
+
+
+class Taken:
+    """Hand objects to a feed, and remember the uids of lists that are not whole yet."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._uids: dict[str, set[str]] = {}  # by path, of the list that is being read there
+
+    def event(self, plural: str, kind: str, obj: Object) -> bool:
+        """Hand the feed an event; return whether that was all that is to be done with it.
+
+        Args:
+            plural: what objects of that kind are called in URLs.
+            kind: of the event.
+            obj: as far as it is read.
+        """
+        self._feed.heard(plural, kind, obj)
+        return plural not in HANDED_ON
+
+    def page(self, path: str, first: bool, page: Page) -> list[Object]:
+        """Hand the feed a page of a list, and say when the list is whole.
+
+        Args:
+            path: of the list's URL.
+            first: whether a list begins with this page.
+            page: of the list.
+
+        Returns:
+            Those of its objects that are left for kopf.
+        """
+        plural = records.plural_of(path)
+        if first:
+            self._uids[path] = set()
+        uids = self._uids.setdefault(path, set())
+        for item in page.items:
+            uids.add(str(item["metadata"].get("uid")))
+            self._feed.heard(plural, None, item)
+        meta = page.around.get("metadata") or {}
+        if not meta.get("continue"):
+            del self._uids[path]
+            _, found, rest = path.partition("/namespaces/")
+            namespace = rest.partition("/")[0] if found else ""
+            self._feed.listed(plural, namespace, uids, meta.get("resourceVersion") or "0")
+        return page.items if plural in HANDED_ON else []
 
 
 class GuardedResponse(aiohttp.ClientResponse):
     """A response whose lists and watches are read by this module."""
 
+    taken: Taken | None = None  # see `response_class`
+
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         """Begin to read; the body of a watch comes line by line."""
         await super().start(connection)
         if self.url.query.get("watch") == "true" and self.status < 400:
-            lines = _Lines(self.content, records.reader_for(self.url.path))
-            self.content = lines  # type: ignore[assignment]
+            self.content = _Lines(self.content, self.url.path, self.taken)  # type: ignore[assignment]
         return self
 
     async def json(
@@ -128,24 +215,42 @@ class GuardedResponse(aiohttp.ClientResponse):
         Raises:
             ValueError: it is no JSON.
         """
-        reader = records.reader_for(self.url.path)
+        path = self.url.path
+        reader = records.reader_for(path)
         if self.status >= 400:
             return await super().json(encoding=encoding, loads=loads, content_type=content_type)
         if reader is None:
             return wire_json.loads(await self.read())
         page = await read_page(self.content, reader)
-        return {**page.around, "items": page.items}
+        items = page.items
+        if self.taken is not None:
+            items = self.taken.page(path, "continue" not in self.url.query, page)
+        return {**page.around, "items": items}
+
+
+def response_class(feed: Feed) -> type[GuardedResponse]:
+    """Return a class of responses for aiohttp, whose lists and watches feed the feed."""
+
+    class FeedingResponse(GuardedResponse):
+        taken = Taken(feed)
+
+    return FeedingResponse
 
 
 class _Lines:
     """Whole lines of a stream, each cut to what is read of it; all else is the stream's."""
 
-    def __init__(self, content: aiohttp.StreamReader, reader: records.Reader | None) -> None:
+    def __init__(self, content: aiohttp.StreamReader, path: str, taken: Taken | None) -> None:
         self._content = content
-        self._reader = reader
+        self._plural = records.plural_of(path)
+        self._reader = records.reader_for(path)
+        self._taken = taken
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
+
+    def _take(self, kind: str, obj: Object) -> bool:
+        return self._taken is not None and self._taken.event(self._plural, kind, obj)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         """Yield one line after the other. One that is no JSON is left out."""
@@ -156,7 +261,7 @@ class _Lines:
                 line = b"".join([*parts, end])
                 parts.clear()
                 try:
-                    yield read_event(line, self._reader) + b"\n"
+                    yield read_event(line, self._reader, self._take) + b"\n"
                 except (ValueError, TypeError, KeyError) as error:
                     log.error("an event of a watch cannot be read, and is left out: %s", _short(error))
             if left:

@@ -1,8 +1,9 @@
-"""kopf's wiring and nothing else: watches feed the operator, which decides by itself.
+"""kopf's wiring and nothing else: lists and watches feed the operator, which decides by itself.
 
 Run with `python -m springtide_operator`, or `kopf run --all-namespaces -m springtide_operator.handlers`. Only
 `kopf.on.event` is used: other handlers would put finalizers on jobs, and an uninstalled operator would leave
-jobs and namespaces that can never be deleted.
+jobs and namespaces that can never be deleted. kopf lists and watches what has a handler; the objects
+themselves go from its session straight to the operator (`guarded_http.Feed`).
 
 Threads: kopf calls the handlers in the operator's event loop, since they are coroutines; `die` may be called
 from any thread, and its timer ends the process by force.
@@ -14,6 +15,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import kopf
@@ -80,6 +82,8 @@ def configure(settings: kopf.OperatorSettings, watched: tuple[str, ...] = ()) ->
     settings.watching.connect_timeout = 5
     settings.watching.chunk_size = PAGE
     settings.watching.label_selectors["", "v1", "pods"] = names.OURS
+    settings.watching.label_selectors["policy", "v1", "poddisruptionbudgets"] = names.OURS
+    settings.watching.label_selectors["networking.k8s.io", "v1", "networkpolicies"] = names.OURS
     settings.networking.request_timeout = 10
     settings.networking.error_backoffs = _BACKOFFS
     settings.queueing.error_delays = _BACKOFFS
@@ -96,39 +100,38 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 
 
 @kopf.on.login()
-async def login(**_: Any) -> kopf.AiohttpSession:
+async def login(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
     try:
-        return await _login.session()
+        return await _login.session(memo.get("operator"))
     except kopf.LoginError as error:
         raise kopf.TemporaryError(str(error), delay=5) from error
 
 
-# Nodes have no namespace: an operator of named namespaces has no right to read them.
-if not os.environ.get("SPRINGTIDE_WATCH_NAMESPACES", "").strip():
-
-    @kopf.on.event("", "v1", "nodes")
-    async def node_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
-        memo.operator.node_event(event["type"], dict(event["object"]))
-
-
-# Coroutines, so that kopf runs them in the event loop and not in a thread.
-@kopf.on.event(names.GROUP, names.VERSION, names.PLURAL)
-async def job_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
-    """Feed the operator an event of a job.
+async def watched(event: kopf.RawEvent, resource: kopf.Resource, memo: kopf.Memo, **_: Any) -> None:
+    """Have kopf list and watch a kind of objects; feed the operator one that came to kopf all the same.
 
     Args:
         event: type and object.
+        resource: the kind.
         memo: holds the operator.
     """
-    memo.operator.job_event(event["type"], dict(event["object"]))
+    memo.operator.heard(resource.plural, event["type"], dict(event["object"]))
 
 
-@kopf.on.event("", "v1", "pods")
-async def pod_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
-    """Feed the operator an event of a pod.
+def watch(environ: Mapping[str, str]) -> None:
+    """Have kopf watch jobs and pods, and what else this operator may read.
 
     Args:
-        event: type and object.
-        memo: holds the operator.
+        environ: of this process.
     """
-    memo.operator.pod_event(event["type"], dict(event["object"]))
+    kopf.on.event(names.GROUP, names.VERSION, names.PLURAL)(watched)
+    kopf.on.event("", "v1", "pods")(watched)
+    kopf.on.event("policy", "v1", "poddisruptionbudgets")(watched)
+    if environ.get("SPRINGTIDE_NETWORK_POLICY"):
+        kopf.on.event("networking.k8s.io", "v1", "networkpolicies")(watched)
+    # Nodes have no namespace: an operator of named namespaces has no right to read them.
+    if not environ.get("SPRINGTIDE_WATCH_NAMESPACES", "").strip():
+        kopf.on.event("", "v1", "nodes")(watched)
+
+
+watch(os.environ)

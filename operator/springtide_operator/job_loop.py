@@ -24,6 +24,7 @@ from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, is_gone, merge_patch
 from springtide_operator.coordinator_connection import CoordinatorConnection, news
+from springtide_operator.intervals import backoff_seconds
 from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.kube import ApiError
 from springtide_operator.logs import in_words
@@ -51,6 +52,8 @@ SOON = 10.0  # what is to be looked at again within it keeps a job from being ca
 LASTING = (reasons.QUEUE_LIMITS_SIZE, reasons.QUEUE_UNAVAILABLE, reasons.GANG_UNAVAILABLE)
 _WAITS = ("WaitingForReports", "Reconnecting", "Parking", "WaitingForServers")
 SETTLE = 0.005  # events of one cause come in bunches
+SETTLE_LIMIT = 0.05
+SETTLE_SHARE = 0.1  # of the time may go into comparing what the coordinator was told with what is
 PROTECTION_SECONDS = 30.0  # between two looks at a job's NetworkPolicy and disruption budget
 PROTECTION_PAUSES = 10.0  # and at least so many ordinary looks at the job
 INVALID_SECONDS = 30.0  # between two looks at a job that only an edit can mend
@@ -118,14 +121,6 @@ def waits_for_somebody(report: Report | None) -> bool:
     return report is not None and bool(report.waiting_for) and report.reason in _WAITS
 
 
-def connected(report: Report | None) -> set[str]:
-    """Return the uids of the pods that the coordinator calls connected."""
-    if report is None:
-        return set()
-    members = {member.pod_uid for member in report.members if member.connected}
-    return members | {server.pod_uid for server in report.servers if server.connected}
-
-
 class JobLoop:
     """`wake()` after anything that may matter. Both tasks end by themselves when the job is gone."""
 
@@ -176,6 +171,7 @@ class JobLoop:
         self._promised = tick  # what the coordinator was told of the next call
         self._crowd = crowd
         self._look: asyncio.TimerHandle | None = None
+        self._settle = SETTLE
         self._lookout = lookout or Lookout(*key)
         self._in_doubt = asyncio.Event()
         self._clock = clock
@@ -213,14 +209,16 @@ class JobLoop:
         """Plan soon; tell the coordinator at once if what it should hear has changed."""
         self._plan_wanted.set()
         if self._look is None:
-            self._look = asyncio.get_running_loop().call_later(SETTLE, self._look_for_news)
+            self._look = asyncio.get_running_loop().call_later(self._settle, self._look_for_news)
 
     def _look_for_news(self) -> None:
         self._look = None
+        began = time.monotonic()
         try:
             self._compare_with_said()
         except Exception as error:  # the round says what is wrong
             log.debug("no word for the coordinator: %s", in_words(error), extra=self._fields())
+        self._settle = min(SETTLE_LIMIT, max(SETTLE, (time.monotonic() - began) / SETTLE_SHARE))
 
     def _compare_with_said(self) -> None:
         job = self._job()
@@ -267,6 +265,7 @@ class JobLoop:
             heard_at=self._lookout.heard_at,
             listening_since=self._lookout.listening_since,
             tls_default=self._tls,
+            coordinator_image=self._performer.coordinator_image,
             crowd=self._crowd(self.key) if has_size_of_its_own(job) else (),
         )
         return nodes.with_node_health(found, self._clock())
@@ -286,7 +285,7 @@ class JobLoop:
             return None
 
     async def _plan_for_ever(self) -> None:
-        pause = 0.0
+        pause, failures = 0.0, 0
         while True:
             if pause > 0:
                 await self._rest(pause)
@@ -297,10 +296,11 @@ class JobLoop:
                     self._plan_wanted.clear()
                     began = time.monotonic()
                     pause = await self.reconcile()
-                self._surprises, self._announced = 0, ""
+                self._surprises, self._announced, failures = 0, "", 0
                 self._meter.reconciled("success", time.monotonic() - began)
             except ApiError as error:
-                pause = self._tick
+                failures += 1
+                pause = backoff_seconds(failures, self._tick)
                 self._meter.reconciled("error", time.monotonic() - began)
                 log.warning(
                     "a round failed, the next one is in %.0f s: %s", pause, error, extra=self._fields()
@@ -402,10 +402,13 @@ class JobLoop:
             wait = min(wait, max(0.02, self._trust_until - self._clock()))
         if decided.wake_at is not None:
             wait = min(wait, max(0.02, decided.wake_at - self._clock()))
-        return wait
+        due = self._performer.protection_due(job, self._protection_seconds())
+        return wait if due is None else min(wait, max(0.02, due))
 
     def _protection_seconds(self) -> float:
-        """How long what protects a job is believed to be there: longer, where there are many jobs."""
+        """How long what protects a job is believed to be there where it is not watched: longer, where there
+        are many jobs.
+        """
         return max(PROTECTION_SECONDS, PROTECTION_PAUSES * self.pause)
 
     def _trust(self, job: Job, now: float) -> None:
@@ -547,7 +550,8 @@ class JobLoop:
             if doubt is not None:
                 doubt.cancel()
         if ok:
-            self._lookout.answered(connected(self.connection.report))
+            report = self.connection.report
+            self._lookout.answered(report.connected if report is not None else frozenset())
         if (owes and not ok) or waits_for_somebody(self.connection.report):
             self._in_doubt.set()
         for old in observation.coordinators:

@@ -1,19 +1,25 @@
-"""HTTP to the Kubernetes API: one session, credentials as kopf finds them, errors as one exception."""
+"""HTTP to the Kubernetes API: one session, credentials as kopf finds them, errors as one exception.
+
+A server that has too much to do says so with 429 (or 503) and Retry-After: the request waits as it is told
+and is sent again, and so does what comes after it, but for the lease's, which has a flow of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 import kopf
 from yarl import URL
 
 from springtide_operator import wire_json
+from springtide_operator.api import names
 from springtide_operator.credentials import Credentials, find_credentials
 from springtide_operator.guarded_http import Page, read_page
 from springtide_operator.priority_semaphore import PrioritySemaphore
@@ -26,6 +32,10 @@ APPLY_PATCH = "application/apply-patch+yaml"
 AT_A_TIME = 48  # requests; more would only wait in the API server
 CONNECT_SECONDS = 5.0
 PAGE_SECONDS = 120.0  # of a list
+WATCH_SECONDS = 240.0  # of a watch of our own
+RETRIES = 4  # of a request that the server asks to be sent again later
+MAX_RETRY_SECONDS = 30.0  # until then
+WRITES = ("POST", "PUT", "PATCH")  # name their field manager; a deletion has none
 CONNECTIONS = AT_A_TIME + 16  # the others are for what waits for no other request
 
 
@@ -40,6 +50,22 @@ class ApiError(Exception):
         self.code = code
         self.reason = reason
         self.message = message
+
+
+class Answer(NamedTuple):
+    """An answer of the server: status, reason, body, and when it wants to be asked again."""
+
+    code: int
+    reason: str
+    data: bytes
+    retry_after: str | None = None
+
+
+def retry_seconds(answer: Answer) -> float | None:
+    """Return the seconds after which a request is to be sent again; None: never, it has its answer."""
+    if answer.retry_after is None or not answer.retry_after.strip().isdigit():
+        return None
+    return min(MAX_RETRY_SECONDS, max(1.0, float(answer.retry_after)))
 
 
 class Kube:
@@ -57,10 +83,12 @@ class Kube:
         self._page_timeouts = aiohttp.ClientTimeout(
             total=PAGE_SECONDS, connect=CONNECT_SECONDS, sock_read=timeout
         )
+        self._watch_timeouts = aiohttp.ClientTimeout(total=WATCH_SECONDS + timeout, connect=CONNECT_SECONDS)
         self._on_error = on_error
         self._info: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
         self._slots = PrioritySemaphore(AT_A_TIME)
+        self._quiet_until = 0.0  # monotonic seconds: the server has asked for so much time
         self.answered_at: float | None = None  # monotonic seconds of the last answer of any kind
 
     async def __aenter__(self) -> Self:
@@ -101,6 +129,8 @@ class Kube:
         if urgent:
             return await self._ask(method, path, body, content_type, query)
         async with self._slots.turn(of=_namespace(path)):  # the wait is no part of its time
+            if (quiet := self._quiet_until - time.monotonic()) > 0:
+                await asyncio.sleep(quiet)
             return await self._ask(method, path, body, content_type, query)
 
     async def page(self, path: str, query: dict[str, str], reader: Reader | None) -> Page:
@@ -122,6 +152,34 @@ class Kube:
         await self._ask("GET", path, None, "", query, read)
         return found[0]
 
+    async def watch(self, path: str, query: dict[str, str], hear: Callable[[str, Object], None]) -> None:
+        """Call `hear(kind, object)` for each event of a watch, until the server ends it.
+
+        Args:
+            path: of the URL, from `/api` or `/apis` on.
+            query: parameters of the URL.
+            hear: is called for ADDED, MODIFIED and DELETED.
+
+        Raises:
+            ApiError: the server refuses, or breaks the watch off; 410: it does not know the version any more.
+        """
+
+        async def read(response: aiohttp.ClientResponse) -> None:
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    event = wire_json.loads(line)
+                    kind, found = str(event["type"]), dict(event["object"])
+                    if kind == "ERROR":
+                        code = int(found.get("code") or 500)
+                        raise ApiError(code, str(found.get("reason")), str(found.get("message")))
+                    if kind != "BOOKMARK":
+                        hear(kind, found)
+
+        query = {**query, "watch": "true", "timeoutSeconds": str(int(WATCH_SECONDS))}
+        await self._ask("GET", path, None, "", query, read, self._watch_timeouts)
+
     async def _ask(
         self,
         method: str,
@@ -130,13 +188,23 @@ class Kube:
         content_type: str,
         query: dict[str, str] | None,
         read: Callable[[aiohttp.ClientResponse], Awaitable[None]] | None = None,
+        timeouts: aiohttp.ClientTimeout | None = None,
     ) -> Object:
         """The answer's JSON, or what is left when `read` has taken it."""
+        if method in WRITES:
+            query = {"fieldManager": names.MANAGER, **(query or {})}
         try:
-            code, reason, data = await self._send(method, path, body, content_type, query, read)
-            if code >= 400:
-                raise _refusal(code, reason, data)
-            return dict(wire_json.loads(data)) if data else {}
+            for retries in range(RETRIES + 1):
+                answer = await self._send(method, path, body, content_type, query, read, timeouts)
+                pause = retry_seconds(answer)
+                if pause is None or retries == RETRIES:
+                    break
+                self._on_error(answer.code)
+                self._quiet_until = max(self._quiet_until, time.monotonic() + pause)
+                await asyncio.sleep(pause * (1 + 0.2 * random.random()))  # not all of them at once
+            if answer.code >= 400:
+                raise _refusal(answer.code, answer.reason, answer.data)
+            return dict(wire_json.loads(answer.data)) if answer.data else {}
         except kopf.LoginError as error:
             self._on_error(0)
             raise ApiError(0, "NoCredentials", str(error)) from error
@@ -155,12 +223,13 @@ class Kube:
         content_type: str,
         query: dict[str, str] | None,
         read: Callable[[aiohttp.ClientResponse], Awaitable[None]] | None,
-    ) -> tuple[int, str, bytes]:
-        """Ask once, or twice when a token was replaced on disk since it was read; status, reason, body."""
+        timeouts: aiohttp.ClientTimeout | None,
+    ) -> Answer:
+        """Ask once, or twice when a token was replaced on disk since it was read."""
         while True:
             session, info = self._connect()
             who = info.as_http_headers()
-            headers = {**who, "Accept": "application/json"}
+            headers = {**who, "Accept": "application/json", "User-Agent": names.USER_AGENT}
             if body is not None:
                 headers["Content-Type"] = content_type
             async with session.request(
@@ -170,15 +239,16 @@ class Kube:
                 headers=headers,
                 params=query,
                 proxy=info.proxy_url,
-                timeout=self._timeouts if read is None else self._page_timeouts,
+                timeout=timeouts or (self._timeouts if read is None else self._page_timeouts),
             ) as response:
                 self.answered_at = time.monotonic()
                 if response.status == 401 and self._credentials.refused(who):
                     continue
                 if response.status < 400 and read is not None:
                     await read(response)
-                    return response.status, response.reason or "", b""
-                return response.status, response.reason or "", await response.read()
+                    return Answer(response.status, response.reason or "", b"")
+                later = response.headers.get("Retry-After") if response.status in (429, 503) else None
+                return Answer(response.status, response.reason or "", await response.read(), later)
 
     def _connect(self) -> tuple[aiohttp.ClientSession, kopf.ConnectionInfo]:
         before, self._info = self._info, self._credentials.current()

@@ -19,13 +19,13 @@ from springtide_operator.cluster import Cluster, is_gone
 from springtide_operator.kube import ApiError
 from springtide_operator.releases import LEASE as NAME
 
-DURATION = 10.0
-DEADLINE = 6.0
+DURATION = 8.0
+DEADLINE = 5.0
 RETRY = 2.0
 SILENT = (
     DEADLINE + 0.5
 )  # since the last renewal was seen: the holder has stopped, its last requests are through
-STANDBY_RETRY = 0.5  # a renewal is seen so much late at most, and believed for so much longer
+STANDBY_RETRY = 1.0  # a renewal is seen so much late at most, and believed for so much longer
 
 log = logging.getLogger("springtide.operator.lease")
 
@@ -68,6 +68,7 @@ class Lease:
         self._clock = clock
         self._renewed_at = float("-inf")
         self._was_held = False
+        self._written: dict[str, Any] | None = None  # as this process renewed it last
         self._seen: Renewal | None = None
         self._announced: Renewal | None = None  # the silence after which was told
         self._seen_at = 0.0
@@ -127,7 +128,7 @@ class Lease:
         """Let another take over at once."""
         if not self.held:
             return
-        self._renewed_at = float("-inf")
+        self._renewed_at, self._written = float("-inf"), None
         try:
             lease = await self._cluster.get_lease(self._namespace, NAME)
             if lease["spec"].get("holderIdentity") == self._identity:
@@ -138,6 +139,11 @@ class Lease:
 
     async def _try(self) -> bool:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        if self._written is not None:
+            if not self.held and self._is_held_up():
+                return False
+            if await self._renew(self._written, now):
+                return True
         try:
             lease = await self._cluster.get_lease(self._namespace, NAME)
         except ApiError as error:
@@ -145,7 +151,7 @@ class Lease:
                 raise
             if self._is_held_up():
                 return False
-            await self._cluster.create_lease(self._new(now))
+            self._written = await self._cluster.create_lease(self._new(now))
             return True
         spec: dict[str, Any] = lease.setdefault("spec", {})
         holder = spec.get("holderIdentity") or ""
@@ -168,10 +174,24 @@ class Lease:
         meta = lease["metadata"]
         meta["annotations"] = {**(meta.get("annotations") or {}), **self._notes}
         spec |= {"holderIdentity": self._identity, "renewTime": now, "leaseDurationSeconds": int(DURATION)}
+        return await self._renew(lease, now)
+
+    async def _renew(self, lease: dict[str, Any], now: str) -> bool:
+        """Write a lease of this process's; False where somebody else has written it since it was read.
+
+        Args:
+            lease: as this process wrote or read it last.
+            now: time by this machine's clock.
+
+        Raises:
+            ApiError: the API server refuses.
+        """
         try:
-            await self._cluster.replace_lease(lease)
+            spec = {**lease["spec"], "renewTime": now}
+            self._written = await self._cluster.replace_lease({**lease, "spec": spec})
         except ApiError as error:
-            if error.code == 409:
+            if error.code in (404, 409):
+                self._written = None
                 return False
             raise
         return True

@@ -1,5 +1,6 @@
-"""Which APIs that a cluster may have or not are served: found out by discovery, and looked at again now and
-then, since they may be installed or removed at any time.
+"""Which APIs that a cluster may have or not are served: found out by discovery, and looked at again when the
+watch of CustomResourceDefinitions says that one of them was written; now and then where there is no right to
+watch these.
 
 Tasks: one event loop; `run` is the only task that looks, and others ask by setting `_wanted`.
 """
@@ -19,7 +20,9 @@ log = logging.getLogger("springtide.operator")
 
 ABSENT_SECONDS = 30.0
 PRESENT_SECONDS = 300.0
+TOLD_SECONDS = 900.0  # where definitions are watched: for APIs that have none
 RETRY_SECONDS = 2.0
+UNSETTLED_SECONDS = 10.0  # after a definition was written its API comes or goes
 
 
 class Discovery(Protocol):
@@ -29,14 +32,24 @@ class Discovery(Protocol):
 
 
 class OptionalApis:
-    """Asks only for what a job needs. `changed` is called when an answer is new."""
+    """Asks only for what a job needs."""
 
     def __init__(
         self,
         discovery: Discovery,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        told: bool = False,
     ) -> None:
+        """
+        Args:
+            discovery: is asked.
+            changed: is called when an answer is new.
+            clock: seconds that never jump.
+            told: `heard` is called for each definition that is written.
+        """
+        self._told = told
+        self._unsettled: dict[str, float] = {}  # by API: until then it is looked for again and again
         self._discovery = discovery
         self._changed = changed
         self._clock = clock
@@ -55,6 +68,14 @@ class OptionalApis:
                 self._wanted.set()
         return found
 
+    def heard(self, group: str) -> None:
+        """Look soon for the APIs of a group, of which a definition was written."""
+        for api in self._due:
+            if api.partition("/")[0] == group:
+                self._due[api] = float("-inf")
+                self._unsettled[api] = self._clock() + UNSETTLED_SECONDS
+                self._wanted.set()
+
     def served(self, api: str) -> bool:
         """Whether somebody has asked for it and it is there."""
         return self._served.get(api, False)
@@ -68,6 +89,13 @@ class OptionalApis:
                 async with asyncio.timeout(pause):
                     await self._wanted.wait()
 
+    def _pause(self, api: str, served: bool) -> float:
+        if self._unsettled.get(api, float("-inf")) > self._clock():
+            return RETRY_SECONDS
+        if self._told:
+            return TOLD_SECONDS
+        return PRESENT_SECONDS if served else ABSENT_SECONDS
+
     async def look(self) -> float | None:
         """Ask for what is due; return the seconds until something else is, None for nothing."""
         news = False
@@ -80,7 +108,7 @@ class OptionalApis:
                 log.warning("cannot find out whether %s is served: %s", api, error)
                 self._due[api] = self._clock() + RETRY_SECONDS
                 continue
-            self._due[api] = self._clock() + (PRESENT_SECONDS if served else ABSENT_SECONDS)
+            self._due[api] = self._clock() + self._pause(api, served)
             if self._served.get(api) is not served:
                 self._served[api] = served
                 news = True

@@ -37,6 +37,11 @@ class Performer:
         self.memory = executor.memory
 
     @property
+    def coordinator_image(self) -> str:
+        """Return the operator's own image for coordinators."""
+        return self._executor.coordinator_image
+
+    @property
     def policy_missing(self) -> bool:
         """A NetworkPolicy is wanted, and this process has not applied it yet."""
         return self._executor.policy_missing
@@ -77,6 +82,15 @@ class Performer:
                 break
             start, size = start + size, min(PARALLEL, size * 2)
         return done
+
+    def protection_due(self, job: Job, seconds: float) -> float | None:
+        """Return in how many seconds somebody should look at what protects the job; None: a watch will tell.
+
+        Args:
+            job: as the plan saw it.
+            seconds: between two looks at what is not watched.
+        """
+        return self._executor.protection_due(job, seconds)
 
     async def look_after(self, job: Job, seconds: float) -> bool:
         """See to what protects the job, as `ClusterExecutor.look_after` does, if this process may act.

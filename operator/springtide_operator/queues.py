@@ -1,8 +1,11 @@
-"""Kueue's Workloads of all jobs, as last heard of: listed every few seconds while a job names a queue, and
-taken from the answers to own writes.
+"""Kueue's Workloads of all jobs, as last heard of: listed and watched while a job names a queue, and taken
+from the answers to own writes.
 
-Listed rather than watched: Kueue may be installed or removed at any time, and nothing is asked of a cluster
-without it.
+Watched here and not by kopf: Kueue may be installed or removed at any time, the rights on it may be left out,
+and nothing is asked of a cluster whose jobs name no queue. kopf watches what it is told of at its start, and
+ends where it may not.
+
+Tasks: `run` alone lists; the watch that it waits for calls `_hear` in the same event loop.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ log = logging.getLogger("springtide.operator")
 
 Object = dict[str, Any]
 
-LIST_SECONDS = 2.0
-LIST_SHARE = 0.05  # of the time may go into listing
+LIST_SECONDS = 2.0  # until the next try; nothing is asked while no job names a queue
+LOOK_SECONDS = 10.0  # between two looks whether a watch is still needed, and a flavor is to be read again
 FLAVOR_SECONDS = 300.0  # until a flavor is read again
 FLAVOR_RETRY_SECONDS = 10.0
 
@@ -54,6 +57,7 @@ class Queues:
         self._unreadable: dict[str, str] = {}
         self._flavors: dict[str, Object | str] = {}
         self._flavors_due: dict[str, float] = {}
+        self._look_wanted = asyncio.Event()  # a flavor that nobody has read is named, or all was forgotten
         self.trouble = ""  # why they cannot be listed
         self.listed = False
 
@@ -89,28 +93,66 @@ class Queues:
     def forget(self) -> None:
         """Another process has acted meanwhile, or will."""
         self.listed = False
+        self._look_wanted.set()
 
     async def run(self) -> None:
         """List and watch for ever."""
+        failures = 0
         while True:
-            began = self._clock()
-            await self.look()
-            await asyncio.sleep(max(LIST_SECONDS, (self._clock() - began) / LIST_SHARE))
+            version = await self.look()
+            if version is None:
+                failures = failures + 1 if self.trouble else 0
+                await asyncio.sleep(LIST_SECONDS * min(15, 2**failures))
+                continue
+            failures = 0
+            await self._follow(version)
+            await asyncio.sleep(LIST_SECONDS)
 
-    async def look(self) -> None:
-        """List what there is, and read the flavors that it names. A failure is tried again."""
+    async def _follow(self, version: str) -> None:
+        """Watch from a list's version on, as long as it is of use and the server goes on."""
+        watch = asyncio.ensure_future(self._cluster.watch_workloads(version, self._hear))
+        try:
+            while self.listed and self._ready() and self._queued():
+                wanted = asyncio.ensure_future(self._look_wanted.wait())
+                await asyncio.wait({watch, wanted}, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                wanted.cancel()
+                if watch.done():
+                    watch.result()
+                    return
+                await self._read_flavors()
+        except ApiError as error:
+            log.info("the watch of Workloads has ended, they are listed anew: %s", error)
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    def _hear(self, kind: str, workload: Object) -> None:
+        uid = _controller(workload)
+        if kind != "DELETED":
+            self.put(workload)
+        elif uid is not None and (known := self._raw.get(uid)) is not None and _same(known, workload):
+            self.drop(uid)
+        if any(name not in self._flavors for name in _flavors(workload)):
+            self._look_wanted.set()
+
+    async def look(self) -> str | None:
+        """List what there is, and read the flavors that it names. A failure is tried again.
+
+        Returns:
+            The resourceVersion of the list; None where there is none.
+        """
         if not self._ready() or not self._queued():
             self.forget()  # what is known grows old
-            return
+            return None
         try:
             found = await self._cluster.list_workloads()
         except ApiError as error:
             if str(error) == self.trouble:
-                return
+                return None
             log.warning("cannot list Workloads, so no queued job starts: %s", error)
             self.trouble = str(error)
             self._announce_all()
-            return
+            return None
         news, self.trouble, self.listed = bool(self.trouble) or not self.listed, "", True
         for workload in found.items:
             self.put(workload)
@@ -118,10 +160,15 @@ class Queues:
         for uid, known in list(self._raw.items()):
             if uid not in there and _version(known) <= int(found.resource_version):
                 self.drop(uid)
-        for name in sorted({name for raw in self._raw.values() for name in _flavors(raw)}):
-            await self._read_flavor(name)
+        await self._read_flavors()
         if news:
             self._announce_all()
+        return found.resource_version
+
+    async def _read_flavors(self) -> None:
+        self._look_wanted.clear()
+        for name in sorted({name for raw in self._raw.values() for name in _flavors(raw)}):
+            await self._read_flavor(name)
 
     async def _read_flavor(self, name: str) -> None:
         if self._clock() < self._flavors_due.get(name, float("-inf")):

@@ -37,6 +37,7 @@ _STATE = ("reason", "message", "exitCode", "signal", "startedAt", "finishedAt")
 _CONDITION = ("type", "status", "reason", "lastTransitionTime", "message")
 _MOST = 64  # entries of a list
 _MOST_TEXT = 16 * 1024
+_MOST_WORD = 512  # of our own labels and annotations, which are names, numbers, hashes and single words
 # Of a status that is too large only what `plan.decide.invalid` writes, so that it is not written again.
 _LEAST_STATUS = ("state", "message", "observedGeneration", "conditions")
 
@@ -103,7 +104,9 @@ def pod(obj: Object) -> Object:
     slim_meta = {**_pick(meta, _META), "ownerReferences": owners}
     for part in ("labels", "annotations"):
         slim_meta[part] = {
-            key: _short(value) for key, value in (meta.get(part) or {}).items() if key.startswith(_OWN)
+            key: _short(value, _MOST_WORD)
+            for key, value in (meta.get(part) or {}).items()
+            if key.startswith(_OWN)
         }
     slim_spec = _pick(spec, ("nodeName", "terminationGracePeriodSeconds"))
     slim_spec["containers"] = [_container(one) for one in (spec.get("containers") or [])[:_MOST]]
@@ -130,9 +133,37 @@ def node(obj: Object) -> Object:
     return {"kind": "Node", "metadata": slim_meta, "spec": spec, "status": {"conditions": conditions}}
 
 
+def protection(obj: Object) -> Object:
+    """Return which NetworkPolicy or disruption budget an object is, and of which job."""
+    meta = obj["metadata"]
+    labels = {key: value for key, value in (meta.get("labels") or {}).items() if key == names.LABEL_JOB}
+    return {"metadata": {**_pick(meta, (*_IDENTITY, "generation")), "labels": labels}}
+
+
+def definition(obj: Object) -> Object:
+    """Return a CustomResourceDefinition without its schemas, of which there may be megabytes."""
+    spec = _pick(obj.get("spec") or {}, ("group", "names", "scope"))
+    return {"metadata": _pick(obj["metadata"], _META), "spec": spec}
+
+
+READERS: dict[str, Reader] = {
+    names.PLURAL: job,
+    "pods": pod,
+    "nodes": node,
+    "networkpolicies": protection,
+    "poddisruptionbudgets": protection,
+    "customresourcedefinitions": definition,
+}
+
+
+def plural_of(path: str) -> str:
+    """Return what the objects of a URL's path are called: of that of a list or a watch its last part."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
 def reader_for(path: str) -> Reader | None:
     """Return what reads the objects of a URL's path; None for kinds that are kept as they are."""
-    return {names.PLURAL: job, "pods": pod, "nodes": node}.get(path.rstrip("/").rpartition("/")[2])
+    return READERS.get(plural_of(path))
 
 
 def read(obj: Object, reader: Reader) -> Object:
@@ -233,6 +264,6 @@ def _pick(source: Object, keys: Iterable[str]) -> Object:
     return {key: _short(source[key]) for key in keys if key in source}
 
 
-def _short(value: Any) -> Any:
+def _short(value: Any, most: int = _MOST_TEXT) -> Any:
     """Return a value, or the beginning of a text that is longer than any that Kubernetes writes."""
-    return value[:_MOST_TEXT] if isinstance(value, str) else value
+    return value[:most] if isinstance(value, str) else value

@@ -1,16 +1,16 @@
 """The operator's parts put together: cache, lease, resync, one loop per job, metrics.
 
-Tasks: one event loop, without locks. kopf's handlers call `job_event`, `pod_event` and `node_event`; tasks of
-this file renew the lease, list anew and look at queues, each of which ends the process or begins anew when it
-fails; each job's loop has three tasks of its own. Two semaphores bound how many jobs plan, and how many
-coordinators are called, at a time. Metrics and probes are answered in threads of `web`, which read by way of
-the event loop.
+Tasks: one event loop, without locks. kopf's session calls `heard` and `listed`; tasks of this file renew the
+lease, list anew and look at queues, each of which ends the process or begins anew when it fails; each job's
+loop has three tasks of its own. Two semaphores bound how many jobs plan, and how many coordinators are
+called, at a time. Metrics and probes are answered in threads of `web`, which read by way of the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,10 +20,10 @@ from springtide_operator import rootkey
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.cache import Cache, Key
-from springtide_operator.cluster import Cluster, KubeCluster
+from springtide_operator.cluster import Cluster, KubeCluster, Take
 from springtide_operator.coordinator_connection import Caller, CoordinatorConnection
 from springtide_operator.executor import ClusterExecutor
-from springtide_operator.intervals import busy_seconds, calm_seconds, resync_seconds
+from springtide_operator.intervals import backoff_seconds, busy_seconds, calm_seconds, resync_seconds
 from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.job_loop import JobLoop
 from springtide_operator.kube import ApiError, Kube
@@ -57,13 +57,15 @@ Object = dict[str, Any]
 SILENT_API_SECONDS = 20.0
 BUSY_COUNT_SECONDS = 1.0
 CALLS_AT_A_TIME = 64  # of coordinators: after a take-over all of them are called
+PROTECTION = ("networkpolicies", "poddisruptionbudgets")
+LIST_AGAIN_SECONDS = 8.0  # at most, after a list that failed
+ROOT_KEY_SECONDS = 10.0  # between two looks whether somebody has replaced it
 MOST_SURPRISES = 1000  # that are told apart
-NODES_SECONDS = 300.0  # between two lists of all nodes, which are many and well watched
 
 
 class Operator:
-    """Feed it events with `job_event` and `pod_event`; it lists everything itself, too, so it needs none of
-    them.
+    """Feed it lists and events with `heard` and `listed`; it lists everything itself before it acts, so it
+    needs none of them.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Operator:
         self._deaths: list[str] = []
         self._surprises: dict[str, str] = {}  # what the log was told last, by what it was about
         self._connect = connect
-        self.cache = Cache(self._changed, managed_by=settings.managed_by)
+        self.cache = Cache(self._changed, managed_by=settings.managed_by, on_lack=self._list_anew)
         self.metrics = Metrics(self._statuses, lambda: self.acting)
         self._kube = kube or Kube(timeout=settings.request_timeout, on_error=self.metrics.api_error)
         self._cluster = cluster or KubeCluster(self._kube, settings.watched)
@@ -97,7 +99,7 @@ class Operator:
             notes=claim.notes,
             obstacle=lambda: self._releases.refused or self._releases.trouble,
         )
-        self._apis = OptionalApis(self._cluster, self._meet)
+        self._apis = OptionalApis(self._cluster, self._meet, told=not settings.watched)
         self._leases, self._hearing = Leases(self._cluster), Hearing()
         self.metrics.watch_nodes(self._observe_nodes)
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
@@ -114,7 +116,6 @@ class Operator:
         self._looked_after: Renewal | None = None  # everything was listed after the silence that followed it
         self._changed_at: dict[Key, float] = {}  # by job: when something of it changed last
         self._resync_wanted = asyncio.Event()
-        self._nodes_listed_at = float("-inf")
         self._started_at = time.monotonic()
         self._trouble: str | None = "has not listed the jobs yet"
 
@@ -143,6 +144,7 @@ class Operator:
             asyncio.create_task(self._hold_lease(), name="lease"),
             asyncio.create_task(self._begin_anew("releases", self._look_for_releases), name="releases"),
             asyncio.create_task(self._resync_for_ever(), name="resync"),
+            asyncio.create_task(self._begin_anew("root key", self._look_at_root_key), name="root key"),
             asyncio.create_task(self._begin_anew("crowding", self._look_around_for_ever), name="crowding"),
             asyncio.create_task(self._begin_anew("optional APIs", self._apis.run), name="optional APIs"),
             asyncio.create_task(self._begin_anew("queues", self._queues.run), name="queues"),
@@ -218,32 +220,50 @@ class Operator:
             log.error("%s: %s", what, said)
             log.debug("where that came from", exc_info=error)
 
-    def job_event(self, kind: str | None, job: Object) -> None:
+    def heard(self, plural: str, kind: str | None, obj: Object) -> None:
         """Take in an event of a watch.
 
         Args:
-            kind: ADDED, MODIFIED, DELETED, or None for an object that existed before.
-            job: the object.
+            plural: what objects of that kind are called in URLs.
+            kind: ADDED, MODIFIED or DELETED; None: the object was listed.
+            obj: as it is, or was last.
         """
-        self._take_in(kind, job, self.cache.put_job, self.cache.drop_job)
+        if plural == names.PLURAL:
+            self._take_in(kind, obj, self.cache.put_job, self.cache.drop_job)
+        elif plural == "pods":
+            self._take_in(kind, obj, self.cache.put_pod, self.cache.drop_pod)
+        elif plural == "nodes":
+            self._take_in(kind, obj, self.cache.put_node, self.cache.drop_node)
+        elif plural in PROTECTION:
+            put = functools.partial(self.cache.put_protection, plural)
+            self._take_in(kind, obj, put, self.cache.drop_protection)
+        elif plural == "customresourcedefinitions":
+            self._apis.heard(str((obj.get("spec") or {}).get("group")))
 
-    def pod_event(self, kind: str | None, pod: Object) -> None:
-        """Take in an event of a pod.
+    def listed(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
+        """Learn that a list of kopf's is whole: what it lacks is gone.
 
         Args:
-            kind: of the event; None: the object was listed.
-            pod: as it is, or was last.
+            plural: what objects of that kind are called in URLs.
+            namespace: which was listed; "": all of them.
+            uids: of all objects of the list.
+            resource_version: of the list.
         """
-        self._take_in(kind, pod, self.cache.put_pod, self.cache.drop_pod)
+        try:
+            self._keep(plural, namespace, uids, resource_version)
+        except Exception as error:  # or kopf would watch no more
+            self._surprised("object", f"the list of {plural}", error)
 
-    def node_event(self, kind: str | None, node: Object) -> None:
-        """Take in an event of a node.
-
-        Args:
-            kind: of the event; None: the object was listed.
-            node: as it is, or was last.
-        """
-        self._take_in(kind, node, self.cache.put_node, self.cache.drop_node)
+    def _keep(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
+        if plural == names.PLURAL:
+            self.cache.keep_jobs(uids, resource_version, namespace)
+        elif plural == "pods":
+            self.cache.keep_pods(uids, resource_version, namespace)
+        elif plural == "nodes":
+            self.cache.keep_nodes(uids, resource_version)
+            self.metrics.nodes_readable(True)
+        elif plural in PROTECTION:
+            self.cache.keep_protection(plural, uids, resource_version, namespace)
 
     def _take_in(
         self,
@@ -292,9 +312,10 @@ class Operator:
         return self._lease.trouble
 
     async def _resync_for_ever(self) -> None:
-        """List everything: at the start, when this process begins to act, and every 15 s (see `pace`), since
-        watches can go silent.
+        """List everything: at the start, and when this process begins to act, since a watch may lag behind
+        what another one did; then seldom, in case something was lost without a word.
         """
+        failures = 0
         while True:
             self._resync_wanted.clear()
             held, began = self._lease.held, time.monotonic()
@@ -318,14 +339,15 @@ class Operator:
                 self._surprised("task", "cannot list jobs and pods", error)
                 self._trouble = f"cannot list jobs and pods: {in_words(error)}"
             pause = resync_seconds(time.monotonic() - began, self.settings.resync)
-            if self._trouble is not None:
-                pause = min(1.0, self.settings.resync)
+            failures = 0 if self._trouble is None else failures + 1
+            if failures:
+                pause = min(backoff_seconds(failures, 1.0, LIST_AGAIN_SECONDS), self.settings.resync)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._resync_wanted.wait()
 
     async def _read_root_key(self) -> None:
-        """Read the root key, where it is not given; with each list, since somebody may have replaced it.
+        """Read the root key, where it is not given.
 
         One that cannot be read any more leaves the one that is known.
         """
@@ -342,29 +364,46 @@ class Operator:
             log.warning("the root key is another one: each job gets another key, and another coordinator")
         self._root_key = found
 
+    async def _look_at_root_key(self) -> None:
+        """Read the root key again and again, since somebody may replace it, and have every job follow."""
+        while True:
+            await asyncio.sleep(ROOT_KEY_SECONDS)
+            known = self._root_key
+            if known is not None:
+                await self._read_root_key()
+            if self._root_key != known:
+                self._meet()
+
     async def _resync(self) -> None:
-        pods, jobs = await asyncio.gather(self._cluster.list_pods(), self._cluster.list_jobs())
+        """List jobs first: of a pod whose job is not known only the name is kept."""
+        await self._list(names.PLURAL, self._cluster.list_jobs)
+        await self._list("pods", self._cluster.list_pods)
         await self._list_nodes()
-        self.cache.replace_pods(pods.items, pods.resource_version)
-        self.cache.replace_jobs(jobs.items, jobs.resource_version)
+
+    async def _list(self, plural: str, pages: Callable[[Take], Awaitable[str]]) -> None:
+        uids: set[str] = set()
+
+        def take(items: list[Object]) -> None:
+            for item in items:
+                uids.add(str(item["metadata"].get("uid")))
+                self.heard(plural, None, item)
+
+        version = await pages(take)
+        self._keep(plural, "", uids, version)
 
     async def _list_nodes(self) -> None:
-        """Seldom. Where they cannot be read, jobs do without: Kubernetes deletes the pods of lost nodes, only
-        later.
+        """List the nodes, if they can be read. Jobs do without: Kubernetes deletes the pods of lost nodes,
+        only later.
         """
-        now = time.monotonic()
-        if self.settings.watched or now - self._nodes_listed_at < NODES_SECONDS:
+        if self.settings.watched:
             return
         try:
-            nodes = await self._cluster.list_nodes()
+            await self._list("nodes", self._cluster.list_nodes)
         except ApiError as error:
             if error.code != 403:
                 raise
             log.warning("nodes cannot be read, so jobs hear of a lost node only from Kubernetes: %s", error)
-        else:
-            self.cache.replace_nodes(nodes.items, nodes.resource_version)
         self.metrics.nodes_readable(self.cache.nodes() is not None)
-        self._nodes_listed_at = now
 
     def _may_queue(self) -> bool:
         return self.acting and self._apis.served(names.KUEUE_API)
@@ -377,13 +416,14 @@ class Operator:
         if self._listed:
             self._meet()
             return
-        self._nodes_listed_at = float("-inf")
         if held:
             self._resync_wanted.set()
 
     def _silent(self) -> None:
         """Nobody acts until this process or another may: what is listed now is still true then."""
-        self._nodes_listed_at = float("-inf")
+        self._list_anew()
+
+    def _list_anew(self) -> None:
         self._resync_wanted.set()
 
     async def _look_around_for_ever(self) -> None:

@@ -54,7 +54,7 @@ class Settings:
     metrics_port: int = names.OPERATOR_METRICS_PORT
     root_key: bytes | None = None
     tick: float = 2.0
-    resync: float = 15.0
+    resync: float = 600.0
     request_timeout: float = 10.0
     sync_timeout: float = 2.0
 

@@ -2,6 +2,3 @@
 
 Operator, worker and parameter servers import this package; it imports none of them.
 """
-
-PROTOCOL_VERSION = 1
-"""Told in Hello and ServerHello; a coordinator refuses every other version."""

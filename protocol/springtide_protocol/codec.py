@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import overload
 
 from springtide_protocol import coordinator_pb2 as pb
-from springtide_protocol.limits import MAX_COUNT
+from springtide_protocol.limits import MAX_CAPABILITIES, MAX_CAPABILITY_CHARACTERS, MAX_COUNT
 from springtide_protocol.names import GenerationName, Incarnation, StateName
+from springtide_protocol.versions import Speaks
 
 
 class MalformedError(ValueError):
@@ -115,3 +116,23 @@ def required_state(name: pb.StateName, what: str) -> StateName:
     if (found := state_from_proto(name)) is None:
         raise MalformedError(f"{what} is not set")
     return found
+
+
+def speaks_to_proto(speaks: Speaks) -> pb.Speaks:
+    """Return what a process tells of the versions that it speaks."""
+    return pb.Speaks(
+        oldest_version=speaks.oldest, newest_version=speaks.newest, capabilities=sorted(speaks.capabilities)
+    )
+
+
+def speaks_from_proto(told: pb.Speaks, version: int) -> Speaks:
+    """Return the versions that a process speaks; what is beyond all limits is left out.
+
+    Args:
+        told: unset by a process of the time before there was this.
+        version: the one that such a process speaks.
+    """
+    if not told.newest_version:
+        return Speaks(version, version)
+    capabilities = [name for name in told.capabilities if len(name) <= MAX_CAPABILITY_CHARACTERS]
+    return Speaks(told.oldest_version, told.newest_version, frozenset(capabilities[:MAX_CAPABILITIES]))

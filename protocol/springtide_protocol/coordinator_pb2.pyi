@@ -97,6 +97,16 @@ class StateName(_message.Message):
     step: int
     def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
 
+class Speaks(_message.Message):
+    __slots__ = ("oldest_version", "newest_version", "capabilities")
+    OLDEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    oldest_version: int
+    newest_version: int
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Member(_message.Message):
     __slots__ = ("id", "pod_uid", "pod_name", "local_rank", "address", "slot")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -172,7 +182,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ..., bound_to_steps: _Optional[_Union[BoundToSteps, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "keeps_applied_batches", "bound_to_steps", "at_epoch_end", "storage")
+    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "keeps_applied_batches", "bound_to_steps", "at_epoch_end", "storage", "speaks")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +201,7 @@ class Hello(_message.Message):
     BOUND_TO_STEPS_FIELD_NUMBER: _ClassVar[int]
     AT_EPOCH_END_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
+    SPEAKS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     member: Member
     newest_incarnation: Incarnation
@@ -209,7 +220,8 @@ class Hello(_message.Message):
     bound_to_steps: str
     at_epoch_end: bool
     storage: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., keeps_applied_batches: _Optional[bool] = ..., bound_to_steps: _Optional[str] = ..., at_epoch_end: _Optional[bool] = ..., storage: _Optional[bool] = ...) -> None: ...
+    speaks: Speaks
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., keeps_applied_batches: _Optional[bool] = ..., bound_to_steps: _Optional[str] = ..., at_epoch_end: _Optional[bool] = ..., storage: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
 
 class BoundToSteps(_message.Message):
     __slots__ = ("reason",)
@@ -509,11 +521,11 @@ class Bye(_message.Message):
     def __init__(self, outcome: _Optional[str] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prepare", "start", "store_entries", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save")
+    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save", "store_entries")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
-    STORE_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    STORE_ENTRY_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     END_OK_FIELD_NUMBER: _ClassVar[int]
@@ -521,10 +533,11 @@ class CoordinatorMessage(_message.Message):
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
+    STORE_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
     start: Start
-    store_entries: StoreEntries
+    store_entry: StoreEntry
     boundary: Boundary
     leave: Leave
     end_ok: EndOk
@@ -532,21 +545,24 @@ class CoordinatorMessage(_message.Message):
     known: Known
     evaluation: Evaluation
     save: Save
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entries: _Optional[_Union[StoreEntries, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ...) -> None: ...
+    store_entries: StoreEntries
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., store_entries: _Optional[_Union[StoreEntries, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("incarnation", "protocol_version", "known", "training", "wanted")
+    __slots__ = ("incarnation", "protocol_version", "known", "training", "wanted", "speaks")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    SPEAKS_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     protocol_version: int
     known: StateName
     training: int
     wanted: int
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., training: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+    speaks: Speaks
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., training: _Optional[int] = ..., wanted: _Optional[int] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("generation", "reason")
@@ -672,16 +688,18 @@ class ServerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[ServerHello, _Mapping]] = ..., leaving: _Optional[_Union[ServerLeaving, _Mapping]] = ...) -> None: ...
 
 class ServerHello(_message.Message):
-    __slots__ = ("protocol_version", "server", "newest_incarnation", "leaving")
+    __slots__ = ("protocol_version", "server", "newest_incarnation", "leaving", "speaks")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    SPEAKS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     server: Server
     newest_incarnation: Incarnation
     leaving: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., server: _Optional[_Union[Server, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    speaks: Speaks
+    def __init__(self, protocol_version: _Optional[int] = ..., server: _Optional[_Union[Server, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., leaving: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
 
 class ServerLeaving(_message.Message):
     __slots__ = ("reason",)
@@ -722,7 +740,7 @@ class Pod(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ..., unheard: _Optional[bool] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
-    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "consistency", "saved")
+    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "consistency", "saved", "speaks")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
     MAXIMUM_FIELD_NUMBER: _ClassVar[int]
@@ -740,6 +758,7 @@ class SyncRequest(_message.Message):
     SUSPEND_BY_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
+    SPEAKS_FIELD_NUMBER: _ClassVar[int]
     target: int
     minimum: int
     maximum: int
@@ -757,22 +776,25 @@ class SyncRequest(_message.Message):
     suspend_by: float
     consistency: Consistency
     saved: str
-    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: _Optional[bool] = ..., suspend_by: _Optional[float] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., saved: _Optional[str] = ...) -> None: ...
+    speaks: Speaks
+    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: _Optional[bool] = ..., suspend_by: _Optional[float] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., saved: _Optional[str] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
-    __slots__ = ("server", "connected", "serving", "leaving")
+    __slots__ = ("server", "connected", "serving", "leaving", "speaks")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    SPEAKS_FIELD_NUMBER: _ClassVar[int]
     server: Server
     connected: bool
     serving: bool
     leaving: bool
-    def __init__(self, server: _Optional[_Union[Server, _Mapping]] = ..., connected: _Optional[bool] = ..., serving: _Optional[bool] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    speaks: Speaks
+    def __init__(self, server: _Optional[_Union[Server, _Mapping]] = ..., connected: _Optional[bool] = ..., serving: _Optional[bool] = ..., leaving: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("member", "standing", "connected", "step_seconds", "leaving", "data_seconds", "compute_seconds", "wait_seconds")
+    __slots__ = ("member", "standing", "connected", "step_seconds", "leaving", "data_seconds", "compute_seconds", "wait_seconds", "speaks")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -781,6 +803,7 @@ class MemberStatus(_message.Message):
     DATA_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPEAKS_FIELD_NUMBER: _ClassVar[int]
     member: Member
     standing: Standing
     connected: bool
@@ -789,7 +812,8 @@ class MemberStatus(_message.Message):
     data_seconds: float
     compute_seconds: float
     wait_seconds: float
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., connected: _Optional[bool] = ..., step_seconds: _Optional[float] = ..., leaving: _Optional[bool] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    speaks: Speaks
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., connected: _Optional[bool] = ..., step_seconds: _Optional[float] = ..., leaving: _Optional[bool] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
 
 class Slow(_message.Message):
     __slots__ = ("pod_name", "busy_seconds", "median_seconds", "since_unix")
@@ -870,7 +894,7 @@ class Poison(_message.Message):
     def __init__(self, step: _Optional[int] = ..., samples: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class SyncReply(_message.Message):
-    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "failures", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "vanished", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "consistency_refused", "consistency_pending", "all_saved")
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "failures", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "vanished", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "consistency_refused", "consistency_pending", "all_saved", "speaks")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -923,6 +947,7 @@ class SyncReply(_message.Message):
     CONSISTENCY_REFUSED_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_PENDING_FIELD_NUMBER: _ClassVar[int]
     ALL_SAVED_FIELD_NUMBER: _ClassVar[int]
+    SPEAKS_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     phase: Phase
     generation: GenerationName
@@ -961,4 +986,5 @@ class SyncReply(_message.Message):
     consistency_refused: str
     consistency_pending: str
     all_saved: bool
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Recovery, _Mapping]]] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., vanished: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., consistency_refused: _Optional[str] = ..., consistency_pending: _Optional[str] = ..., all_saved: _Optional[bool] = ...) -> None: ...
+    speaks: Speaks
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Recovery, _Mapping]]] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., vanished: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., consistency_refused: _Optional[str] = ..., consistency_pending: _Optional[str] = ..., all_saved: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...

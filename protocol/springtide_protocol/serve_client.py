@@ -16,14 +16,21 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from springtide_protocol import PROTOCOL_VERSION, tls
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol import tls
 from springtide_protocol.channel import client_options, token_metadata
-from springtide_protocol.codec import incarnation_from_proto, incarnation_to_proto
+from springtide_protocol.codec import (
+    incarnation_from_proto,
+    incarnation_to_proto,
+    speaks_from_proto,
+    speaks_to_proto,
+)
 from springtide_protocol.grpc_errors import describe_error, status_of
 from springtide_protocol.heartbeat import LIMIT
 from springtide_protocol.names import Incarnation
+from springtide_protocol.unknown_kinds import UnknownKinds
+from springtide_protocol.versions import OWN, agree, as_coordinator, as_server
 
 log = logging.getLogger("springtide.coordinator.client")
 
@@ -69,6 +76,7 @@ class ServeClient:
         self._leaving = ""
         self._newest: Incarnation | None = None
         self._connected = False
+        self._unknown = UnknownKinds()
         self._closing = threading.Event()
         self.last_error = "not connected yet"
         self._thread = threading.Thread(target=self._run, name="springtide-serve", daemon=True)
@@ -142,6 +150,10 @@ class ServeClient:
                 watchdog.cancel()
                 match order.WhichOneof("message"):
                     case "welcome":
+                        told = speaks_from_proto(order.welcome.speaks, order.welcome.protocol_version)
+                        if isinstance(agreement := agree(as_server(OWN), as_coordinator(told)), str):
+                            self.last_error = agreement
+                            return self.last_error, False
                         incarnation = incarnation_from_proto(order.welcome.incarnation)
                         if self._newest is not None and incarnation < self._newest:
                             self.last_error = (
@@ -155,6 +167,8 @@ class ServeClient:
                     case "refused":
                         self.last_error = f"refused: {order.refused.reason}"
                         return None if order.refused.retry else (self.last_error, False)
+                    case None:
+                        self._unknown.ignores(order, "the coordinator")
             self.last_error = "the coordinator ended the stream"
         except grpc.RpcError as error:
             self.last_error = describe_error(error)
@@ -172,7 +186,10 @@ class ServeClient:
 
     def _hello(self) -> pb.ServerHello:
         hello = pb.ServerHello(
-            protocol_version=PROTOCOL_VERSION, server=self._server, leaving=bool(self._leaving)
+            protocol_version=OWN.oldest,
+            speaks=speaks_to_proto(OWN),
+            server=self._server,
+            leaving=bool(self._leaving),
         )
         if self._newest is not None:
             hello.newest_incarnation.CopyFrom(incarnation_to_proto(self._newest))

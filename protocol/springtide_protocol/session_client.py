@@ -23,11 +23,13 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 from springtide_protocol import tls
 from springtide_protocol.channel import client_options, token_metadata
-from springtide_protocol.codec import incarnation_from_proto, incarnation_to_proto
+from springtide_protocol.codec import incarnation_from_proto, incarnation_to_proto, speaks_from_proto
 from springtide_protocol.grpc_errors import describe_error, status_of
 from springtide_protocol.heartbeat import LIMIT as HEARTBEAT_LIMIT
 from springtide_protocol.limits import MAX_MESSAGE_BYTES, MAX_STORE_VALUE_BYTES
 from springtide_protocol.names import Incarnation
+from springtide_protocol.unknown_kinds import UnknownKinds
+from springtide_protocol.versions import OWN, IncompatibleError, agreed, as_coordinator, as_worker, may_send
 
 log = logging.getLogger("springtide.coordinator.client")
 
@@ -114,6 +116,8 @@ class SessionClient:
         self._store: dict[str, pb.WorkerMessage] = {}
         self._store_generation: bytes = b""
         self._newest: Incarnation | None = None
+        self._capabilities: frozenset[str] = frozenset()
+        self._unknown = UnknownKinds()
         self._welcomed = threading.Event()
         self._closing = threading.Event()
         self._over: SessionClosedError | None = None
@@ -161,7 +165,8 @@ class SessionClient:
                 )
 
     def send(self, message: pb.WorkerMessage) -> bool:
-        """Send from any thread, without waiting; False while there is no stream.
+        """Send from any thread, without waiting; False while there is no stream, and for a message of a kind
+        that the coordinator does not understand.
 
         Raises:
             MessageTooLargeError: the message is not sent.
@@ -173,7 +178,7 @@ class SessionClient:
                 raise self._over
             if message.WhichOneof("message") == "store_set":
                 self._keep_store_entry(message)
-            if self._outbox is None:
+            if self._outbox is None or not may_send(message.WhichOneof("message"), self._capabilities):
                 return False
             self._outbox.put(message)
             return True
@@ -268,6 +273,8 @@ class SessionClient:
                     if message.WhichOneof("message") == "welcome":
                         welcomed = True
                         self._welcomed.set()
+                    elif self._unknown.ignores(message, "the coordinator"):
+                        continue
                     self._on_message(message)
                     if message.WhichOneof("message") == "refused":
                         reason = f"refused: {message.refused.reason}"
@@ -308,7 +315,7 @@ class SessionClient:
         return hello
 
     def _accepts(self, message: pb.CoordinatorMessage) -> bool:
-        """Check the first message of a stream."""
+        """Check the first message of a stream. Raise SessionClosedError for a release too far away."""
         kind = message.WhichOneof("message")
         if kind == "refused":
             return True
@@ -319,6 +326,11 @@ class SessionClient:
         if self._newest is not None and incarnation < self._newest:
             self.last_error = f"it is incarnation {incarnation}, {self._newest} was seen before"
             return False
+        told = speaks_from_proto(message.welcome.speaks, message.welcome.protocol_version)
+        try:
+            self._capabilities = agreed(as_worker(OWN), as_coordinator(told)).capabilities
+        except IncompatibleError as error:
+            raise SessionClosedError(f"the coordinator at {self._address}: {error}") from None
         self._newest = incarnation
         return True
 

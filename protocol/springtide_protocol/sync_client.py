@@ -51,7 +51,7 @@ class SyncClient:
             timeout: in seconds.
 
         Raises:
-            SyncError: no answer within `timeout` seconds, or the token was refused (retry=False).
+            SyncError: no answer within `timeout` seconds, or it refuses token or release (retry=False).
         """
         try:
             reply: pb.SyncReply = await self._stub.Sync(
@@ -62,6 +62,7 @@ class SyncClient:
                 grpc.StatusCode.UNAUTHENTICATED,
                 grpc.StatusCode.PERMISSION_DENIED,
                 grpc.StatusCode.INVALID_ARGUMENT,
+                grpc.StatusCode.FAILED_PRECONDITION,
             )
             raise SyncError(
                 f"coordinator at {self.address}: {error.code().name}: {error.details()}", retry=not refused

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import speaks_to_proto
 from springtide_protocol.heartbeat import LIMIT as HEARTBEAT_LIMIT
 from springtide_protocol.session_client import SessionClient
+from springtide_protocol.versions import OWN
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-token"
@@ -127,7 +129,8 @@ class Member:
         authority: str = "",
     ) -> None:
         self.hello = pb.Hello(
-            protocol_version=1,
+            protocol_version=OWN.oldest,
+            speaks=speaks_to_proto(OWN),
             member=pb.Member(id=name, pod_uid=name, pod_name=name, address="127.0.0.1", slot=slot),
             standing=pb.STARTING,
         )

@@ -14,7 +14,7 @@ from typing import Any
 from operator_world import job_object
 
 from springtide_operator.api import names
-from springtide_operator.cluster import Listing
+from springtide_operator.cluster import Listing, Take
 from springtide_operator.kube import ApiError
 from springtide_operator.plan.ledger import timestamp
 from springtide_protocol import coordinator_pb2 as pb
@@ -52,6 +52,7 @@ class FakeCluster:
         self.before: Callable[[str, str], None] = lambda method, name: None
         self.calls: Counter[str] = Counter()
         self.watchers: list[Callable[[str, str, Object], None]] = []
+        self._shown: dict[tuple[str, str, str], Object] = {}  # of kinds whose specs are counted
 
     async def _call(self, method: str, name: str = "") -> None:
         await asyncio.sleep(0)
@@ -65,6 +66,12 @@ class FakeCluster:
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
         meta = obj["metadata"]
+        if plural in ("networkpolicies", "poddisruptionbudgets"):
+            before = self._shown.get((plural, meta["namespace"], meta["name"]), {})
+            same = before.get("metadata", {}).get("uid") == meta.get("uid")
+            number = before["metadata"]["generation"] if same else 0
+            meta["generation"] = number + (not same or before.get("spec") != obj.get("spec"))
+            self._shown[plural, meta["namespace"], meta["name"]] = copy.deepcopy(obj)
         self.objects[plural, meta["namespace"], meta["name"]] = obj
         for hear in self.watchers:
             hear(plural, kind, copy.deepcopy(obj))
@@ -123,22 +130,30 @@ class FakeCluster:
         items = [copy.deepcopy(o) for (kind, _, _), o in self.objects.items() if kind == plural]
         return Listing(items, str(self.version))
 
-    async def list_jobs(self) -> Listing:
-        await self._call("list_jobs")
-        return self._list("trainingjobs")
+    def _pages(self, plural: str, take: Take) -> str:
+        """Hand a list over in two pages."""
+        found = self._list(plural)
+        half = len(found.items) // 2
+        take(found.items[:half])
+        take(found.items[half:])
+        return found.resource_version
 
-    async def list_pods(self) -> Listing:
+    async def list_jobs(self, take: Take) -> str:
+        await self._call("list_jobs")
+        return self._pages("trainingjobs", take)
+
+    async def list_pods(self, take: Take) -> str:
         await self._call("list_pods")
-        return self._list("pods")
+        return self._pages("pods", take)
 
     async def list_waiting_pods(self) -> Listing:
         await self._call("list_waiting_pods")
         found = self._list("pods")
         return found._replace(items=[pod for pod in found.items if not pod["spec"].get("nodeName")])
 
-    async def list_nodes(self) -> Listing:
+    async def list_nodes(self, take: Take) -> str:
         await self._call("list_nodes")
-        return self._list("nodes")
+        return self._pages("nodes", take)
 
     async def get_job(self, namespace: str, name: str) -> Object:
         await self._call("get_job", name)
@@ -255,6 +270,23 @@ class FakeCluster:
     async def list_workloads(self) -> Listing:
         await self._call("list_workloads")
         return self._list("workloads")
+
+    async def watch_workloads(self, since: str, hear: Callable[[str, Object], None]) -> None:
+        """Call `hear` for what has changed, until it is cancelled."""
+        await self._call("watch_workloads")
+
+        def heard(plural: str, kind: str, obj: Object) -> None:
+            if plural == "workloads":
+                hear(kind, obj)
+
+        for obj in self._list("workloads").items:
+            if int(obj["metadata"]["resourceVersion"]) > int(since):
+                hear("MODIFIED", obj)
+        self.watchers.append(heard)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.watchers.remove(heard)
 
     async def create_workload(self, workload: Object) -> Object:
         await self._call("create_workload", workload["metadata"]["name"])

@@ -15,6 +15,8 @@ from springtide_operator.settings import Settings
 
 Object = dict[str, Any]
 
+WATCHED = ("trainingjobs", "pods", "networkpolicies", "poddisruptionbudgets")
+
 
 async def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
@@ -38,10 +40,8 @@ async def operator(
     made = Operator(settings, cluster=cluster, connect=coordinator.connect, on_death=on_death)
 
     def hear(plural: str, kind: str, obj: Object) -> None:
-        if plural == "pods":
-            made.pod_event(kind, obj)
-        elif plural == "trainingjobs":
-            made.job_event(kind, obj)
+        if plural in WATCHED:
+            made.heard(plural, kind, obj)
 
     if watch:
         cluster.watchers.append(hear)

@@ -106,6 +106,7 @@ class World:
     service: ServiceSeen | None = None
     service_gone: bool = False
     report: Report | None = None
+    coordinator_image: str = ""  # of the operator that acts
     apis: dict[str, bool] = field(default_factory=dict)  # optional ones: served or not
     pod_group: str = ""  # the version that was applied
     pod_group_gone: bool = False
@@ -176,6 +177,7 @@ class World:
             key=self.key,
             certificate_seconds=self.certificate_seconds,
             report=self.report,
+            coordinator_image=self.coordinator_image,
             refusals=dict(self.refusals),
             unreachable_since=self.unreachable_since,
             nodes=dict(self.nodes) or None,
@@ -221,7 +223,7 @@ class World:
             assert action.incarnation not in self.incarnations_made, "an incarnation is used once"
             assert self.status["coordinator"]["incarnation"] == action.incarnation, "raised before it is used"
             self.incarnations_made.append(action.incarnation)
-            self.add(coordinator_pod(job, action.incarnation))
+            self.add(coordinator_pod(job, action.incarnation, action.image or names.OPERATOR_IMAGE))
         elif isinstance(action, CreateWorker):
             assert self.status["slots"][str(action.slot)]["attempt"] == action.attempt, (
                 "raised before it is used"

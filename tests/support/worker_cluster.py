@@ -29,6 +29,8 @@ from worker_processes import LONG_SECONDS, READY, Coordinator, ServerPod, Worker
 from springtide.coordination import outcome
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol.codec import speaks_to_proto
+from springtide_protocol.versions import OWN
 
 __all__ = ["PROGRAM", "READY", "SCRIPT", "ServerPod", "Worker", "WorkerCluster", "Zygote"]
 
@@ -37,7 +39,7 @@ _SLOW_SECONDS = 0.25  # of a step
 _STOP_SECONDS = 2.0  # the same, of those from the one on that is waited for
 SCRIPT = Path(__file__).with_name("worker_script.py")
 PROGRAM = Path(__file__).with_name("program.py")
-_TOKEN = "token-of-the-test"
+TOKEN = "token-of-the-test"
 _SYNC_SECONDS = 0.1
 
 
@@ -60,7 +62,7 @@ class WorkerCluster:
     ) -> None:
         self._script = script
         self.environment = dict(environment or {})
-        self._zygote = zygote
+        self._zygote = self.coordinator_zygote = self.server_zygote = zygote  # of those made from now on
         self._folder = folder
         self._options = options
         self.processes_per_pod = 1
@@ -107,7 +109,7 @@ class WorkerCluster:
         state = self._folder / f"coordinator-{self._incarnation}"
         state.mkdir(exist_ok=True)
         env = {
-            "SPRINGTIDE_TOKEN": _TOKEN,
+            "SPRINGTIDE_TOKEN": TOKEN,
             "SPRINGTIDE_INCARNATION": str(self._incarnation),
             "SPRINGTIDE_STATE_DIR": str(state),
             "SPRINGTIDE_BIND": f"{self.net}.1",
@@ -121,8 +123,8 @@ class WorkerCluster:
         }
         self._coordinator_since = time.monotonic()
         argv = [str(PROGRAM), "springtide_coordinator"]
-        pid = self._zygote.fork(env, argv, self._folder / "coordinator.log")
-        self._coordinator = Coordinator(pid, self._zygote)
+        pid = self.coordinator_zygote.fork(env, argv, self._folder / "coordinator.log")
+        self._coordinator = Coordinator(pid, self.coordinator_zygote)
 
     def kill_coordinator(self) -> None:
         assert self._coordinator is not None
@@ -151,7 +153,7 @@ class WorkerCluster:
         name, address = f"ps-{slot}-{number}", f"{self.net}.{200 + number}"
         env = {
             "SPRINGTIDE_COORDINATOR": f"{self.net}.1:7070",
-            "SPRINGTIDE_TOKEN": _TOKEN,
+            "SPRINGTIDE_TOKEN": TOKEN,
             "SPRINGTIDE_POD_NAME": name,
             "SPRINGTIDE_POD_UID": f"uid-{name}",
             "SPRINGTIDE_POD_IP": self.front_of(slot, address),
@@ -160,8 +162,9 @@ class WorkerCluster:
             "SPRINGTIDE_METRICS_PORT": "0",
         }
         path = self._folder / f"{name}.log"
-        pid = self._zygote.fork(env, [str(self.server_programs.get(slot, PROGRAM)), "springtide_ps"], path)
-        server = ServerPod(name, slot, f"uid-{name}", pid, path, self._zygote)
+        argv = [str(self.server_programs.get(slot, PROGRAM)), "springtide_ps"]
+        pid = self.server_zygote.fork(env, argv, path)
+        server = ServerPod(name, slot, f"uid-{name}", pid, path, self.server_zygote)
         self.servers.append(server)
         return server
 
@@ -172,7 +175,7 @@ class WorkerCluster:
         env = {
             "SPRINGTIDE_JOB": "test",
             "SPRINGTIDE_COORDINATOR": self.coordinator_of(name, f"{self.net}.1:7070"),
-            "SPRINGTIDE_TOKEN": _TOKEN,
+            "SPRINGTIDE_TOKEN": TOKEN,
             "SPRINGTIDE_POD_NAME": name,
             "SPRINGTIDE_POD_UID": f"uid-{number}",
             "SPRINGTIDE_POD_IP": address,
@@ -281,8 +284,12 @@ class WorkerCluster:
         """The workers whose script ran to its end."""
         return [worker for worker in self.workers if isinstance(worker.outcome(), outcome.Finished)]
 
+    def coordinator_log(self) -> str:
+        """Return what all coordinators have logged."""
+        return (self._folder / "coordinator.log").read_text()
+
     def logs(self) -> str:
-        texts = [(self._folder / "coordinator.log").read_text()[-6000:]]
+        texts = [self.coordinator_log()[-6000:]]
         texts += [
             f"--- {w.name} (code {w.code}, {len(w.commits())} commits)\n{w.log()[-3000:]}"
             for w in self.workers
@@ -355,7 +362,7 @@ class WorkerCluster:
                         continue
                     began = time.monotonic()
                     self.reply = stub.Sync(
-                        self._request(), metadata=(("authorization", f"Bearer {_TOKEN}"),), timeout=1.0
+                        self._request(), metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=1.0
                     )
                     self.asked_at = began
             except grpc.RpcError:
@@ -377,6 +384,7 @@ class WorkerCluster:
         ]
         each = self.processes_per_pod
         return pb.SyncRequest(
+            speaks=speaks_to_proto(OWN),
             servers=self.servers_wanted,
             living_servers=living_servers,
             consistency=self.consistency,

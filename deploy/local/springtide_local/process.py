@@ -55,6 +55,7 @@ from springtide_local.settings import AUDIT_VARIABLE, Files, Settings, node_name
 
 _log = logging.getLogger(__name__)
 _READY_TIMEOUT = 15.0
+GARBAGE_THRESHOLD = 50_000  # new containers, until the youngest are looked through
 
 
 def run_cluster(data: Path, identity: str, reaper: int) -> int:
@@ -71,6 +72,9 @@ def run_cluster(data: Path, identity: str, reaper: int) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout
     )
+    # Each write copies an object of a few hundred parts, none of them in a circle: at Python's own thresholds
+    # a third of the time goes into looking for circles.
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 50)
     files = Files(data)
     settings = Settings.load(files.settings.read_text())
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

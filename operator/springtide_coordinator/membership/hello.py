@@ -37,8 +37,8 @@ from springtide_coordinator.membership.messages import (
 )
 from springtide_coordinator.membership.servers import hold
 from springtide_coordinator.membership.state import Membership
-from springtide_protocol import PROTOCOL_VERSION
 from springtide_protocol.names import StateName
+from springtide_protocol.versions import OWN, agree, agreed, as_coordinator, as_worker
 
 SUSPENDED = "the job is suspended"
 
@@ -81,7 +81,8 @@ def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]
     record.session, record.connected_at, record.disconnected_at = session, now, None
     record.sent = set()
     adopt(m, hello, now)
-    effects.append(Send(session, record.info.id, Welcome(m.incarnation)))
+    agreement = agreed(as_worker(hello.speaks), as_coordinator(OWN))
+    effects.append(Send(session, record.info.id, Welcome(m.incarnation, agreement)))
     effects += resume(m, record)
     return effects
 
@@ -95,12 +96,8 @@ def why_refused(m: Membership, hello: Hello) -> Refused | None:
     """
     if not hello.member.id:
         return Refused("Hello.member.id is empty: every process needs a random id of its own", retry=False)
-    if hello.protocol_version != PROTOCOL_VERSION:
-        return Refused(
-            f"the worker speaks protocol version {hello.protocol_version}, this coordinator"
-            f" {PROTOCOL_VERSION}: use the same springtide version in the images of worker and coordinator",
-            retry=False,
-        )
+    if isinstance(disagreement := agree(as_worker(hello.speaks), as_coordinator(OWN)), str):
+        return Refused(disagreement, retry=False)
     if m.superseded:
         return Refused(f"this coordinator is out of date: {m.superseded}", retry=True)
     if hello.member.id in m.excluded:
@@ -194,7 +191,7 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
         record.park_reason, record.detail = ParkReason.UNKNOWN, ""
         record.suspects = record.reached = ()
     move(m, record.info, hello.member)
-    record.info = hello.member
+    record.info, record.speaks = hello.member, hello.speaks
     record.standing = hello.standing
     record.generation = hello.generation
     record.checkpoints, record.storage = hello.checkpoints, hello.storage

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from springtide_coordinator.membership.events import Effect, Send
 from springtide_coordinator.membership.messages import MemberInfo, Outgoing, ParkReason, ServerInfo, Standing
 from springtide_protocol.names import GenerationName, StateName
+from springtide_protocol.versions import OWN, Speaks
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Record:
     checkpoints: bool = False  # the same, and its state is one that can be saved
     bound_to_steps: str = ""  # why its script cannot train without common steps, as far as is known
     stuck: bool = False  # it has trained, and there is no checkpoint that it could go back to
+    speaks: Speaks = OWN
     sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream
 
     @property
@@ -104,6 +106,7 @@ class ServerRecord:
     leaving: str = ""  # why it is to go; "" while it stays
     replaced: bool = False  # another process has its place
     dismissed: bool = False  # ServerLeave was said
+    speaks: Speaks = OWN
     sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream
 
     @property

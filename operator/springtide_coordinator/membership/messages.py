@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from springtide_protocol import PROTOCOL_VERSION
 from springtide_protocol.names import GenerationName, Incarnation, StateName, process_label
+from springtide_protocol.versions import OWN, Agreement, Speaks
 
 
 class Standing(StrEnum):
@@ -107,7 +107,7 @@ class Hello:
 
     member: MemberInfo
     standing: Standing
-    protocol_version: int = PROTOCOL_VERSION
+    speaks: Speaks = OWN
     newest_incarnation: Incarnation | None = None
     generation: GenerationName | None = None
     members: tuple[MemberInfo, ...] = ()
@@ -214,7 +214,7 @@ class ServerHello:
     """First message of a parameter server's stream."""
 
     server: ServerInfo
-    protocol_version: int = PROTOCOL_VERSION
+    speaks: Speaks = OWN
     newest_incarnation: Incarnation | None = None
     leaving: bool = False
 
@@ -234,7 +234,10 @@ Incoming = Parked | Formed | Checkpointed | Progressed | Leaving | Ended | Bound
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
+    """agreement: what both understand."""
+
     incarnation: Incarnation
+    agreement: Agreement
 
 
 @dataclass(frozen=True, slots=True)

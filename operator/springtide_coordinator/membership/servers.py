@@ -35,8 +35,8 @@ from springtide_coordinator.membership.messages import (
     Welcome,
 )
 from springtide_coordinator.membership.state import Membership, Status
-from springtide_protocol import PROTOCOL_VERSION
 from springtide_protocol.names import StateName
+from springtide_protocol.versions import OWN, agree, agreed, as_coordinator, as_server
 
 
 def greet_server(m: Membership, session: int, hello: ServerHello, now: float) -> list[Effect]:
@@ -73,13 +73,15 @@ def greet_server(m: Membership, session: int, hello: ServerHello, now: float) ->
     m.server_sessions[session] = info.id
     m.known_servers[info.id] = info
     record.info, record.session, record.disconnected_at = info, session, None
+    record.speaks = hello.speaks
     record.sent, record.replaced, record.dismissed = set(), False, False
     if hello.leaving:
         record.leaving = record.leaving or "it was asked to leave"
     mark_leaving(m)
     if m.current is not None:
         m.current.lost_servers.pop(info.id, None)
-    effects.append(Send(session, info.id, Welcome(m.incarnation)))
+    agreement = agreed(as_server(hello.speaks), as_coordinator(OWN))
+    effects.append(Send(session, info.id, Welcome(m.incarnation, agreement)))
     return effects
 
 
@@ -92,12 +94,8 @@ def why_refused(m: Membership, hello: ServerHello) -> Refused | None:
     """
     if not hello.server.id or not hello.server.address:
         return Refused("ServerHello.server needs a random id of its own and an address", retry=False)
-    if hello.protocol_version != PROTOCOL_VERSION:
-        return Refused(
-            f"the parameter server speaks protocol version {hello.protocol_version}, this coordinator"
-            f" {PROTOCOL_VERSION}: use the same springtide version in all images",
-            retry=False,
-        )
+    if isinstance(disagreement := agree(as_server(hello.speaks), as_coordinator(OWN)), str):
+        return Refused(disagreement, retry=False)
     if m.superseded:
         return Refused(f"this coordinator is out of date: {m.superseded}", retry=True)
     return None

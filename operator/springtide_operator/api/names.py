@@ -14,6 +14,7 @@ SHORT_NAME = "stj"
 DEFAULT_CLASS = f"{GROUP}/operator"  # of jobs without spec.managedBy
 
 PROGRAM_VERSION = "0.1.0"
+USER_AGENT = f"springtide-operator/{PROGRAM_VERSION}"
 OPERATOR_IMAGE = f"springtide/operator:{PROGRAM_VERSION}"
 PARAMETER_SERVER_IMAGE = f"springtide/ps:{PROGRAM_VERSION}"
 
@@ -30,7 +31,7 @@ LABEL_ROLE = f"{GROUP}/role"
 LABEL_SLOT = f"{GROUP}/slot"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INCARNATION = f"{GROUP}/incarnation"
-MANAGER = "springtide-operator"
+MANAGER = "springtide-operator"  # of what it writes; also the beginning of its User-Agent
 APP = "springtide"
 OURS = LABEL_JOB  # whatever carries it: labels without our prefix are the user's to choose
 

@@ -147,6 +147,11 @@ class CoordinatorStatus(ApiModel):
 
     incarnation: Count = Field(default=0, description="Raised before each coordinator pod is made.")
     address: Short = Field(default="", description="host:port that workers are given.")
+    image: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="Image of its pods, unless the manifest names one: that of the operator that made the"
+        " job's first one. Another operator's takes its place at a boundary.",
+    )
     ended: Count | None = Field(
         default=None, description="Highest incarnation whose end the backoff has counted."
     )

@@ -46,16 +46,18 @@ class ManifestMaker:
         """The NetworkPolicy of the job; None where none is made."""
         return None if self.doors is None else network_policy(job, self.doors)
 
-    def coordinator(self, job: Job, incarnation: int, avoid: str | None = None) -> Object:
+    def coordinator(self, job: Job, incarnation: int, avoid: str | None = None, image: str = "") -> Object:
         """Return the coordinator's pod.
 
         Args:
             job: the TrainingJob.
             incarnation: its number.
             avoid: a node that it must not be on; None: any.
+            image: unless the job names one; "": the operator's own.
         """
         own = self.credentials(job).operator_token
-        pod = coordinator_pod(job, incarnation, self.coordinator_image, self.pull_policy, avoid, own)
+        image = image or self.coordinator_image
+        pod = coordinator_pod(job, incarnation, image, self.pull_policy, avoid, own)
         return with_defaults(pod, self.defaults, names.ROLE_COORDINATOR)
 
     def worker(self, job: Job, slot: int, attempt: int, address: str, avoid: str | None = None) -> Object:

@@ -119,13 +119,12 @@ class Executor(Protocol):
         """
         ...
 
-    async def create_coordinator(self, job: Job, incarnation: int, avoid: str | None) -> bool:
+    async def create_coordinator(self, job: Job, action: CreateCoordinator) -> bool:
         """Make the coordinator's pod.
 
         Args:
             job: as the plan saw it.
-            incarnation: number of the coordinator.
-            avoid: a node that the pod must not be on; None: any.
+            action: with its number, its image and the node that it must not be on.
 
         Returns:
             Whether it was carried out.
@@ -470,6 +469,7 @@ class CreateCoordinator(BaseAction):
     incarnation: int
     reason: str
     avoid: str | None = None
+    image: str = ""  # unless the manifest names one; "": the operator's own
     kind: ClassVar[str] = "create_coordinator"
     role: ClassVar[str] = "coordinator"
     turn: ClassVar[Turn] = Turn.FIRST
@@ -487,7 +487,7 @@ class CreateCoordinator(BaseAction):
         Returns:
             Whether it was carried out.
         """
-        return await on.create_coordinator(job, self.incarnation, self.avoid)
+        return await on.create_coordinator(job, self)
 
 
 @dataclass(frozen=True)

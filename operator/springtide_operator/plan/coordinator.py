@@ -2,6 +2,10 @@
 pod.
 
 A number is never used for a second pod: it cannot be known whether an earlier one of that number has spoken.
+
+Its image stays the one of the operator that made the job's first one, whatever operator makes the next:
+workers bring the library of their own image. It becomes the present operator's at a boundary
+(`image_of_next`).
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ from springtide_operator.plan.actions import (
     Event,
 )
 from springtide_operator.plan.ledger import Ledger
-from springtide_operator.plan.observation import CoordinatorPod, Observation
+from springtide_operator.plan.observation import CoordinatorPod, MemberReport, Observation, ServerReport
 from springtide_operator.plan.retry import QUICK_SECONDS, held_back
+from springtide_protocol.versions import PROTOCOL_VERSION
 
 ROLE = "coordinator"
 MIN_LIFE_SECONDS = 2.0  # between two pods, so that a node that evicts at once gets no flood
@@ -91,6 +96,10 @@ def decide(
         youngest = max((c.created_at for c in observation.coordinators), default=float("-inf"))
         soon = 0.0 <= now - youngest < MIN_LIFE_SECONDS or now < ledger.backoff(ROLE).until
         if not soon and not held_back(observation, "coordinator", now):
+            image, moved = image_of_next(observation, ledger), ""
+            if ledger.coordinator_image not in ("", image):
+                moved = f", with the image {image} in the place of {ledger.coordinator_image}"
+            ledger.coordinator_image = image
             ledger.incarnation = 1 + max(
                 [ledger.incarnation, *(c.incarnation for c in observation.coordinators)],
             )
@@ -103,7 +112,7 @@ def decide(
             elif ledger.incarnation > 1:
                 why = "the coordinator's pod is gone"
             avoid = sight.to_avoid(observation)
-            actions.append(CreateCoordinator(ledger.incarnation, why, avoid))
+            actions.append(CreateCoordinator(ledger.incarnation, why, avoid, image))
             alive = [worker for worker in observation.workers if worker.live]
             # Not where the one before was refused, or put away with its workers.
             ended = {slot.ended for slot in ledger.slots.values()} & {
@@ -112,7 +121,7 @@ def decide(
             }
             if ledger.incarnation > 1 and (replaced is not None or alive or ended):
                 meanwhile = "; workers train on meanwhile" if any(w.running for w in alive) else ""
-                text = f"coordinator {ledger.incarnation} takes over: {why}{meanwhile}"
+                text = f"coordinator {ledger.incarnation} takes over{moved}: {why}{meanwhile}"
                 events.append(Event(reasons.EVENT_COORDINATOR_STARTED, text))
     actions += _service(observation, ledger, now)
     for pod in observation.coordinators:
@@ -120,6 +129,39 @@ def decide(
             text = f"coordinator {ledger.incarnation} takes its place"
             actions.append(DeletePod(pod.name, pod.uid, reasons.DELETE_SUPERSEDED, text))
     return actions, events
+
+
+def image_of_next(observation: Observation, ledger: Ledger) -> str:
+    """Return the image of the next coordinator: the one noted in status, or the operator's own at a boundary.
+
+    A boundary is a moment at which no other release can be in the way: no pod of the job runs, or the
+    coordinator that is replaced said of all that run that they speak the operator's version.
+
+    Args:
+        observation: of the job.
+        ledger: with the incarnation of the coordinator that is replaced.
+    """
+    own, noted = observation.coordinator_image, ledger.coordinator_image
+    if not noted or not own:
+        return noted or own
+    # Those that are to go may still run.
+    running = [pod.uid for pod in observation.workers if pod.end is None]
+    running += [pod.uid for pod in observation.servers if pod.phase not in ("Succeeded", "Failed")]
+    spoken = _spoken(observation, ledger)
+    return own if all(spoken.get(uid, 0) >= PROTOCOL_VERSION for uid in running) else noted
+
+
+def _spoken(observation: Observation, ledger: Ledger) -> dict[str, int]:
+    """Return by pod (uid) the newest protocol version that all its connected processes speak."""
+    report = observation.report_of(ledger.incarnation)
+    if report is None:
+        return {}
+    every: list[MemberReport | ServerReport] = [*report.members, *report.servers]
+    spoken: dict[str, int] = {}
+    for told in every:
+        if told.connected:
+            spoken[told.pod_uid] = min(told.protocol, spoken.get(told.pod_uid, told.protocol))
+    return spoken
 
 
 def _count_end(pod: CoordinatorPod | None, ledger: Ledger, now: float) -> None:

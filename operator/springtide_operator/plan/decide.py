@@ -258,6 +258,8 @@ def _coordinator(observation: Observation, ledger: Ledger, numbers: Status, old:
         "address": address,
         "reachable": report is not None and observation.unreachable_since is None,
     }
+    if ledger.coordinator_image:
+        result["image"] = ledger.coordinator_image
     if ledger.coordinator_ended:
         result["ended"] = ledger.coordinator_ended
     if report is not None:

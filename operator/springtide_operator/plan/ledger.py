@@ -136,6 +136,7 @@ class Ledger:
     incarnation: int = 0
     coordinator_ended: int = 0  # the highest incarnation whose end is in the backoff
     address: str = ""
+    coordinator_image: str = ""  # of its pods, unless the manifest names one; "": none was made yet
     fatal: str | None = None  # what a rule says FailJob about; the same round ends the job
 
     @classmethod
@@ -160,6 +161,7 @@ class Ledger:
             incarnation=coordinator.get("incarnation", 0),
             coordinator_ended=coordinator.get("ended", 0),
             address=coordinator.get("address", ""),
+            coordinator_image=coordinator.get("image", ""),
         )
 
     def to_status(self) -> dict[str, Any]:

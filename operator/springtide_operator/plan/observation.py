@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from springtide_operator.plan.workload import WorkloadSeen
+from springtide_protocol.versions import PROTOCOL_VERSION
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,7 @@ class MemberReport:
     connected: bool
     leaving: bool
     starting: bool = False  # it has said Hello, and has not come to its training loop
+    protocol: int = PROTOCOL_VERSION  # the newest version that it speaks
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,7 @@ class ServerReport:
     pod_uid: str
     connected: bool
     serving: bool  # the newest generation has it, or asks it for what it holds
+    protocol: int = PROTOCOL_VERSION  # the newest version that it speaks
 
 
 @dataclass(frozen=True)
@@ -363,6 +367,13 @@ class Report:
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
     vanished: frozenset[str] = frozenset()  # that run, were members, and have not been heard of for a minute
     opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
+
+    @cached_property
+    def connected(self) -> frozenset[str]:
+        """The uids of the pods that the coordinator is connected to: asked for once for each pod."""
+        members = {member.pod_uid for member in self.members if member.connected}
+        return frozenset(members | {server.pod_uid for server in self.servers if server.connected})
+
     asked_living: frozenset[str] | None = None  # worker pods (uids) called living in the question
 
     @property
@@ -450,6 +461,7 @@ class Observation:
     nodes: Mapping[str, Node] | None = None  # by name; None: they cannot be read
     steady: float | None = None  # what the clock says by which things were first seen; None: unix seconds
     tls_default: bool = False  # the operator's, for jobs that do not say
+    coordinator_image: str = ""  # the operator's own; "": not told
     crowd: tuple[str, ...] = ()  # pods of others that no node takes, and that this job could make room for
 
     def seen_for(self, since: float, now: float) -> float:

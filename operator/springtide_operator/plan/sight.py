@@ -216,11 +216,8 @@ def is_unheard(pod: WorkerPod | ServerPod, observation: Observation) -> bool:
         observation: of the job.
     """
     report = observation.report
-    if report is not None and observation.unreachable_since is None:
-        connected = {member.pod_uid for member in report.members if member.connected}
-        connected |= {server.pod_uid for server in report.servers if server.connected}
-        if pod.uid in connected:
-            return False
+    if report is not None and observation.unreachable_since is None and pod.uid in report.connected:
+        return False
     told = testimony_of(pod.uid, observation)
     if told is not None and told.reached:
         return False

@@ -318,6 +318,8 @@ class Server:
                 handler = self.async_handler if in_batches else self.sync_handler
             taken = False
             try:
+                if header.kind is Kind.UNKNOWN:
+                    raise FrameError("a request of a kind that this server's release does not know")
                 if header.kind is Kind.OPTIONS:
                     if header.payload_bytes > OPTIONS_BYTES:
                         raise FrameError(f"{header.payload_bytes} bytes of options: {OPTIONS_BYTES} can be")

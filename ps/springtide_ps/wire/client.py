@@ -504,6 +504,11 @@ class ServerClient:
     def _take(self, stream: Stream, header: Header, meta: dict[str, Any]) -> None:
         if header.kind is Kind.KEEPALIVE:
             return
+        if header.kind is Kind.UNKNOWN:  # of a server of a later release
+            stream.skip(header.payload_bytes)
+            error = RefusedError(f"parameter server {self.address}: its answer is of a kind not known here")
+            self._settle(header.request, error)
+            return
         if header.request == NO_REPLY and header.kind is Kind.REFUSED:
             self.refusal = str(meta.get("message", "refused"))
             return

@@ -1,5 +1,11 @@
 """The form of the tensor stream: a fixed header, a little JSON, raw numbers. PURE.
 
+The version is raised with a release in which a frame has another form or meaning, and the one before is read,
+too. A connection begins with frames of OLDEST_VERSION, in which each side tells its newest ("newest"); the
+lower of the two is theirs from then on (`Stream.version`). A kind of frame that is new with a version is sent
+only on connections of that version. From version 3 on a frame of an unknown kind is refused alone; before, it
+ended the connection.
+
 Every frame is HEADER_BYTES of header, then `meta_bytes` of JSON, then `payload_bytes` of tensor memory in the
 machine's order (little endian). Sizes are checked against limits before any memory is taken. There is no
 pickle anywhere.
@@ -9,6 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -16,7 +23,8 @@ from typing import Any, Final
 import torch
 
 MAGIC: Final = b"STPS"
-VERSION: Final = 2
+VERSION: Final = 3
+OLDEST_VERSION: Final = 2
 _HEADER: Final = struct.Struct("<4sBBHQIQQ")  # magic, version, kind, -, request, meta bytes, payload bytes, -
 HEADER_BYTES: Final = _HEADER.size
 META_LIMIT: Final = 64 * 1024
@@ -37,6 +45,8 @@ DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 class Kind(IntEnum):
     """The kind of a frame: a request or an answer, with its JSON and its payload."""
+
+    UNKNOWN = 0  # received only: of a later release
 
     CHALLENGE = 1  # server -> client: {"nonce"}
     PROOF = 2  # client -> server: {"nonce", "proof", "pulse"}
@@ -151,8 +161,24 @@ class Frame:
     payload_bytes: int = 0
 
 
-def pack(frame: Frame) -> bytes:
-    """Header and JSON of a frame. Raise FrameError when they are over the limits, or cannot be JSON."""
+def version_in(meta: Mapping[str, Any]) -> int:
+    """Return the version of a connection whose other side has told this in the handshake."""
+    newest = meta.get("newest", OLDEST_VERSION)
+    if type(newest) is not int or newest < OLDEST_VERSION:
+        raise FrameError(f"{newest!r} is no version of frames that this release reads")
+    return min(newest, VERSION)
+
+
+def pack(frame: Frame, version: int = VERSION) -> bytes:
+    """Return header and JSON of a frame.
+
+    Args:
+        frame: to be sent.
+        version: of the connection.
+
+    Raises:
+        FrameError: they are over the limits, or cannot be JSON.
+    """
     try:
         meta = _encode(frame.meta).encode() if frame.meta else b""
     except (TypeError, ValueError) as error:
@@ -167,7 +193,7 @@ def pack(frame: Frame) -> bytes:
             "send it in chunks"
         )
     return (
-        _HEADER.pack(MAGIC, VERSION, frame.kind, 0, frame.request, len(meta), frame.payload_bytes, 0) + meta
+        _HEADER.pack(MAGIC, version, frame.kind, 0, frame.request, len(meta), frame.payload_bytes, 0) + meta
     )
 
 
@@ -182,16 +208,18 @@ def unpack_header(
         payload_limit: bytes of the payload at most.
 
     Raises:
-        FrameError: it is no header of this version, or announces more than the limits.
+        FrameError: it is no header of a version that is read, or announces more than the limits.
     """
     magic, version, number, _, request, meta_bytes, payload_bytes, _ = _HEADER.unpack(raw)
     if magic != MAGIC:
         raise FrameError("the peer does not speak the parameter servers' protocol")
-    if version != VERSION:
-        raise FrameError(f"the peer speaks version {version} of the protocol, this is version {VERSION}")
-    kind = _KINDS.get(number)
-    if kind is None:
-        raise FrameError(f"frame of unknown kind {number}")
+    if not OLDEST_VERSION <= version <= VERSION:
+        side = "this side" if version > VERSION else "the peer"
+        raise FrameError(
+            f"the peer sends frames of version {version}, this side reads {OLDEST_VERSION} to {VERSION}: "
+            f"upgrade springtide in the image of {side}"
+        )
+    kind = _KINDS.get(number, Kind.UNKNOWN)
     if meta_bytes > meta_limit or payload_bytes > payload_limit:
         raise FrameError(
             f"{kind.name} announces {meta_bytes} + {payload_bytes} bytes, which is over the limits"

@@ -22,7 +22,9 @@ from springtide_ps.wire.frames import (
     HANDSHAKE_META_LIMIT,
     HEADER_BYTES,
     META_LIMIT,
+    OLDEST_VERSION,
     PAYLOAD_LIMIT,
+    VERSION,
     Frame,
     FrameError,
     Header,
@@ -30,6 +32,7 @@ from springtide_ps.wire.frames import (
     pack,
     unpack_header,
     unpack_meta,
+    version_in,
 )
 from springtide_ps.wire.tls import ClientContext, TlsSocket
 
@@ -58,6 +61,8 @@ class Stream:
         self._send_rate = read_send_rate(os.environ)
         self._free_again = 0.0
         self._on_tick: Callable[[], None] = lambda: None
+        self.version = OLDEST_VERSION
+        """Of the frames that are sent: what both sides speak, once the handshake is over."""
         self.silence = 0
         """Ticks in a row in which a byte was waited for and none came."""
         self.keepalives = False
@@ -77,7 +82,7 @@ class Stream:
             OSError: the connection is broken.
             FrameError: the frame is over the limits.
         """
-        head = pack(frame)
+        head = pack(frame, self.version)
         with self._sending:
             if not payload:
                 self.socket.sendall(head)
@@ -256,8 +261,9 @@ def connect(
         theirs, ours = auth.nonce_in(meta.get("nonce")), auth.nonce()
         if theirs is None:
             raise RejectedError(f"{address[0]}:{address[1]} does not speak as a parameter server")
+        version = version_in(meta)
         newest, *others = auth.proofs(token, "client", theirs, ours)
-        answer = {"nonce": ours, "proof": newest, "pulse": True}
+        answer = {"nonce": ours, "proof": newest, "pulse": True, "newest": VERSION}
         if others:
             answer["proofs"] = others
         stream.send(Frame(Kind.PROOF, meta=answer))
@@ -268,7 +274,7 @@ def connect(
         _expect(header, Kind.ACCEPTED)
         if auth.known_token([meta.get("proof")], token, "server", theirs, ours) is None:
             raise RejectedError(f"{address[0]}:{address[1]} does not know this job's token")
-        stream.keepalives = meta.get("pulse") is True
+        stream.keepalives, stream.version = meta.get("pulse") is True, version
         congestion.choose(plain)
         sock.settimeout(None)
         return stream, meta
@@ -306,7 +312,7 @@ def accept(
             sock = TlsSocket(accepted)
         stream = Stream(sock)
         ours = auth.nonce()
-        stream.send(Frame(Kind.CHALLENGE, meta={"nonce": ours}))
+        stream.send(Frame(Kind.CHALLENGE, meta={"nonce": ours, "newest": VERSION}))
         header, meta = stream.receive(HANDSHAKE_META_LIMIT, 0)
         _expect(header, Kind.PROOF)
         theirs = auth.nonce_in(meta.get("nonce"))
@@ -319,6 +325,7 @@ def accept(
         stream.keepalives = meta.get("pulse") is True
         answer = {**about, "proof": auth.proof(known, "server", ours, theirs), "pulse": stream.keepalives}
         stream.send(Frame(Kind.ACCEPTED, meta=answer))
+        stream.version = version_in(meta)
         congestion.choose(accepted)
         sock.settimeout(None)
         return stream

@@ -81,6 +81,11 @@ def test_operator_runs_jobs_of_pods_only_reported_to_run(host: str, tmp_path: Pa
     assert all(math.isfinite(figure) and figure >= 0 for figure in figures.values())
 
 
+def test_operator_lists_a_large_cluster_of_one_process(tmp_path: Path) -> None:
+    now, most = operator_scale.memory_with(tmp_path, 30, 5, 1, settle=0.0)
+    assert 0 < now <= most
+
+
 def test_job_of_forked_workers_trains_and_loses_coordinator(tmp_path: Path) -> None:
     job = recovery.Job(tmp_path, 1)
     try:

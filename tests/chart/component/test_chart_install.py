@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 
 TEAM = "team-a"
 JOB = "line"
-LEASE_SECONDS = 10
+LEASE_SECONDS = 8
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,13 @@ from springtide_operator.api import names
 from springtide_operator.api.crd import custom_resource_definition
 
 EACH_FILE = pytest.mark.parametrize("file", VALUE_FILES, ids=[file.stem for file in VALUE_FILES])
-CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass"}
+CLUSTER_SCOPED = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "FlowSchema",
+    "PriorityClass",
+}
 MONITORING_KINDS = {name.rpartition("/")[2] for name in MONITORING}
 
 

@@ -207,6 +207,7 @@ CASES: list[Case] = [
             ("list", "kueue.x-k8s.io", "workloads"),
             ("patch", "kueue.x-k8s.io", "workloads"),
             ("patch", "kueue.x-k8s.io", "workloads/status"),
+            ("watch", "kueue.x-k8s.io", "workloads"),
         ],
         [],
     ),
@@ -225,6 +226,7 @@ CASES: list[Case] = [
         1,
         "50%",
     ),
+    ("flowSchema.enabled", False, lambda o: "FlowSchema" in kinds(o), True, False),
     (
         "jobs.managedBy",
         "example.com/lab",

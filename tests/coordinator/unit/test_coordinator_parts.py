@@ -14,6 +14,7 @@ import pytest
 from coordinator_room import generation, info, state
 from hypothesis import given
 from hypothesis import strategies as st
+from later_messages import later
 
 from springtide_coordinator import membership
 from springtide_coordinator.history import Commit
@@ -32,10 +33,11 @@ from springtide_coordinator.streams import MAX_WAITING
 from springtide_operator.coordinator_connection import to_report
 from springtide_operator.plan.observation import FailureReport
 from springtide_protocol import coordinator_pb2 as pb
-from springtide_protocol.codec import MalformedError
+from springtide_protocol.codec import MalformedError, speaks_to_proto
 from springtide_protocol.limits import MAX_MESSAGE_BYTES, MAX_STORE_VALUE_BYTES
 from springtide_protocol.names import Incarnation
 from springtide_protocol.store_entries import MAX_UNPACKED_BYTES, pack, unpack
+from springtide_protocol.versions import OWN, IncompatibleError
 
 
 def test_each_start_takes_another_incarnation(tmp_path: Path) -> None:
@@ -214,6 +216,40 @@ async def test_a_message_that_cannot_be_right_ends_the_stream(hub: Hub) -> None:
     assert hub.streams == {}
 
 
+async def test_message_of_a_later_release_is_ignored(hub: Hub) -> None:
+    stream, server = hub.new_stream(), hub.new_server_stream()
+    hub.hello(stream, hello())
+    named = pb.Server(id="s", address="127.0.0.1:1")
+    hub.server_hello(server, pb.ServerHello(protocol_version=1, server=named))
+    hub.receive(stream, pb.WorkerMessage.FromString(later(99)))
+    hub.server_receive(server, pb.ServerMessage.FromString(later(99)))
+    assert not stream.ended
+    assert not server.ended
+    hub.receive(stream, pb.WorkerMessage(parked=pb.Parked(reason=pb.STANDBY)))
+    assert hub.membership.members["w0"].standing is not say.Standing.STARTING
+
+
+async def test_hello_of_a_later_release_is_let_in(hub: Hub) -> None:
+    stream = hub.new_stream()
+    told = hello()
+    newer = pb.Speaks(oldest_version=OWN.newest, newest_version=OWN.newest + 1, capabilities=["tides"])
+    told.speaks.CopyFrom(newer)
+    hub.hello(stream, pb.Hello.FromString(told.SerializeToString() + later(99)))
+    stream.end()
+    [welcome] = [message.welcome async for message in stream.messages()]
+    assert (welcome.protocol_version, welcome.speaks.newest_version) == (OWN.newest, OWN.newest)
+    reply = answer_sync(hub, pb.SyncRequest(target=1, minimum=1, maximum=1, observed=True))
+    assert reply.members[0].speaks == newer
+    assert reply.speaks == speaks_to_proto(OWN)
+
+
+def test_operator_too_far_away_is_told_what_to_upgrade(hub: Hub) -> None:
+    request = pb.SyncRequest(target=9, speaks=pb.Speaks(oldest_version=7, newest_version=8))
+    with pytest.raises(IncompatibleError, match="upgrade the coordinator"):
+        answer_sync(hub, request)
+    assert hub.membership.target == 1  # nothing of it was taken in
+
+
 async def test_a_hello_without_a_standing_is_refused(hub: Hub) -> None:
     stream = hub.new_stream()
     hub.hello(stream, pb.Hello(protocol_version=1, member=pb.Member(id="a")))
@@ -239,6 +275,30 @@ async def test_entries_and_progress_of_strangers_are_ignored(hub: Hub) -> None:
     assert hub.rendezvous.entries == {}
     hub.receive(stream, pb.WorkerMessage(store_set=pb.StoreEntry(generation=name, key="k", value=b"v")))
     assert hub.rendezvous.entries == {"k": b"v"}
+
+
+@pytest.mark.parametrize("able", [True, False])
+async def test_store_entries_go_out_as_the_worker_understands(hub: Hub, able: bool) -> None:
+    stream = hub.new_stream()
+    told = hello()
+    if able:
+        told.speaks.CopyFrom(speaks_to_proto(OWN))
+    hub.hello(stream, told)
+    hub.receive(stream, pb.WorkerMessage(parked=pb.Parked(reason=pb.STANDBY)))
+    name = pb.GenerationName(incarnation=pb.Incarnation(number=1), number=1)
+    for key in ("a/0", "b/0"):
+        hub.receive(stream, pb.WorkerMessage(store_set=pb.StoreEntry(generation=name, key=key, value=b"v")))
+    hub.closed(stream)
+    again = hub.new_stream()
+    told.standing = pb.ACTIVE
+    told.generation.CopyFrom(name)
+    hub.hello(again, told)
+    again.end()
+    heard = [message async for message in again.messages()]
+    packed = [entry for m in heard if m.HasField("store_entries") for entry in unpack(m.store_entries.packed)]
+    single = [(m.store_entry.key, m.store_entry.value) for m in heard if m.HasField("store_entry")]
+    entries = [("a/0", b"v"), ("b/0", b"v")]
+    assert (packed, single) == ((entries, []) if able else ([], entries))
 
 
 async def test_the_reply_names_who_is_waited_for(hub: Hub) -> None:

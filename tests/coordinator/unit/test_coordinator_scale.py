@@ -15,7 +15,9 @@ from springtide_coordinator.hub import Hub, WorkerStream
 from springtide_coordinator.service import Serializer
 from springtide_coordinator.settings import Options
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import speaks_to_proto
 from springtide_protocol.names import Incarnation
+from springtide_protocol.versions import OWN
 
 FAMILIES = ("place", "listener", "0", "loops")
 MANY = 8000  # 1,000 pods of 8 processes
@@ -64,7 +66,7 @@ class Job:
             name = f"w{number:05}"
             stream = self.streams[name] = self.hub.new_stream()
             member = pb.Member(id=name, pod_uid=f"uid-{number // 8}", local_rank=number % 8, slot=number // 8)
-            self.hub.hello(stream, pb.Hello(protocol_version=1, member=member, standing=pb.STARTING))
+            self.hub.hello(stream, pb.Hello(speaks=speaks_to_proto(OWN), member=member, standing=pb.STARTING))
             self.say(name, parked=pb.Parked(reason=pb.STANDBY, layout_hash="layout"))
 
     def say(self, name: str, **message: Any) -> None:

@@ -10,6 +10,7 @@ from coordinator_room import Room, generation, info, state
 from springtide_coordinator.membership import Phase
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.messages import ParkReason, Standing
+from springtide_protocol.versions import OWN, Agreement, Speaks
 
 
 def test_target_starts_at_once_by_rank_from_first_state() -> None:
@@ -379,13 +380,27 @@ def test_another_layout_is_refused_with_both_hashes() -> None:
     assert room.told("w0", say.Boundary) == 0
 
 
-def test_another_protocol_version_is_refused_with_both_versions() -> None:
+def test_protocol_version_too_far_away_is_refused() -> None:
     room = Room()
-    room.hello("w0", protocol_version=7)
+    room.hello("w0", speaks=Speaks(7, 8))
     refused = room.last("w0", say.Refused)
     assert not refused.retry
-    assert "version 7" in refused.reason
+    assert f"protocol versions 7 to 8, the coordinator {OWN}" in refused.reason
+    assert "upgrade the coordinator" in refused.reason
     assert room.disconnected == ["w0"]
+
+
+def test_workers_of_two_releases_train_together() -> None:
+    room = Room()
+    room.hello("w0", speaks=Speaks(1, 1))
+    room.hello("w1", speaks=Speaks(2, 3, frozenset({"tides"})))
+    assert room.last("w0", say.Welcome).agreement == Agreement(1)
+    assert room.last("w1", say.Welcome).agreement == Agreement(2)
+    room.park("w0")
+    room.park("w1")
+    room.form()
+    assert room.phase is Phase.RUNNING
+    assert [room.m.members[name].speaks.newest for name in ("w0", "w1")] == [1, 3]
 
 
 def test_messages_of_an_older_generation_are_ignored() -> None:

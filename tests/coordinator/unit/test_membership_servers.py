@@ -11,6 +11,7 @@ from springtide_coordinator.membership import Phase
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.failure import MACHINE_SILENT
 from springtide_coordinator.membership.servers import settled
+from springtide_protocol.versions import Speaks
 
 # ---- the beginning
 
@@ -69,7 +70,7 @@ def test_one_that_stays_serves_before_one_that_leaves() -> None:
     [
         (say.ServerHello(say.ServerInfo("")), "random id"),
         (say.ServerHello(say.ServerInfo("s0")), "address"),
-        (say.ServerHello(server("s0"), protocol_version=7), "protocol version 7"),
+        (say.ServerHello(server("s0"), Speaks(7, 7)), "protocol version 7"),
     ],
 )
 def test_a_server_that_cannot_be_right_is_refused_for_good(hello: say.ServerHello, text: str) -> None:

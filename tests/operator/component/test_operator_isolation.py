@@ -19,7 +19,7 @@ from springtide_operator.api import names, reasons
 from springtide_operator.cache import Cache
 from springtide_operator.cluster import KubeCluster
 from springtide_operator.coordinator_connection import to_report
-from springtide_operator.guarded_http import GuardedResponse
+from springtide_operator.guarded_http import GuardedResponse, Page, Taken, response_class
 from springtide_operator.kube import ApiError, Kube
 from springtide_operator.plan import conditions, observe
 from springtide_operator.plan.outcome import read_end
@@ -175,13 +175,13 @@ async def test_a_list_that_fails_by_surprise_is_tried_again(monkeypatch: pytest.
         failed.append(1)
         raise OverflowError("nobody foresaw this")
 
-    whole = Cache.replace_pods
-    monkeypatch.setattr(Cache, "replace_pods", fail)
+    whole = Cache.keep_pods
+    monkeypatch.setattr(Cache, "keep_pods", fail)
     async with operator(cluster, watch=False, resync=0.05) as made:
         await until(lambda: len(failed) > 1, "a second try")
         assert "OverflowError" in str(made.unready())
         assert made.dead() is None
-        monkeypatch.setattr(Cache, "replace_pods", whole)
+        monkeypatch.setattr(Cache, "keep_pods", whole)
         await until(lambda: cluster.pods(), "a worker")
         await until(lambda: made.unready() is None, "no trouble")
 
@@ -292,10 +292,12 @@ async def test_a_deep_job_hides_no_other_from_lists(api: str) -> None:
     import kopf
 
     async with Kube(lambda: kopf.ConnectionInfo(server=api)) as kube:
-        jobs = (await KubeCluster(kube).list_jobs()).items
+        jobs: list[dict[str, Any]] = []
+        await KubeCluster(kube).list_jobs(jobs.extend)
         assert [job["metadata"]["name"] for job in jobs] == ["a", "bad", "c"]
         assert [names.UNREADABLE in job for job in jobs] == [False, True, False]
-        pods = (await KubeCluster(kube).list_pods()).items
+        pods: list[dict[str, Any]] = []
+        await KubeCluster(kube).list_pods(pods.extend)
         assert [pod["metadata"]["name"] for pod in pods] == [f"p{n}" for n in range(12)]
         assert len(json.dumps(pods)) < 2_000
 
@@ -322,7 +324,9 @@ async def test_a_long_page_may_take_its_time() -> None:
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         async with Kube(lambda: kopf.ConnectionInfo(server=url), timeout=0.5) as kube:
-            assert len((await KubeCluster(kube).list_jobs()).items) == 8
+            jobs: list[dict[str, Any]] = []
+            await KubeCluster(kube).list_jobs(jobs.extend)
+            assert len(jobs) == 8
     finally:
         await runner.cleanup()
 
@@ -339,3 +343,52 @@ async def test_a_deep_job_hides_no_other_from_kopf(api: str) -> None:
         events = [json.loads(line) for line in text.splitlines()]
     assert [event["object"]["metadata"]["name"] for event in events] == ["a", "bad", "c"]
     assert names.UNREADABLE in events[1]["object"]
+
+
+class Recorder:
+    """Remembers what it is fed."""
+
+    def __init__(self) -> None:
+        self.objects: list[tuple[str, str | None, str]] = []
+        self.lists: list[tuple[str, str, set[str], str]] = []
+
+    def heard(self, plural: str, kind: str | None, obj: dict[str, Any]) -> None:
+        self.objects.append((plural, kind, obj["metadata"]["name"]))
+
+    def listed(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
+        self.lists.append((plural, namespace, uids, resource_version))
+
+
+async def test_objects_go_to_the_feed_and_kopf_goes_on(api: str) -> None:
+    """kopf gets an empty list with its version, and bookmarks that carry the versions of the events."""
+    url, feed = f"{api}/apis/springtide.dev/v1alpha1/namespaces/a/trainingjobs", Recorder()
+    async with aiohttp.ClientSession(response_class=response_class(feed)) as session:
+        async with session.get(url) as response:
+            assert await response.json() == {"metadata": {"resourceVersion": "9"}, "items": []}
+        assert feed.objects == [("trainingjobs", None, name) for name in ("a", "bad", "c")]
+        assert feed.lists == [("trainingjobs", "a", {"u-a", "u-bad", "u-c"}, "9")]
+        feed.objects.clear()
+        async with session.get(url, params={"watch": "true"}) as response:
+            text = b"".join([part async for part in response.content.iter_chunked(1024 * 1024)])
+    assert {kind for _, kind, _ in feed.objects} == {"MODIFIED"}
+    assert [name for _, _, name in feed.objects] == ["a", "bad", "c"]
+    events = [json.loads(line) for line in text.splitlines()]
+    assert [event["type"] for event in events] == ["BOOKMARK"] * 3
+    assert all(set(event["object"]["metadata"]) == {"resourceVersion"} for event in events)
+
+
+async def test_list_in_pages_is_whole_with_the_last() -> None:
+    feed = Recorder()
+    taken = Taken(feed)
+
+    def page(name: str, more: str = "") -> Page:
+        item = {"metadata": {"name": name, "uid": f"uid-{name}"}}
+        return Page([item], {"metadata": {"resourceVersion": "7", "continue": more}})
+
+    assert taken.page("/api/v1/pods", True, page("left-over", "c")) == []
+    assert taken.page("/api/v1/pods", True, page("a", "c")) == []  # begun anew
+    assert not feed.lists
+    assert taken.page("/api/v1/pods", False, page("b")) == []
+    assert feed.lists == [("pods", "", {"uid-a", "uid-b"}, "7")]
+    definition = page("workloads.kueue.x-k8s.io")
+    assert taken.page("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", True, definition)

@@ -19,6 +19,7 @@ from springtide_operator.kube import ApiError, Kube
 from springtide_operator.manifests.kueue import POD_PRIORITY_SOURCE
 from springtide_operator.manifests.protection import Doors
 from springtide_operator.plan import conditions
+from springtide_operator.runtime import PROTECTION
 
 Object = dict[str, Any]
 NAMESPACE = "default"
@@ -124,6 +125,11 @@ async def test_an_object_made_meanwhile_is_not_taken_over() -> None:
     assert found(cluster, "networkpolicies")[taken]["spec"] == {"theirs": True}
 
 
+def resized(job: Object, replicas: int) -> Object:
+    workers = {**job["spec"]["workers"], "replicas": replicas}
+    return {**job, "spec": {**job["spec"], "workers": workers}}
+
+
 async def test_what_protects_a_job_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_loop, "PROTECTION_SECONDS", 0.05)
     monkeypatch.setattr(job_loop, "PROTECTION_PAUSES", 0.0)
@@ -147,6 +153,35 @@ async def test_what_protects_a_job_comes_back(monkeypatch: pytest.MonkeyPatch) -
         changed["spec"]["podSelector"] = {}
         cluster.put("networkpolicies", changed)
         await until(lambda: (policy() or changed)["spec"]["podSelector"], "the policy as it was")
+
+
+async def test_what_is_watched_is_mended_and_not_asked_for() -> None:
+    cluster = FakeCluster()
+    servers_job(cluster)
+
+    def both() -> bool:
+        return all(found(cluster, plural) for plural in PROTECTION)
+
+    async with operator(cluster, doors=DOORS, tick=0.02) as made:
+        for plural in PROTECTION:
+            made.listed(plural, "", set(), "0")
+        await until(both, "both")
+        looked = [cluster.calls["get_network_policy"], cluster.calls["get_disruption_budget"]]
+        budget = next(iter(found(cluster, "poddisruptionbudgets").values()))
+        cluster.put("poddisruptionbudgets", {**budget, "status": {"disruptionsAllowed": 1}})
+        for replicas in (2, 3):
+            cluster.put("trainingjobs", resized(cluster.job(), replicas))
+            await until(lambda: len(cluster.pods()) == replicas, "a round")  # noqa: B023
+        assert [cluster.calls["get_network_policy"], cluster.calls["get_disruption_budget"]] == looked
+        for plural in PROTECTION:
+            cluster.remove(plural, NAMESPACE, next(iter(found(cluster, plural))))
+        await until(both, "both again")
+        changed = next(iter(found(cluster, "networkpolicies").values()))
+        cluster.put("networkpolicies", {**changed, "spec": {"podSelector": {}}})
+        await until(
+            lambda: next(iter(found(cluster, "networkpolicies").values()))["spec"]["podSelector"],
+            "the policy as it was",
+        )
 
 
 async def test_former_names_are_cleaned_up_unless_others_wrote(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from springtide_operator.cache import Cache
 from springtide_operator.coordinator_connection import CoordinatorConnection
 from springtide_operator.executor import ClusterExecutor
 from springtide_operator.handlers import configure
-from springtide_operator.intervals import calm_seconds, resync_seconds
+from springtide_operator.intervals import backoff_seconds, calm_seconds, resync_seconds
 from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.job_loop import JobLoop, calm
 from springtide_operator.lease import DURATION, RETRY, STANDBY_RETRY, Lease
@@ -48,9 +48,15 @@ def test_many_jobs_are_looked_at_more_seldom(jobs: int, tick: float, seconds: fl
     assert calm_seconds(jobs, tick) == seconds
 
 
-@pytest.mark.parametrize(("took", "seconds"), [(0.01, 15), (0.15, 15), (1.0, 100), (60.0, 300)])
+@pytest.mark.parametrize(("took", "seconds"), [(0.01, 15), (0.15, 15), (1.0, 100), (60.0, 3600)])
 def test_a_list_that_takes_long_is_taken_seldom(took: float, seconds: float) -> None:
     assert resync_seconds(took, 15.0) == seconds
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 2), (2, 4), (4, 16), (5, 30), (500, 30)])
+def test_what_fails_is_tried_ever_more_seldom(failures: int, seconds: float) -> None:
+    assert backoff_seconds(failures, 2.0) == seconds
+    assert backoff_seconds(failures, 60.0) == 60.0
 
 
 def trained() -> World:
@@ -133,11 +139,7 @@ async def test_the_coordinator_is_told_how_long_the_pause_is() -> None:
     cluster.add_job(replicas=1)
     settings = Settings(tick=0.05, bind="127.0.0.1", metrics_port=0, root_key=b"0" * 32)
     operator = Operator(settings, cluster=cluster, connect=coordinator.connect)
-    cluster.watchers.append(
-        lambda plural, kind, obj: {"pods": operator.pod_event, "trainingjobs": operator.job_event}.get(
-            plural, lambda *_: None
-        )(kind, obj)
-    )
+    cluster.watchers.append(operator.heard)
     await operator.start()
     try:
         async with asyncio.timeout(30):
@@ -238,6 +240,7 @@ async def test_a_take_over_of_many_jobs_mends_them_by_and_by() -> None:
 def test_what_a_job_sees_of_its_pods_follows_every_change() -> None:
     world = trained()
     cache, key, uid = Cache(), ("default", "digits"), world.job["metadata"]["uid"]
+    cache.put_job(world.job)
     for number, pod in enumerate(world.pods.values()):
         pod["metadata"]["resourceVersion"] = str(100 + number)
         cache.put_pod(copy.deepcopy(pod))

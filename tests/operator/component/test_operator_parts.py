@@ -22,7 +22,7 @@ from required import require_tool
 
 from springtide_operator import rootkey
 from springtide_operator.__main__ import prepare
-from springtide_operator.cache import Cache
+from springtide_operator.cache import STRANGERS, Cache
 from springtide_operator.cluster import KubeCluster, merge_patch
 from springtide_operator.coordinator_connection import CoordinatorConnection, news, to_report
 from springtide_operator.credentials import find_credentials
@@ -36,6 +36,7 @@ from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, LivingP
 from springtide_operator.plan.observation import CoordinatorPod
 from springtide_operator.settings import read_settings
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.versions import OWN
 
 Object = dict[str, Any]
 
@@ -71,6 +72,8 @@ KEY = ("default", "digits")
 def test_the_newest_word_about_a_pod_wins() -> None:
     heard: list[object] = []
     cache = Cache(heard.append)
+    cache.put_job(job_object())
+    heard.clear()
     assert cache.put_pod(pod(5))
     assert not cache.put_pod(pod(4))
     assert not cache.put_pod(pod(5))
@@ -83,15 +86,17 @@ def test_the_newest_word_about_a_pod_wins() -> None:
 
 def test_list_removes_what_it_lacks_unless_that_is_newer() -> None:
     cache = Cache()
+    cache.put_job(job_object())
     cache.put_pod(pod(5, "old"))
     cache.put_pod(pod(9, "new"))
-    cache.replace_pods([], "7")
+    cache.keep_pods(set(), "7", namespace="elsewhere")
+    assert [p.uid for p in cache.pods(KEY, "job-uid-1234")[0]] == ["old", "new"]
+    cache.keep_pods(set(), "7")
     assert [p.uid for p in cache.pods(KEY, "job-uid-1234")[0]] == ["new"]
-    job = job_object()
-    cache.put_job(job)
-    cache.replace_jobs([], "0")
+    cache.keep_jobs(set(), "0")
+    cache.keep_jobs(set(), "1", namespace="elsewhere")
     assert cache.job_keys() == [KEY]
-    cache.replace_jobs([], "1")
+    cache.keep_jobs(set(), "1")
     assert cache.job_keys() == []
 
 
@@ -100,6 +105,30 @@ def test_pods_of_another_owner_are_names_that_are_taken() -> None:
     cache.put_pod(pod(5, "p", owner="an earlier job of that name"))
     assert cache.pods(KEY, "job-uid-1234") == ((), ())
     assert cache.foreign_names(KEY, "job-uid-1234") == {"digits-worker-0-0"}
+
+
+def test_pods_that_come_before_their_job_are_its() -> None:
+    lacks: list[bool] = []
+    cache = Cache(on_lack=lambda: lacks.append(True))
+    cache.put_pod(pod(5, "first"))
+    cache.put_pod(pod(6, "foreign", owner="another job"))
+    assert cache.pods(KEY, "job-uid-1234") == ((), ())
+    cache.put_job(job_object())
+    assert [p.uid for p in cache.pods(KEY, "job-uid-1234")[0]] == ["first"]
+    assert not lacks
+    assert cache.put_pod(pod(7, "first"))
+
+
+def test_of_many_pods_without_their_job_the_list_tells() -> None:
+    lacks: list[bool] = []
+    cache = Cache(on_lack=lambda: lacks.append(True))
+    for number in range(STRANGERS + 1):
+        cache.put_pod(pod(5 + number, f"pod-{number}"))
+    cache.put_job(job_object())
+    assert lacks == [True]
+    assert len(cache.pods(KEY, "job-uid-1234")[0]) == STRANGERS
+    assert cache.put_pod(pod(5, "pod-0")), "from the list, as it was"
+    assert len(cache.pods(KEY, "job-uid-1234")[0]) == STRANGERS + 1
 
 
 def lost_node(version: int, ready: str = "Unknown") -> Object:
@@ -111,7 +140,8 @@ def lost_node(version: int, ready: str = "Unknown") -> Object:
 def test_lost_node_is_counted_from_when_it_was_seen() -> None:
     now = [100.0]
     cache = Cache(clock=lambda: now[0])
-    cache.replace_nodes([lost_node(1)], "1")
+    cache.put_node(lost_node(1))
+    cache.keep_nodes({"n"}, "1")
     now[0] = 130.0
     cache.put_node(lost_node(2))
     nodes = cache.nodes()
@@ -129,6 +159,7 @@ def test_lost_node_is_counted_from_when_it_was_seen() -> None:
 def test_deletion_is_counted_from_when_it_was_seen() -> None:
     now = [100.0]
     cache = Cache(clock=lambda: now[0])
+    cache.put_job(job_object())
     going = {"deletionTimestamp": "2001-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
     cache.put_pod(pod(5, **going))
     now[0] = 110.0
@@ -141,6 +172,7 @@ def test_deletion_is_counted_from_when_it_was_seen() -> None:
 def test_coordinators_start_is_counted_from_when_it_was_seen() -> None:
     now = [100.0]
     cache = Cache(clock=lambda: now[0])
+    cache.put_job(job_object())
 
     def seen(version: int, started: str | None) -> float | None:
         obj = coordinator_pod(World().parsed(), 1)
@@ -160,6 +192,7 @@ def test_coordinators_start_is_counted_from_when_it_was_seen() -> None:
 
 def test_port_of_metrics_is_kept() -> None:
     cache, made = Cache(), pod(5)
+    cache.put_job(job_object())
     made["status"]["podIP"] = "10.0.0.7"
     cache.put_pod(made)
     assert cache.pods(KEY, "job-uid-1234")[0][0].address == ("10.0.0.7", 9400)
@@ -252,9 +285,30 @@ async def test_renewing_holder_keeps_lease_and_release_frees_at_once() -> None:
         await second.step()
         clock.now += 2
         assert (first.held, second.held) == (True, False)
+    assert cluster.calls["get_lease"] == 1 + 20, "the holder knows what it wrote"
     await first.release()
     await second.step()
     assert (first.held, second.held) == (False, True)
+
+
+async def test_holder_whose_lease_was_written_by_others_reads_it() -> None:
+    cluster, clock = FakeCluster(), Clock()
+    lease = Lease(cluster, "ns", "one", clock=clock)
+    await lease.step()
+    touched = cluster.objects["leases", "ns", NAME]
+    cluster.put("leases", {**touched, "metadata": {**touched["metadata"], "annotations": {"a": "b"}}})
+    clock.now += 2
+    await lease.step()
+    clock.now += DEADLINE - 1
+    assert lease.held, "it was renewed, though what it knew was old"
+    cluster.remove("leases", "ns", NAME)
+    await lease.step()
+    assert cluster.objects["leases", "ns", NAME]["spec"]["holderIdentity"] == "one"
+    stolen = cluster.objects["leases", "ns", NAME]
+    cluster.put("leases", {**stolen, "spec": {**stolen["spec"], "holderIdentity": "two"}})
+    clock.now += DEADLINE
+    await lease.step()
+    assert not lease.held
 
 
 async def test_the_same_pod_need_not_wait_for_itself() -> None:
@@ -279,10 +333,10 @@ async def test_a_missing_namespace_and_an_outage_are_named() -> None:
     cluster.before = lambda method, name: None
     await lease.step()
     cluster.down = True
-    clock.now += 5
+    clock.now += DEADLINE - 0.5
     await lease.step()
     assert lease.held
-    clock.now += 2
+    clock.now += 1
     await lease.step()
     assert not lease.held
     assert heard == [True, False]
@@ -358,6 +412,29 @@ async def test_a_failing_line_keeps_the_last_word_and_says_since_when() -> None:
     await connection.close()
 
 
+async def test_coordinator_of_a_release_too_far_away_is_not_heard() -> None:
+    coordinator = FakeCoordinator()
+    connection = CoordinatorConnection("token", 1.0, coordinator.connect)
+    coordinator.reply.speaks.CopyFrom(pb.Speaks(oldest_version=7, newest_version=8))
+    assert not await connection.call(POD, WORD)
+    assert connection.why == (
+        f"the operator speaks {OWN}, the coordinator protocol versions 7 to 8: upgrade the operator"
+    )
+    assert connection.report is None
+    [(_, _, request)] = coordinator.told
+    assert request.speaks.newest_version == OWN.newest
+    await connection.close()
+
+
+def test_versions_of_members_and_servers_are_heard() -> None:
+    newer = pb.Speaks(oldest_version=2, newest_version=3)
+    reply = pb.SyncReply(members=[pb.MemberStatus(speaks=newer), pb.MemberStatus()])
+    reply.servers.add(speaks=newer)
+    report = to_report(reply, 1.0)
+    assert [member.protocol for member in report.members] == [3, 1]
+    assert [server.protocol for server in report.servers] == [3]
+
+
 async def test_new_pod_gets_a_new_line_and_an_old_one_steps_down() -> None:
     coordinator = FakeCoordinator()
     connection = CoordinatorConnection("token", 1.0, coordinator.connect)
@@ -431,9 +508,9 @@ async def test_lists_are_read_by_pages_and_refusals_keep_their_words(
     errors: list[int] = []
     kube = Kube(lambda: kopf.ConnectionInfo(server=url, token="secret"), on_error=errors.append)
     async with kube:
-        listing = await KubeCluster(kube).list_pods()
-        assert [item["metadata"]["name"] for item in listing.items] == ["1", "2"]
-        assert listing.resource_version == "8"
+        pages: list[list[Object]] = []
+        assert await KubeCluster(kube).list_pods(pages.append) == "8"
+        assert [[item["metadata"]["name"] for item in page] for page in pages] == [["1"], ["2"]]
         assert seen[0].headers["Authorization"] == "Bearer secret"
         assert seen[0].query["labelSelector"] == "springtide.dev/job"
         with pytest.raises(ApiError, match="exceeded quota") as refused:

@@ -101,9 +101,9 @@ class Simulated:
 
 
 async def test_a_flood_of_one_namespace_delays_no_other() -> None:
-    """200 jobs whose turns take 2.5 s each, as creating 20 pods does among 32 others."""
+    """1,000 jobs whose turns take 2.5 s each, as creating 20 pods does among 32 others."""
     world = Simulated(PrioritySemaphore(32))
-    tasks = [asyncio.create_task(world.job("flood", f"flood-{n}", 3, 2.5)) for n in range(200)]
+    tasks = [asyncio.create_task(world.job("flood", f"flood-{n}", 3, 2.5)) for n in range(1000)]
     await world.run(7.0)
     tasks += [asyncio.create_task(world.job("other", f"other-{n}", 1, 0.2)) for n in range(3)]
     await world.run(8.0)

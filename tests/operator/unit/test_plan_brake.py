@@ -15,7 +15,6 @@ from operator_world import World, job_object
 
 from springtide_operator.api import names
 from springtide_operator.cache import Cache
-from springtide_operator.job_loop import connected
 from springtide_operator.lookout import Hearing, Lookout
 from springtide_operator.plan import sight
 from springtide_operator.plan.actions import CreateCoordinator, DeletePod, Plan
@@ -269,6 +268,7 @@ class Day(World):
         super().die()
         self.unreachable_since = None
         self.cache = Cache(clock=lambda: self.true)
+        self.cache.put_job(self.job)
         self.fed: dict[str, Node] = {}
         self.shown_pods: dict[str, Object] = {}
         self.hearing = Hearing(lambda: self.true)
@@ -349,8 +349,8 @@ class Day(World):
             last_commit_at=self.now,
         )
         self.unreachable_since = None
-        self.reported |= dict.fromkeys(connected(self.report), self.true)
-        self.lookout.answered(connected(self.report))
+        self.reported |= dict.fromkeys(self.report.connected, self.true)
+        self.lookout.answered(self.report.connected)
 
     def runs(self, pod: CoordinatorPod) -> bool:
         """Whether the coordinator's process lives where the operator reaches it."""

@@ -15,8 +15,9 @@ from springtide_operator.plan.actions import (
     EnsureSecret,
 )
 from springtide_operator.plan.coordinator import LEARNING_SECONDS, SECRET_CHECK_SECONDS
-from springtide_operator.plan.observation import Refusal
+from springtide_operator.plan.observation import MemberReport, Refusal
 from springtide_operator.plan.values import timestamp
+from springtide_protocol.versions import PROTOCOL_VERSION
 
 
 def started() -> World:
@@ -266,3 +267,95 @@ def test_a_resumed_job_has_a_new_coordinator_and_no_take_over() -> None:
             world.now += 2
         assert told == [reasons.JOB_RESUMED] or suspend, told
     assert [p["metadata"]["name"] for p in world.coordinators()] == ["digits-coordinator-2"]
+
+
+def pinned(replicas: int = 2) -> World:
+    """A job whose first coordinator an operator of release 1 has made; release 2 acts now."""
+    world = World(job=job_object(replicas), coordinator_image="springtide/operator:1")
+    world.settle()
+    world.reports()
+    world.round()
+    world.coordinator_image = "springtide/operator:2"
+    return world
+
+
+def images(world: World) -> list[str]:
+    return [pod["spec"]["containers"][0]["image"][-1] for pod in world.coordinators()]
+
+
+def members(world: World, protocol: int) -> tuple[MemberReport, ...]:
+    assert world.report is not None
+    return tuple(replace(member, protocol=protocol) for member in world.report.members)
+
+
+def test_image_stands_in_status_before_the_first_pod() -> None:
+    world = World(job=job_object(1), coordinator_image="springtide/operator:1")
+    world.round(1)  # dies after the status write
+    assert world.status["coordinator"]["image"] == "springtide/operator:1"
+    assert world.coordinators() == []
+
+
+def test_another_operator_alone_replaces_no_coordinator() -> None:
+    world = pinned()
+    assert world.plan().actions == ()
+    world.die()
+    world.settle()
+    assert images(world) == ["1"]
+
+
+def test_successor_among_unknown_workers_keeps_the_image() -> None:
+    world = pinned()
+    world.die()  # the new operator has not heard the coordinator
+    world.ask_deletion(world.coordinators()[0], 5)
+    world.round()
+    assert world.status["coordinator"]["image"] == "springtide/operator:1"
+    assert images(world) == ["1"]
+
+
+def test_successor_among_older_workers_keeps_the_image() -> None:
+    world = pinned()
+    world.reports(members=members(world, PROTOCOL_VERSION - 1))
+    world.ask_deletion(world.coordinators()[0], 5)
+    decided = world.round()
+    assert images(world) == ["1"]
+    assert not any("springtide/operator" in event.message for event in decided.events)
+
+
+def test_one_worker_that_is_away_keeps_the_image() -> None:
+    world = pinned()
+    first, *others = members(world, PROTOCOL_VERSION)
+    world.reports(members=(replace(first, connected=False), *others))
+    world.ask_deletion(world.coordinators()[0], 5)
+    world.round()
+    assert images(world) == ["1"]
+
+
+def test_successor_among_workers_of_its_release_is_new() -> None:
+    world = pinned()
+    world.ask_deletion(world.coordinators()[0], 5)
+    decided = world.round()
+    assert world.status["coordinator"]["image"] == "springtide/operator:2"
+    assert images(world) == ["2"]
+    [told] = [event.message for event in decided.events if "takes over" in event.message]
+    assert "with the image springtide/operator:2 in the place of springtide/operator:1" in told
+
+
+def test_start_from_suspension_takes_the_new_image() -> None:
+    world = pinned()
+    world.report = None
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    for pod in [*world.coordinators(), *world.workers()]:
+        world.vanish(pod)
+    world.settle()
+    assert world.status["coordinator"]["image"] == "springtide/operator:1"
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert images(world) == ["2"]
+
+
+def test_image_of_the_manifest_comes_before_the_noted_one() -> None:
+    world = World(job=job_object(1), coordinator_image="springtide/operator:1")
+    world.job["spec"]["coordinator"] = {"image": "mine:7"}
+    world.settle()
+    assert images(world) == ["7"]

@@ -24,7 +24,7 @@ import torch
 from ps_servers import TOKEN, RealServer, names, servers
 
 from springtide import kv
-from springtide_ps.wire import frames
+from springtide_ps.wire import auth, frames
 from springtide_ps.wire.client import ServerClient
 from springtide_ps.wire.stream import Stream, connect
 
@@ -232,6 +232,35 @@ def test_rubbish_ends_its_own_connection_only() -> None:
             assert header.kind is frames.Kind.REFUSED, json.dumps(answer)
             stream.close()
         assert store.pull("w", torch.ones(4)).tolist() == [0, 0, 0, 0]
+
+
+def test_request_of_a_later_release_is_refused_alone() -> None:
+    with servers(1) as running, kv.connect(names(running), TOKEN) as store:
+        store.init("w", torch.zeros(4))
+        stream, _ = connect(("127.0.0.1", running[0].port), TOKEN, 30)
+        with contextlib.closing(stream):
+            assert stream.version == frames.VERSION
+            later = bytearray(frames.pack(frames.Frame(frames.Kind.PUSH, 7, {"tide": "high"}, 70_000)))
+            later[5] = 255
+            stream.socket.sendall(later + bytes(70_000))
+            header, meta = stream.receive()
+            assert (header.kind, header.request) == (frames.Kind.REFUSED, 7)
+            assert "release does not know" in meta["message"]
+            stream.send(frames.Frame(frames.Kind.STATUS, 8))
+            assert stream.receive()[0].request == 8
+
+
+def test_client_of_the_last_release_is_served_in_its_version() -> None:
+    with servers(1) as running:
+        stream = Stream(socket.create_connection(("127.0.0.1", running[0].port), timeout=30))
+        with contextlib.closing(stream):
+            _, told = stream.receive()
+            proof = auth.proof(TOKEN, "client", told["nonce"], "11" * 32)
+            stream.send(frames.Frame(frames.Kind.PROOF, meta={"nonce": "11" * 32, "proof": proof}))
+            assert stream.receive()[0].kind is frames.Kind.ACCEPTED
+            stream.send(frames.Frame(frames.Kind.STATUS, 1))
+            raw = stream.socket.recv(frames.HEADER_BYTES)
+            assert raw[4] == frames.OLDEST_VERSION
 
 
 def test_a_client_that_does_not_read_holds_up_nobody() -> None:

@@ -28,6 +28,47 @@ def test_a_frame_comes_back_as_it_was() -> None:
     assert frames.unpack_meta(raw[frames.HEADER_BYTES :]) == {"key": "w", "shape": [2, 3]}
 
 
+def test_frames_of_the_last_release_are_read() -> None:
+    for version in (frames.OLDEST_VERSION, frames.VERSION):
+        raw = frames.pack(Frame(Kind.INIT, 7, {"key": "w"}, 24), version)
+        assert frames.unpack_header(raw[: frames.HEADER_BYTES]).kind is Kind.INIT
+    assert frames.VERSION - frames.OLDEST_VERSION <= 1
+
+
+@pytest.mark.parametrize(
+    ("version", "side"), [(frames.VERSION + 1, "this side"), (frames.OLDEST_VERSION - 1, "the peer")]
+)
+def test_frames_of_another_release_name_what_to_upgrade(version: int, side: str) -> None:
+    raw = frames.pack(Frame(Kind.PULL, 1), version)
+    with pytest.raises(FrameError, match=f"version {version}, .* upgrade springtide in the image of {side}$"):
+        frames.unpack_header(raw)
+
+
+@pytest.mark.parametrize(
+    ("told", "version"),
+    [
+        ({}, frames.OLDEST_VERSION),
+        ({"newest": frames.VERSION}, frames.VERSION),
+        ({"newest": 99}, frames.VERSION),
+    ],
+)
+def test_connection_speaks_what_both_sides_read(told: dict[str, int], version: int) -> None:
+    assert frames.version_in(told) == version
+
+
+@pytest.mark.parametrize("told", [1, "3", None, True, 3.0])
+def test_version_that_cannot_be_is_refused(told: object) -> None:
+    with pytest.raises(FrameError, match="no version of frames"):
+        frames.version_in({"newest": told})
+
+
+def test_kind_of_a_later_release_is_read_as_unknown() -> None:
+    raw = bytearray(frames.pack(Frame(Kind.PUSH, 7, {}, 24)))
+    raw[5] = 255
+    header = frames.unpack_header(raw)
+    assert (header.kind, header.request, header.payload_bytes) == (Kind.UNKNOWN, 7, 24)
+
+
 @given(st.binary(min_size=frames.HEADER_BYTES, max_size=frames.HEADER_BYTES))
 @settings(deadline=None)
 def test_any_bytes_are_a_header_or_refused(raw: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -21,7 +22,14 @@ from springtide import faults
 from springtide.checkpoint import inspect, names, restore
 from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.location import CheckpointLocation
-from springtide.checkpoint.manifest import CorruptError
+from springtide.checkpoint.manifest import (
+    VERSION_WITH_FROZEN,
+    CorruptError,
+    File,
+    NewerError,
+    Receipt,
+    parse_receipt,
+)
 from springtide.checkpoint.names import TABLES
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.staging import Collected, GoneError, Stage
@@ -187,6 +195,49 @@ def test_a_damaged_one_is_passed_over_with_its_reason(
         restore.verify(Storage(str(root), FOLDER), names.folder(state(2)))
     restore.verify(Storage(str(root), FOLDER), names.folder(state(1)))
     members.close()
+
+
+def rewritten(path: Path, version: int) -> None:
+    """Say in a file of JSON that it has this version."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))
+
+
+def test_newer_checkpoint_is_an_error_and_no_way_back(root: Path, tmp_path: Path) -> None:
+    """An older one would lose steps without a word."""
+    members = Members(root, 1)
+    for step in (5, 6):
+        members.save(state(step), tree())
+    members.close()
+    name = names.folder(state(6))
+    rewritten(root / FOLDER / name / names.MANIFEST, VERSION_WITH_FROZEN + 1)
+    with pytest.raises(SpringtideError, match=f"{name}: .* version 3, .* 1 to 2: upgrade springtide"):
+        restore.newest(Storage(str(root), FOLDER))
+    [newer, older] = inspect.entries(str(root / FOLDER))
+    assert "upgrade springtide" in newer.problem
+    assert older.manifest is not None
+    with pytest.raises(NewerError, match="upgrade springtide"):
+        inspect.export(str(root / FOLDER), tmp_path / "model.safetensors")
+
+
+def test_checkpoint_of_an_impossible_version_is_passed_over(root: Path) -> None:
+    members = Members(root, 1)
+    for step in (5, 6):
+        members.save(state(step), tree())
+    members.close()
+    rewritten(root / FOLDER / names.folder(state(6)) / names.MANIFEST, 0)
+    found, skipped = restore.newest(Storage(str(root), FOLDER))
+    assert found is not None
+    assert found.manifest.state == state(5)
+    assert "malformed" in skipped[0]
+
+
+def test_receipt_of_the_last_release_is_read() -> None:
+    receipt = Receipt(File("a", 1, "0" * 64), "layout")
+    written = json.loads(receipt.to_json())
+    assert written.pop("version") == 1
+    assert parse_receipt(json.dumps(written).encode()) == receipt
+    with pytest.raises(NewerError, match=r"receipt of a share has version 2, .* 1 to 1: upgrade springtide"):
+        parse_receipt(json.dumps({**written, "version": 2}).encode())
 
 
 def test_without_a_manifest_there_is_no_checkpoint(root: Path) -> None:

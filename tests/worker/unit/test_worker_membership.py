@@ -210,6 +210,18 @@ def test_entries_that_come_before_the_group_asks_for_them() -> None:
     assert session.sent[-1].store_set == pb.StoreEntry(generation=name(1), key="0/9", value=b"mine")
 
 
+def test_single_entries_of_the_last_release_are_taken() -> None:
+    session = Session()
+    session.membership.park(pb.STANDBY)
+    session.hear(store_entry=pb.StoreEntry(generation=name(1), key="0/1", value=b"early"))
+    session.hear(store_entry=pb.StoreEntry(generation=name(1), key="0/2", value=b"too"))
+    session.start(1)
+    answer = session.membership.await_start()
+    assert isinstance(answer, Start)
+    session.hear(store_entry=pb.StoreEntry(generation=name(1), key="0/0", value=b"later"))
+    assert [answer.store.get(f"0/{rank}") for rank in range(3)] == [b"later", b"early", b"too"]
+
+
 def after(seconds: float, call: Callable[[], None]) -> threading.Timer:
     timer = threading.Timer(seconds, call)
     timer.start()

@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 
 from springtide.checkpoint import names, restore
-from springtide.checkpoint.manifest import CorruptError, Manifest
+from springtide.checkpoint.manifest import CorruptError, Manifest, NewerError
 from springtide.checkpoint.storage import Storage, StorageError
 
 
@@ -69,6 +69,7 @@ def export(uri: str, path: Path) -> Manifest:
         FileExistsError: something is at `path`.
         StorageError: storage does not answer.
         CorruptError: no checkpoint is whole; the text says what is wrong with each.
+        NewerError: the newest that is whole is of a later release.
     """
     if path.exists():
         raise FileExistsError(f"{path} is there already: name another file")
@@ -78,6 +79,8 @@ def export(uri: str, path: Path) -> Manifest:
     for name in whole:
         try:
             tree, manifest = restore.read(storage, name)
+        except NewerError as error:
+            raise NewerError(f"{name}: {error}") from None
         except CorruptError as error:
             problems.append(f"{name}: {error}")
             continue

@@ -1,5 +1,8 @@
 """The manifest of a checkpoint: written last, it makes a checkpoint of files. One format for the state of
 workers and for the snapshots of parameter servers.
+
+The version is raised with each change of what a checkpoint holds, in whichever of its files. A release reads
+the versions before its own; one that is newer is an error, since an older checkpoint would lose steps.
 """
 
 from __future__ import annotations
@@ -24,8 +27,15 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
+RECEIPT_VERSION = 1
+
+
 class CorruptError(Exception):
     """A checkpoint cannot be used; the text says what is wrong with which file."""
+
+
+class NewerError(CorruptError):
+    """A checkpoint was written by a release that is too new for this one; nothing is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +122,14 @@ def parse(raw: bytes, name: str) -> Manifest:
         name: of the checkpoint's folder, which the manifest must have too.
 
     Raises:
-        CorruptError: it is no manifest of a known version, or that of another checkpoint.
+        CorruptError: it is no manifest, or that of another checkpoint.
+        NewerError: a later release has written it.
     """
     try:
         value = json.loads(raw)
-        if value["format"] != FORMAT or value["version"] not in (VERSION, VERSION_WITH_FROZEN):
-            found = f"{value['format']!r} version {value['version']!r}"
-            raise ValueError(f"format {found}, not {FORMAT} {VERSION} or {VERSION_WITH_FROZEN}")
+        if value["format"] != FORMAT:
+            raise ValueError(f"format {value['format']!r}, not {FORMAT}")
+        _check_version(value["version"], VERSION_WITH_FROZEN, f"its {names.MANIFEST}")
         if sum(len(part.get("files", ())) for part in value["parts"].values()) > MAX_FILES:
             raise ValueError(f"more than {MAX_FILES} files")
         state = dict(value["state"])
@@ -161,6 +172,16 @@ def _file(value: Any) -> File:
     return File(path, _whole(value["bytes"]), digest, folder)
 
 
+def _check_version(version: Any, newest: int, what: str) -> None:
+    if _whole(version) > newest:
+        raise NewerError(
+            f"{what} has version {version}, and this release reads {VERSION} to {newest}: upgrade springtide"
+            " in the workers' image"
+        )
+    if version < VERSION:
+        raise ValueError(f"version {version}")
+
+
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"expected a whole number, got {value!r}")
@@ -180,7 +201,12 @@ class Receipt:
 
     def to_json(self) -> bytes:
         frozen = [file.to_json() for file in self.frozen]
-        value = {"file": self.file.to_json(), "layout": self.layout, "frozen": frozen}
+        value = {
+            "version": RECEIPT_VERSION,
+            "file": self.file.to_json(),
+            "layout": self.layout,
+            "frozen": frozen,
+        }
         return json.dumps(value).encode()
 
 
@@ -195,6 +221,7 @@ def parse_receipt(raw: bytes) -> Receipt:
         value = json.loads(raw)
         if "error" in value:
             raise CorruptError(str(value["error"]))
+        _check_version(value.get("version", 1), RECEIPT_VERSION, "the receipt of a share")
         frozen = tuple(_file(file) for file in value.get("frozen", ()))
         return Receipt(_file(value["file"]), str(value["layout"]), frozen)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

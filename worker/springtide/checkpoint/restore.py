@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from springtide.checkpoint import files, names, shares
-from springtide.checkpoint.manifest import CorruptError, File, Manifest, Part, parse
+from springtide.checkpoint.manifest import CorruptError, File, Manifest, NewerError, Part, parse
 from springtide.checkpoint.storage import Storage
 from springtide.comm import codec
 from springtide.errors import SpringtideError
@@ -53,11 +53,16 @@ def newest(storage: Storage, reader: Read | None = None) -> tuple[Restored | Non
 
     Raises:
         StorageError: storage does not answer, which is no proof of anything.
+        SpringtideError: the newest that is whole is of a later release; the one before would lose steps.
     """
     skipped: list[str] = []
     for name in candidates(storage):
         try:
             tree, manifest = (reader or read)(storage, name)
+        except NewerError as problem:
+            raise SpringtideError(
+                f"checkpoint {name}: {problem}, or move the checkpoint away to go on from an older one"
+            ) from None
         except CorruptError as problem:
             skipped.append(f"{name}: {problem}")
             log.error("checkpoint %s cannot be used: %s", name, problem)

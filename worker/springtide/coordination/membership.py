@@ -18,7 +18,6 @@ from springtide.comm.store_entries import Entries, Publish
 from springtide.coordination.park_reply import Leave, ParkReply, Save, Start
 from springtide.errors import SpringtideError
 from springtide.settings import Settings
-from springtide_protocol import PROTOCOL_VERSION
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import (
     generation_from_proto,
@@ -27,11 +26,13 @@ from springtide_protocol.codec import (
     incarnation_to_proto,
     required_generation,
     required_state,
+    speaks_to_proto,
     state_from_proto,
     state_to_proto,
 )
 from springtide_protocol.names import WITHOUT_JOB, GenerationName, Incarnation, StateName, process_label
 from springtide_protocol.store_entries import unpack
+from springtide_protocol.versions import OWN
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ _LOG_EVERY_SECONDS = 10.0
 _EARLY_ENTRIES = 1024
 
 Send = Callable[[pb.WorkerMessage], None]
+Entered = Callable[[], list[tuple[str, bytes]]]
+"""Gives keys and values of store entries; what nobody asks for is never unpacked."""
 
 
 class Membership:
@@ -114,7 +117,8 @@ class Membership:
         self._start: Start | None = None
         self._leave: Leave | None = None
         self._save: Save | None = None
-        self._entries_ahead: list[pb.StoreEntries] = []  # of a store whose Start has not come
+        # Of a store whose Start has not come.
+        self._entries_ahead: list[tuple[pb.GenerationName, Entered]] = []
         # The coordinator.
         self._connected = False
         self._newest = Incarnation(0)
@@ -217,7 +221,8 @@ class Membership:
         """Return the first message of every stream: what this process is at this moment."""
         with self._changed:
             message = pb.Hello(
-                protocol_version=PROTOCOL_VERSION,
+                protocol_version=OWN.oldest,
+                speaks=speaks_to_proto(OWN),
                 member=self._me,
                 newest_incarnation=incarnation_to_proto(self._newest),
                 members=self._members,
@@ -248,8 +253,12 @@ class Membership:
                 self._prepare(message.prepare)
             case "start":
                 self._started(message.start)
+            case "store_entry":  # of a coordinator of the last release
+                entry = message.store_entry
+                self._take_entries(entry.generation, lambda: [(entry.key, entry.value)])
             case "store_entries":
-                self._store_entries(message.store_entries)
+                several = message.store_entries
+                self._take_entries(several.generation, lambda: unpack(several.packed))
             case "boundary":
                 with self._changed:
                     asked = self._standing == pb.ACTIVE and self._is_current(message.boundary.generation)
@@ -357,21 +366,21 @@ class Membership:
                 owners,
                 self._settings.formation_seconds,
             )
-            for entry in self._entries_ahead:
-                if self._is_current(entry.generation):
-                    self._store.deliver(unpack(entry.packed))
+            for name_ahead, entries in self._entries_ahead:
+                if self._is_current(name_ahead):
+                    self._store.deliver(entries())
             self._entries_ahead = []
             self._start = Start(message, generation, self._store)
             self._changed.notify_all()
 
-    def _store_entries(self, message: pb.StoreEntries) -> None:
+    def _take_entries(self, generation: pb.GenerationName, entries: Entered) -> None:
         with self._changed:
-            store = self._store if self._is_current(message.generation) else None
+            store = self._store if self._is_current(generation) else None
             # Of a generation that is formed, or over, entries may still come; nobody asks for them.
-            if self._is_to_come(message.generation) and len(self._entries_ahead) < _EARLY_ENTRIES:
-                self._entries_ahead.append(message)
+            if self._is_to_come(generation) and len(self._entries_ahead) < _EARLY_ENTRIES:
+                self._entries_ahead.append((generation, entries))
         if store is not None:
-            store.deliver(unpack(message.packed))
+            store.deliver(entries())
 
     def _end_ok(self, message: pb.EndOk) -> None:
         with self._changed:

@@ -18,16 +18,16 @@
 - apiGroups: [""]
   resources: [services]
   verbs: [get, create, patch, delete]
-# How many of a job's parameter servers may be evicted at once. Get: one of that name may be somebody else's, and one
-# that was deleted by hand comes back. Delete: what an older version made under a name without the job's uid.
+# How many of a job's parameter servers may be evicted at once. Get: one of that name may be somebody else's. list, watch:
+# one that was deleted by hand comes back. Delete: what an older version made under a name without the job's uid.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 {{- if .Values.networkPolicy.jobs }}
-# Keeps other pods away from those of a job. Get and delete: as above.
+# Keeps other pods away from those of a job. Get, list, watch and delete: as above.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 {{- end }}
 {{- if .Values.rbac.gangScheduling }}
 # Gang start with Volcano or the coscheduling plugin, where their API is served and a job names their scheduler: a
@@ -37,11 +37,11 @@
   verbs: [get, create, patch, delete]
 {{- end }}
 {{- if .Values.rbac.kueue }}
-# Kueue, where it is installed and a job names a queue. create, patch: what the job asks for. list: whether it is admitted
-# or evicted. delete: when the job is suspended or leaves its queue.
+# Kueue, where it is installed and a job names a queue. create, patch: what the job asks for. list, watch: whether it
+# is admitted or evicted. delete: when the job is suspended or leaves its queue.
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: [list, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 # That training has started, that an evicted job has left, that a job has ended.
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads/status]

@@ -267,6 +267,8 @@ def builtin_resources() -> list[ResourceType]:
             name_problem=path_segment_problem,
         )
     add("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False, "pc", core.PriorityClasses())
+    # Kept and not obeyed: this server has one queue for all.
+    add("flowcontrol.apiserver.k8s.io", "v1", "flowschemas", "FlowSchema", False, "", None, status)
     add("storage.k8s.io", "v1", "storageclasses", "StorageClass", False, "sc", core.StorageClasses())
     add(
         "apiextensions.k8s.io",
