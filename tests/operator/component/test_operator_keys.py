@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import pytest
 from operator_cluster import FakeCluster, FakeCoordinator
 from operator_running import operator, until
 
-from springtide_operator import rootkey
+from springtide_operator import rootkey, runtime
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.job_credentials import JobCredentials
@@ -56,10 +57,11 @@ def tokens_shown(cluster: FakeCluster, heard: Listening) -> set[str]:
     return {token for at, token in heard.shown if runs and at == address(pod)}
 
 
-async def test_replaced_root_key_reaches_the_coordinator_unasked() -> None:
+async def test_replaced_root_key_reaches_the_coordinator_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "ROOT_KEY_SECONDS", 0.2)
     cluster, heard = FakeCluster(), Listening()
     job = Job.parse(cluster.add_job())
-    async with operator(cluster, heard, root_key=None, resync=0.2):
+    async with operator(cluster, heard, root_key=None, resync=600.0):
         await until(lambda: tokens_shown(cluster, heard), "the first coordinator to be called")
         first, old = coordinator(cluster), JobCredentials.of(root_key(cluster), job)
         assert tokens_shown(cluster, heard) == {old.token}
@@ -84,10 +86,11 @@ async def test_replaced_root_key_reaches_the_coordinator_unasked() -> None:
     assert not any("deletionTimestamp" in pod["metadata"] for pod in cluster.pods())
 
 
-async def test_root_key_that_cannot_be_read_changes_nothing() -> None:
+async def test_root_key_that_cannot_be_read_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "ROOT_KEY_SECONDS", 0.1)
     cluster, heard = FakeCluster(), Listening()
     cluster.add_job()
-    async with operator(cluster, heard, root_key=None, resync=0.1) as running:
+    async with operator(cluster, heard, root_key=None, resync=600.0) as running:
         await until(lambda: tokens_shown(cluster, heard), "the first coordinator to be called")
         first = coordinator(cluster)
         put_root_key(cluster, b"short")

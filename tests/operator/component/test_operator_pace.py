@@ -272,3 +272,20 @@ async def test_standby_tries_when_lease_ends_not_a_retry_later() -> None:
     await standby.step()
     assert standby.held
     assert standby.pause == RETRY
+
+
+async def test_a_lease_that_lapsed_is_not_renewed_past_an_obstacle() -> None:
+    """A release that did not act for a while may have got a rival, and nobody has written its Lease."""
+    cluster, now, rival = FakeCluster(), [100.0], [""]
+    lease = Lease(cluster, "ns", "a", clock=lambda: now[0], obstacle=lambda: rival[0] or None)
+    await lease.step()
+    rival[0] = "another release runs the same jobs"
+    now[0] += 1.0
+    await lease.step()
+    assert lease.held  # what acts ends by itself
+    now[0] += DURATION
+    await lease.step()
+    assert (lease.held, lease.trouble) == (False, rival[0])
+    rival[0] = ""
+    await lease.step()
+    assert lease.held
