@@ -24,7 +24,7 @@ Key = tuple[str, str]  # namespace, name of the job
 AnyPod = WorkerPod | CoordinatorPod | ServerPod
 
 TOMBSTONES = 4096
-STRANGERS = 256  # pods kept in full until their job is heard of
+UNCLAIMED = 256  # pods kept in full until their job is heard of
 
 
 class View(NamedTuple):
@@ -189,7 +189,7 @@ class Cache:
         self._jobs: dict[Key, Object] = {}
         self._pods: dict[Key, Pods] = {}
         self._job_of_pod: dict[str, Key] = {}  # by uid
-        self._strangers: OrderedDict[str, Object] = OrderedDict()  # pods by uid, the latest last
+        self._unclaimed: OrderedDict[str, Object] = OrderedDict()  # pods by uid, the latest last
         self._nodes: dict[str, Node] = {}
         self._node_versions: dict[str, tuple[int, str]] = {}  # by name: version, uid
         self.nodes_listed = False
@@ -226,7 +226,7 @@ class Cache:
         pods, lacking = self._pods.get(key), False
         for uid, known in list(pods.known.items()) if pods is not None else []:
             if known.stranger and known.owner == job_uid:
-                found = self._strangers.pop(uid, None)
+                found = self._unclaimed.pop(uid, None)
                 lacking = lacking or found is None
                 self._forget(key, uid, for_ever=False)
                 if found is not None:
@@ -310,10 +310,10 @@ class Cache:
         return True
 
     def _keep_stranger(self, uid: str, pod: Object) -> None:
-        self._strangers[uid] = pod
-        self._strangers.move_to_end(uid)
-        while len(self._strangers) > STRANGERS:
-            self._strangers.popitem(last=False)
+        self._unclaimed[uid] = pod
+        self._unclaimed.move_to_end(uid)
+        while len(self._unclaimed) > UNCLAIMED:
+            self._unclaimed.popitem(last=False)
 
     def unreadable(self, key: Key, job_uid: str) -> tuple[str, ...]:
         """Return why pods that this very job controls cannot be observed.
@@ -466,7 +466,7 @@ class Cache:
         if for_ever:
             self._bury(uid)
         self._job_of_pod.pop(uid, None)
-        self._strangers.pop(uid, None)
+        self._unclaimed.pop(uid, None)
         pods = self._pods.get(key) if key is not None else None
         if key is None or pods is None or uid not in pods.known:
             return

@@ -39,7 +39,7 @@ HANDED_ON = frozenset({"customresourcedefinitions"})  # kinds that kopf itself l
 class Feed(Protocol):
     """Takes what kopf's lists and watches bring, in the order in which it comes."""
 
-    def heard(self, plural: str, kind: str | None, obj: Object) -> None:
+    def take_event(self, plural: str, kind: str | None, obj: Object) -> None:
         """Take an event.
 
         Args:
@@ -156,7 +156,7 @@ class Taken:
             kind: of the event.
             obj: as far as it is read.
         """
-        self._feed.heard(plural, kind, obj)
+        self._feed.take_event(plural, kind, obj)
         return plural not in HANDED_ON
 
     def page(self, path: str, first: bool, page: Page) -> list[Object]:
@@ -176,7 +176,7 @@ class Taken:
         uids = self._uids.setdefault(path, set())
         for item in page.items:
             uids.add(str(item["metadata"].get("uid")))
-            self._feed.heard(plural, None, item)
+            self._feed.take_event(plural, None, item)
         meta = page.around.get("metadata") or {}
         if not meta.get("continue"):
             del self._uids[path]

@@ -115,7 +115,7 @@ async def watched(event: kopf.RawEvent, resource: kopf.Resource, memo: kopf.Memo
         resource: the kind.
         memo: holds the operator.
     """
-    memo.operator.heard(resource.plural, event["type"], dict(event["object"]))
+    memo.operator.take_event(resource.plural, event["type"], dict(event["object"]))
 
 
 def watch(environ: Mapping[str, str]) -> None:

@@ -39,16 +39,16 @@ class OptionalApis:
         discovery: Discovery,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
-        told: bool = False,
+        announced: bool = False,
     ) -> None:
         """
         Args:
             discovery: is asked.
             changed: is called when an answer is new.
             clock: seconds that never jump.
-            told: `heard` is called for each definition that is written.
+            announced: `heard` is called for each definition that is written.
         """
-        self._told = told
+        self._announced = announced
         self._unsettled: dict[str, float] = {}  # by API: until then it is looked for again and again
         self._discovery = discovery
         self._changed = changed
@@ -68,7 +68,7 @@ class OptionalApis:
                 self._wanted.set()
         return found
 
-    def heard(self, group: str) -> None:
+    def note_definition(self, group: str) -> None:
         """Look soon for the APIs of a group, of which a definition was written."""
         for api in self._due:
             if api.partition("/")[0] == group:
@@ -92,7 +92,7 @@ class OptionalApis:
     def _pause(self, api: str, served: bool) -> float:
         if self._unsettled.get(api, float("-inf")) > self._clock():
             return RETRY_SECONDS
-        if self._told:
+        if self._announced:
             return TOLD_SECONDS
         return PRESENT_SECONDS if served else ABSENT_SECONDS
 

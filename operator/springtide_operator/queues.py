@@ -5,7 +5,7 @@ Watched here and not by kopf: Kueue may be installed or removed at any time, the
 and nothing is asked of a cluster whose jobs name no queue. kopf watches what it is told of at its start, and
 ends where it may not.
 
-Tasks: `run` alone lists; the watch that it waits for calls `_hear` in the same event loop.
+Tasks: `run` alone lists; the watch that it waits for calls `_take_event` in the same event loop.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Queues:
 
     async def _follow(self, version: str) -> None:
         """Watch from a list's version on, as long as it is of use and the server goes on."""
-        watch = asyncio.ensure_future(self._cluster.watch_workloads(version, self._hear))
+        watch = asyncio.ensure_future(self._cluster.watch_workloads(version, self._take_event))
         try:
             while self.listed and self._ready() and self._queued():
                 wanted = asyncio.ensure_future(self._look_wanted.wait())
@@ -126,7 +126,7 @@ class Queues:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
-    def _hear(self, kind: str, workload: Object) -> None:
+    def _take_event(self, kind: str, workload: Object) -> None:
         uid = _controller(workload)
         if kind != "DELETED":
             self.put(workload)

@@ -64,8 +64,8 @@ MOST_SURPRISES = 1000  # that are told apart
 
 
 class Operator:
-    """Feed it lists and events with `heard` and `listed`; it lists everything itself before it acts, so it
-    needs none of them.
+    """Feed it lists and events with `take_event` and `listed`; it lists everything itself before it acts, so
+    it needs none of them.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Operator:
             notes=claim.notes,
             obstacle=lambda: self._releases.refused or self._releases.trouble,
         )
-        self._apis = OptionalApis(self._cluster, self._meet, told=not settings.watched)
+        self._apis = OptionalApis(self._cluster, self._meet, announced=not settings.watched)
         self._leases, self._hearing = Leases(self._cluster), Hearing()
         self.metrics.watch_nodes(self._observe_nodes)
         self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
@@ -220,7 +220,7 @@ class Operator:
             log.error("%s: %s", what, said)
             log.debug("where that came from", exc_info=error)
 
-    def heard(self, plural: str, kind: str | None, obj: Object) -> None:
+    def take_event(self, plural: str, kind: str | None, obj: Object) -> None:
         """Take in an event of a watch.
 
         Args:
@@ -238,7 +238,7 @@ class Operator:
             put = functools.partial(self.cache.put_protection, plural)
             self._take_in(kind, obj, put, self.cache.drop_protection)
         elif plural == "customresourcedefinitions":
-            self._apis.heard(str((obj.get("spec") or {}).get("group")))
+            self._apis.note_definition(str((obj.get("spec") or {}).get("group")))
 
     def listed(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
         """Learn that a list of kopf's is whole: what it lacks is gone.
@@ -386,7 +386,7 @@ class Operator:
         def take(items: list[Object]) -> None:
             for item in items:
                 uids.add(str(item["metadata"].get("uid")))
-                self.heard(plural, None, item)
+                self.take_event(plural, None, item)
 
         version = await pages(take)
         self._keep(plural, "", uids, version)

@@ -41,7 +41,7 @@ async def operator(
 
     def hear(plural: str, kind: str, obj: Object) -> None:
         if plural in WATCHED:
-            made.heard(plural, kind, obj)
+            made.take_event(plural, kind, obj)
 
     if watch:
         cluster.watchers.append(hear)

@@ -44,19 +44,21 @@ async def test_workers_leave_lost_nodes_and_are_deleted_by_force(monkeypatch: py
             pod["spec"]["nodeName"] = name
         cluster.run_pods()
         assert running.cache.nodes() is not None
-        running.heard("nodes", "MODIFIED", cluster.put("nodes", node("b", "Unknown")))
+        running.take_event("nodes", "MODIFIED", cluster.put("nodes", node("b", "Unknown")))
         await until(
             lambda: "digits-worker-1-1" in {p["metadata"]["name"] for p in cluster.pods()}, "a replacement"
         )
         lost = cluster.objects["pods", "default", "digits-worker-1-0"]
         assert lost["metadata"]["annotations"][names.ANNOTATION_DELETED_BECAUSE] == "NodeLost"
         cluster.remove("nodes", "", "b")
-        running.heard("nodes", "DELETED", {**node("b"), "metadata": {"name": "b", "resourceVersion": "9999"}})
+        running.take_event(
+            "nodes", "DELETED", {**node("b"), "metadata": {"name": "b", "resourceVersion": "9999"}}
+        )
         await until(lambda: ("pods", "default", "digits-worker-1-0") not in cluster.objects, "force")
         read = running.metrics.registry.get_sample_value
         assert read("springtide_operator_nodes", {"state": "total"}) == 1
         assert read("springtide_operator_brake", {"why": "nodes"}) == 0
-        running.heard("nodes", "MODIFIED", cluster.put("nodes", node("a", "Unknown")))
+        running.take_event("nodes", "MODIFIED", cluster.put("nodes", node("a", "Unknown")))
         await until(lambda: read("springtide_operator_brake", {"why": "nodes"}) == 1, "the brake")
         assert read("springtide_operator_nodes", {"state": "lost"}) == 1
         await until(lambda: degraded(cluster) == "TooManyNodesUnknown", "a word in status")

@@ -352,7 +352,7 @@ class Recorder:
         self.objects: list[tuple[str, str | None, str]] = []
         self.lists: list[tuple[str, str, set[str], str]] = []
 
-    def heard(self, plural: str, kind: str | None, obj: dict[str, Any]) -> None:
+    def take_event(self, plural: str, kind: str | None, obj: dict[str, Any]) -> None:
         self.objects.append((plural, kind, obj["metadata"]["name"]))
 
     def listed(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:

@@ -139,7 +139,7 @@ async def test_the_coordinator_is_told_how_long_the_pause_is() -> None:
     cluster.add_job(replicas=1)
     settings = Settings(tick=0.05, bind="127.0.0.1", metrics_port=0, root_key=b"0" * 32)
     operator = Operator(settings, cluster=cluster, connect=coordinator.connect)
-    cluster.watchers.append(operator.heard)
+    cluster.watchers.append(operator.take_event)
     await operator.start()
     try:
         async with asyncio.timeout(30):

@@ -22,7 +22,7 @@ from required import require_tool
 
 from springtide_operator import rootkey
 from springtide_operator.__main__ import prepare
-from springtide_operator.cache import STRANGERS, Cache
+from springtide_operator.cache import UNCLAIMED, Cache
 from springtide_operator.cluster import KubeCluster, merge_patch
 from springtide_operator.coordinator_connection import CoordinatorConnection, news, to_report
 from springtide_operator.credentials import find_credentials
@@ -122,13 +122,13 @@ def test_pods_that_come_before_their_job_are_its() -> None:
 def test_of_many_pods_without_their_job_the_list_tells() -> None:
     lacks: list[bool] = []
     cache = Cache(on_lack=lambda: lacks.append(True))
-    for number in range(STRANGERS + 1):
+    for number in range(UNCLAIMED + 1):
         cache.put_pod(pod(5 + number, f"pod-{number}"))
     cache.put_job(job_object())
     assert lacks == [True]
-    assert len(cache.pods(KEY, "job-uid-1234")[0]) == STRANGERS
+    assert len(cache.pods(KEY, "job-uid-1234")[0]) == UNCLAIMED
     assert cache.put_pod(pod(5, "pod-0")), "from the list, as it was"
-    assert len(cache.pods(KEY, "job-uid-1234")[0]) == STRANGERS + 1
+    assert len(cache.pods(KEY, "job-uid-1234")[0]) == UNCLAIMED + 1
 
 
 def lost_node(version: int, ready: str = "Unknown") -> Object:

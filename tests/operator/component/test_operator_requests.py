@@ -134,16 +134,16 @@ async def test_workloads_are_heard_of_by_a_watch() -> None:
 
 def test_written_definition_has_its_api_looked_for() -> None:
     now, cluster = [0.0], FakeCluster()
-    apis = OptionalApis(cluster, lambda: None, lambda: now[0], told=True)
-    apis.heard("kueue.x-k8s.io")
+    apis = OptionalApis(cluster, lambda: None, lambda: now[0], announced=True)
+    apis.note_definition("kueue.x-k8s.io")
     assert asyncio.run(apis.look()) is None, "no job needs it"
     apis.known([names.KUEUE_API])
     assert asyncio.run(apis.look()) == TOLD_SECONDS
     now[0] = 60.0
     cluster.apis.add(names.KUEUE_API)
-    apis.heard("another.example.com")
+    apis.note_definition("another.example.com")
     assert asyncio.run(apis.look()) == TOLD_SECONDS - 60.0
-    apis.heard("kueue.x-k8s.io")
+    apis.note_definition("kueue.x-k8s.io")
     assert asyncio.run(apis.look()) == RETRY_SECONDS, "it may not be served yet, or not be gone yet"
     assert apis.served(names.KUEUE_API)
     now[0] += UNSETTLED_SECONDS
@@ -162,7 +162,7 @@ async def test_definition_heard_of_by_a_watch_starts_a_waiting_job() -> None:
         await until(lambda: cluster.job().get("status", {}).get("conditions"), "a word")
         assert cluster.calls["list_workloads"] == 0
         cluster.apis.add(names.KUEUE_API)
-        made.heard(
+        made.take_event(
             "customresourcedefinitions", "ADDED", {"metadata": {}, "spec": {"group": "kueue.x-k8s.io"}}
         )
         await until(lambda: cluster.calls["create_workload"], "the Workload")
