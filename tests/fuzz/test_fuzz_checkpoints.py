@@ -13,6 +13,7 @@ from checkpoint_members import FOLDER, Members, equal, state, tree
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.manifest import CorruptError, parse
 from springtide.checkpoint.storage import Storage
+from springtide.errors import SpringtideError
 
 Damage = tuple[str, bytes]
 
@@ -37,7 +38,11 @@ def test_damaged_checkpoints_are_never_believed(tmp_path: Path) -> None:
         name, data = damage
         (folder / name).write_bytes(data)
         try:
-            found, skipped = restore.newest(Storage(str(tmp_path / "whole"), FOLDER))
+            try:
+                found, skipped = restore.newest(Storage(str(tmp_path / "whole"), FOLDER))
+            except SpringtideError:  # it says that a later release wrote it: nobody guesses
+                assert json.loads(data)["version"] > 1
+                return
             assert found is not None
             assert equal(found.tree, tree())
             assert found.manifest.state in (state(5), state(6))

@@ -69,7 +69,7 @@ class Store(ObjectStore):
         found = self.registry.stored(resource)
         obj = clone(self.get_stored(found, name, namespace).object)
         change(obj)
-        options = Options(manager=LOCAL, subresource=subresource, ours=True)
+        options = Options(manager=LOCAL, subresource=subresource)
         return clone(writes.update(self, found, name, namespace, obj, options).object)
 
     def delete(

@@ -49,8 +49,6 @@ class Options:
     """How a write was asked for. `warnings` collects what goes back in Warning headers.
 
     `guard` looks at (resource, object to be written, object as it was or None) last, and may refuse it.
-    `ours`: a component of this process has changed an object of the store, so its types need no look before
-    validation, which looks at them anyhow.
     """
 
     manager: str
@@ -60,7 +58,6 @@ class Options:
     in_patch: bool = False
     warnings: list[str] = field(default_factory=list)
     guard: Callable[[ResourceType, Object, Object | None], None] | None = None
-    ours: bool = False
 
 
 @dataclass(slots=True)
@@ -93,8 +90,7 @@ def decode(resource: ResourceType, obj: Object, options: Options) -> None:
     obj["apiVersion"], obj["kind"] = given
     if obj.get("metadata") is None:
         obj["metadata"] = {}
-    if not options.ours:
-        check_decodable(resource, obj)
+    check_decodable(resource, obj)
     unknown: list[str] = []
     node = resource.node
     schema.prune(builtin.node(builtin.OBJECT_META), obj["metadata"], "metadata", unknown, drop_nulls=True)
