@@ -31,9 +31,9 @@ def test_an_ordinary_life_makes_no_warning(
         e2e.kubectl("uncordon", node)
     running.scale(1)
     running.until_trains(1)
-    assert e2e.warnings(running.namespace) == []
+    assert not e2e.warnings(running.namespace), running.describe()
     e2e.kubectl("delete", "stj", running.name, "-n", running.namespace, "--timeout=60s")
     again = start("finishes", workers=2, epochs=30, **spec)
     again.until_condition("Succeeded")
-    assert e2e.warnings(running.namespace) == []
+    assert not e2e.warnings(running.namespace), again.describe()
     assert e2e.warnings(OPERATOR_NAMESPACE) == before
