@@ -399,11 +399,15 @@ def why_other_servers(m: Membership, generation: Generation, now: float) -> tupl
 def is_needed(m: Membership, server: str) -> bool:
     """Return whether the newest generation has a server, or asks it for the state while it forms.
 
+    A coordinator that is new may not have heard yet of the generation that trains, which then has the server.
+
     Args:
         m: facts of the membership.
         server: its id.
     """
     current = m.current
+    if current is None and not m.finished:
+        return not m.settled
     if current is None or m.finished or all(member in current.lost for member in current.ids):
         return False
     if any(info.id == server for info in current.serving):

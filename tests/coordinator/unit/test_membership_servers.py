@@ -374,6 +374,34 @@ def test_new_coordinator_adopts_generation_with_its_servers() -> None:
     assert "parameter server pod-s0 is lost" in room.last("w0", say.Prepare).reason
 
 
+def test_new_coordinator_lets_no_server_go_before_workers_report() -> None:
+    """A drain takes the coordinator and a server at once: the server is back before the workers."""
+    room = Room(servers=1, target=1, incarnation=(2, 0))
+    room.serve("s0", leaving=True)
+    room.sync("w0", serving=("s0",))
+    room.tick(1)
+    assert not room.told("s0", say.ServerLeave)
+    room.hello(
+        "w0",
+        say.Standing.ACTIVE,
+        generation=generation(4),
+        members=(info("w0"),),
+        state=state(9, 4),
+        servers=(server("s0"),),
+    )
+    room.tick(1)
+    assert room.servers == ("s0",)
+    assert not room.told("s0", say.ServerLeave)
+
+
+def test_new_coordinator_lets_a_server_without_workers_go() -> None:
+    room = Room(servers=1, target=1, incarnation=(2, 0))
+    room.serve("s0", leaving=True)
+    assert not room.told("s0", say.ServerLeave)
+    room.sync(serving=("s0",))
+    assert room.told("s0", say.ServerLeave) == 1
+
+
 def test_a_new_coordinator_learns_what_is_still_being_copied() -> None:
     room = Room(servers=2, incarnation=(2, 0))
     room.serve("s0", "s1")
