@@ -18,7 +18,7 @@ from springtide_protocol.codec import MalformedError
 from springtide_protocol.limits import MAX_STORE_BYTES, MAX_STORE_VALUE_BYTES
 
 MAX_UNPACKED_BYTES = 2 * MAX_STORE_VALUE_BYTES
-"""Of one message, without what values share: what cannot be compressed stays below the limit of a message."""
+"""Limit of one part before it is compressed: one that cannot be compressed still fits in a message."""
 _LEVEL = 1  # what is alike was left out before
 
 

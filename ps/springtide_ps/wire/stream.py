@@ -62,7 +62,7 @@ class Stream:
         self._free_again = 0.0
         self._on_tick: Callable[[], None] = lambda: None
         self.version = OLDEST_VERSION
-        """Of the frames that are sent: what both sides speak, once the handshake is over."""
+        """The version of sent frames: once the handshake is over, the newest that both sides speak."""
         self.silence = 0
         """Ticks in a row in which a byte was waited for and none came."""
         self.keepalives = False
