@@ -30,6 +30,7 @@ from springtide.loading.prefetch import make_loader
 from springtide.ps.backend import backend_for
 from springtide.ps.sharding import bucket_bytes
 from springtide.settings import read_settings
+from springtide.sharding.backend import shards_for
 from springtide.train_step.scheduler_count import count_steps
 from springtide.train_step.trainer import Trainer
 from springtide.train_step.validation import declare
@@ -114,6 +115,7 @@ def distribute(
         exact=exact,
         compression=settings.compression,
         strategy=strategy,
+        shard="None" if settings.alone else settings.shard,
     )
     declared = check()
     count_steps(tracked.values())
@@ -133,6 +135,7 @@ def distribute(
         backend=runtime.settings.backend,
         compression=settings.sum_compression,
         make_servers=backend_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
+        make_shards=shards_for(settings) if strategy and settings.shard != "None" else None,
     )
     runtime.install(trainer, declared.models, tracked, check)
     return model, optimizer

@@ -48,6 +48,10 @@ class Settings:
     top_k_ratio: float = 0.01
     """With compression TopK: which part of a gradient's elements."""
     strategy: str = "AllReduce"
+    shard: str = "None"
+    """What each worker holds a part of only: nothing, the Optimizer's state, or the Gradients too."""
+    node: str = ""
+    """The node's name, where the operator says it."""
     replication: int = 1
     consistency: str = "Synchronous"
     staleness: int = 4
@@ -180,6 +184,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         rows_compression=choice("ROWS_COMPRESSION", ("None", "BF16", "FP16")),
         top_k_ratio=min(number("SPRINGTIDE_TOP_K_RATIO", 0.01, 1e-6), 1.0),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
+        shard=choice("SHARD", ("None", "Optimizer", "Gradients")),
+        node=text("NODE"),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),
         consistency=choice("CONSISTENCY", ("Synchronous", "BoundedStaleness", "Asynchronous")),
         staleness=int(number("SPRINGTIDE_STALENESS", 4, 1)),
