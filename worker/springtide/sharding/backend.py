@@ -480,6 +480,7 @@ class ShardedOptimizer:
         if not wanted:
             return
         began = time.perf_counter()
+        faults.reach("gathering", 0 if self._state is None else self._state.step + 1)
         for bucket in wanted:
             exchanges.receive(bucket, partial(self._take, bucket))
             self.held.values.put_out(self._layout.members[bucket])
