@@ -45,3 +45,9 @@ class SavingChaos(Chaos):
             return
         self.anchor, other = self.cluster.add(hold=False), self.cluster.add(hold=False)
         self._say(f"start {self.anchor.name}, the anchor, and {other.name}")
+
+
+class ShardChaos(SavingChaos):
+    """The same where the optimizer's state is in shards."""
+
+    kind = "shards"

@@ -345,7 +345,7 @@ class Recovery:
     def _bring_shards(
         self, shards: ShardedOptimizer, start: Start, group: Group, begins_from: StateName, source: bool
     ) -> int:
-        """Bring the optimizer's state, and all values, to where this generation has them; return the bytes."""
+        """Bring the optimizer's state and all values to where this generation has them; return the bytes."""
         moved = shards.begin_generation(
             group,
             start.generation,

@@ -1,11 +1,11 @@
 """The optimizer's step in shards: a `ParameterBackend` whose home is all workers together.
 
-In a step every gradient's sum comes to the two members that hold its shard, each of them makes the same update
-of it, and the owner sends the new values to all others. The commit vote begins when all sums are at both: from
-then on a member may be lost and nothing with it, so whoever hears the vote's result commits. One that had put
-in its vote and never heard the result holds the sums until the next step begins. If others have committed, it
-is told by which factor they multiplied (the outcome is a part of the state that they hand over), and makes the
-same step: nobody goes back, and no sum is made twice.
+In a step every gradient's sum comes to the two members that hold its shard, each of them makes the same
+update of it, and the owner sends the new values to all others. The commit vote begins when all sums are at
+both: from then on a member may be lost and nothing with it, so whoever hears the vote's result commits. One
+that had put in its vote and never heard the result holds the sums until the next step begins. If others have
+committed, it is told by which factor they multiplied (the outcome is a part of the state that they hand
+over), and makes the same step: nobody goes back, and no sum is made twice.
 
 Between generations the members tell each other what they hold; `shard_map.plan` says who is to hold what, and
 what is missing moves. Where both holders of a shard are lost, nobody can go on from that state: the newest
@@ -180,7 +180,7 @@ class ShardedOptimizer:
         keep_values: bool,
         on_bytes: Callable[[int], object],
     ) -> int:
-        """Agree who holds what, and bring it there; all members call this when they hold the rest of the state.
+        """Agree who holds what, and bring it there. All members call this when they hold the rest of the state.
 
         Args:
             group: Of the generation.
@@ -207,12 +207,7 @@ class ShardedOptimizer:
             self._numbers, self._is_whole = [], False
         is_source = self._is_whole  # a generation that was to begin from it may have failed to form
         self._prepared = None
-        own = {"node": self._node, "held": _packed(self._numbers), "whole": is_source}
-        told = (
-            [json.loads(text) for text in gather_bytes(group, json.dumps(own).encode())]
-            if group.size > 1
-            else [own]
-        )
+        told = self._announce(group, {"node": self._node, "held": _packed(self._numbers)})
         held = [_unpacked(said["held"]) for said in told]
         try:
             assigned = plan(self.shards, [said["node"] for said in told], held)
@@ -238,6 +233,12 @@ class ShardedOptimizer:
             came,
         )
         return came
+
+    def _announce(self, group: Group, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """Tell all members something, and return what all have told, by rank. Raise RuntimeError."""
+        if group.size == 1:
+            return [own]
+        return [json.loads(text) for text in gather_bytes(group, json.dumps(own).encode())]
 
     def _make_prepared(self, state: StateName) -> None:
         """Make the step whose sums are here, if it was committed elsewhere and leads to this state."""
@@ -322,8 +323,7 @@ class ShardedOptimizer:
         group, assigned = self._group, self._map
         if group is None or assigned is None or group.size == 1:
             return
-        own = {"node": self._node, "leaving": leaving}
-        told = [json.loads(text) for text in gather_bytes(group, json.dumps(own).encode())]
+        told = self._announce(group, {"node": self._node, "leaving": leaving})
         staying = [rank for rank, said in enumerate(told) if not said["leaving"]]
         if not staying or len(staying) == group.size:
             return

@@ -1,12 +1,12 @@
 """The exchanges of a sharded step: gradients to the owners of their shards, sums to buddies, values to all.
 
-In a step of n members each bucket is exchanged three times: every member sends each owner its gradients of the
-owner's shards (n-1 parts of n), each owner sends its sums to the buddies (1 of n), and after the optimizer's
-step its values to all but those (n-2 of n). Together that is what one all-reduce moves.
+In a step of n members each bucket is exchanged three times: every member sends each owner its gradients of
+the owner's shards (n-1 parts of n), each owner sends its sums to the buddies (1 of n), and after the
+optimizer's step its values to all but those (n-2 of n). Together that is what one all-reduce moves.
 
 All members must begin these exchanges in the same order. Buckets leave in one order at all of them; the sums
-of a bucket go on to the buddies when the bucket `LAG` places behind it leaves, and the last ones when all have
-left. So nobody waits for an exchange that a peer has not begun for another reason than its own pace.
+of a bucket go on to the buddies when the bucket `LAG` places behind it leaves, and the last ones when all
+have left. So nobody waits for an exchange that a peer has not begun for another reason than its own pace.
 
 The script's thread calls all of this, or autograd's while it waits in backward().
 """

@@ -1,12 +1,13 @@
 """What a worker holds of the optimizer's state, as the script's own optimizer steps it.
 
-A piece is a stretch of one parameter that lies in shards of this worker: a view of the parameter's memory, with
-a gradient that is a view of the bucket. For the time of a step the optimizer has pieces in its groups instead
-of parameters; it cannot tell, since all it does is by element. So a step is torch's own code with the script's
-options, whichever optimizer of those named below it is (and any whose class says `elementwise = True`).
+A piece is a stretch of one parameter that lies in shards of this worker: a view of the parameter's memory,
+with a gradient that is a view of the bucket. For the time of a step the optimizer has pieces in its groups
+instead of parameters; it cannot tell, since all it does is by element. So a step is torch's own code with the
+script's options, whichever optimizer of those named below it is (and any whose class says
+`elementwise = True`).
 
-Outside of a step the optimizer has its parameters, and no state. What belongs to a piece is kept here, and cut
-by shards when those go to other workers.
+Outside of a step the optimizer has its parameters, and no state. What belongs to a piece is kept here, and
+cut by shards when those go to other workers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ State = dict[str, Any]
 
 
 def check_elementwise(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raise UsageError unless each optimizer computes an element from that element's gradient and state alone.
+    """Raise UsageError unless each optimizer computes an element from its own gradient and state alone.
 
     Args:
         optimizers: Of the script.
@@ -215,20 +216,19 @@ class HeldPieces:
             shard = shards[number]
             by_bucket.setdefault(shard.bucket, []).append((shard.start, shard.stop))
         by_index: dict[int, list[tuple[Stretch, State]]] = {}
-        for stretch, state in states.items():
-            by_index.setdefault(stretch.index, []).append((stretch, state))
+        for known, state in states.items():
+            by_index.setdefault(known.index, []).append((known, state))
         for parts in by_index.values():
             parts.sort(key=lambda part: part[0].start)
         self._pieces, self._by_parameter = [], {}
         for bucket, intervals in by_bucket.items():
             for interval in merged(intervals):
                 for start, _, stretch in self.cells.within(bucket, interval):
-                    if stretch is None:
-                        continue
-                    piece = Piece(stretch, bucket, start, self.values.of(stretch))
-                    piece.state = joined(stretch, by_index.get(stretch.index, []))
-                    self._pieces.append(piece)
-                    self._by_parameter.setdefault(stretch.index, []).append(piece)
+                    if stretch is not None:
+                        piece = Piece(stretch, bucket, start, self.values.of(stretch))
+                        piece.state = joined(stretch, by_index.get(stretch.index, []))
+                        self._pieces.append(piece)
+                        self._by_parameter.setdefault(stretch.index, []).append(piece)
 
     def cuts(self, shards: Sequence[Shard], number: int) -> list[Cut]:
         """Return what a shard consists of, with views of the state that is held here of it.
@@ -409,7 +409,7 @@ def joined(stretch: Stretch, parts: Sequence[tuple[Stretch, State]]) -> State:
         return {}
     if covered != stretch.stop - stretch.start:
         raise SpringtideError(
-            f"of {stretch.stop - stretch.start} elements the state of {covered} is here: a shard was not whole"
+            f"of {stretch.stop - stretch.start} elements the state of {covered} is here: a shard was cut"
         )
     state: State = {}
     for name, first in own[0][1].items():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 SHARDS = 256
 """About how many a model is cut into."""
@@ -86,7 +87,7 @@ def cut(sizes: Sequence[int], itemsizes: Sequence[int], count: int = SHARDS) -> 
         units = -(-size // ALIGN_ELEMENTS)
         parts = max(1, min(units, round(count * size * itemsize / total)))
         edges = [units * number // parts * ALIGN_ELEMENTS for number in range(parts)] + [size]
-        shards += [Shard(bucket, start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+        shards += [Shard(bucket, start, stop) for start, stop in pairwise(edges)]
     return tuple(shards)
 
 
