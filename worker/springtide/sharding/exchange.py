@@ -209,8 +209,7 @@ class Exchanges:
             assigned: Who holds which.
             flats: Hold the dtype and device of each bucket's gradients.
         """
-        self._group, self._shards, self._memory = group, shards, Memory()
-        self._size, self._rank = group.size, group.rank
+        self._group, self._memory = group, Memory()
         owners, buddies = assigned.owners, assigned.buddies
         buckets = range(len(flats))
         members = range(group.size)
@@ -275,7 +274,6 @@ class Exchanges:
         bucket: int,
         parts: Callable[[Interval], Sequence[torch.Tensor]],
         like: torch.Tensor,
-        ways: Ways | None = None,
     ) -> None:
         """Begin to send the values of a bucket's own shards to all that do not hold them.
 
@@ -283,12 +281,8 @@ class Exchanges:
             bucket: Its number.
             parts: The values of an interval, in order: the parameters that it covers, without gaps.
             like: Has the values' dtype and device.
-            ways: Who sends a shard to whom; None: its owner to all but its buddy.
         """
-        way = self._to_all[bucket]
-        if ways is not None:
-            way = route(self._shards, bucket, self._rank, self._size, ways)
-        exchange = Exchange(self._group, way, self._memory)
+        exchange = Exchange(self._group, self._to_all[bucket], self._memory)
         exchange.start(parts, like)
         self._gathering[bucket] = exchange
 
