@@ -104,6 +104,7 @@ def distribute(
     exact = bool(settings.logical_workers)
     strategy = "" if settings.alone else settings.strategy
     on_servers = strategy == "ParameterServer"
+    in_shards = bool(strategy) and settings.shard != "None"
     check = partial(
         declare,
         model,
@@ -129,13 +130,15 @@ def distribute(
         clip_norm=clip_norm,
         rules=declared.rules,
         bucket_bytes=min(
-            int(settings.bucket_mib * (1 << 20)), bucket_bytes(declared.nbytes) if on_servers else 1 << 62
+            int(settings.bucket_mib * (1 << 20)),
+            bucket_bytes(declared.nbytes) if on_servers or in_shards else 1 << 62,
         ),
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,
         compression=settings.sum_compression,
         make_servers=backend_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
-        make_shards=shards_for(settings) if strategy and settings.shard != "None" else None,
+        make_shards=shards_for(settings) if in_shards else None,
+        keeps_gradients=not in_shards or settings.shard == "Optimizer",
     )
     runtime.install(trainer, declared.models, tracked, check)
     return model, optimizer

@@ -38,25 +38,27 @@ def make_cluster(new_cluster: Callable[..., WorkerCluster]) -> Callable[..., Wor
     return make
 
 
+@pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_undisturbed_equals_one_process(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
 ) -> None:
-    cluster = make_cluster(options={"pace": 0.0})
+    cluster = make_cluster(options={"pace": 0.0}, environment={"SPRINGTIDE_SHARD": shard})
     workers = cluster.start(3)
     cluster.until_done()
     check(cluster, reference, workers)
     assert all("of optimizer state" in worker.log() for worker in workers)
 
 
+@pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 @pytest.mark.parametrize(
     "point",
     ["body", "backward", "gradients", "pushed", "prepared", "reduced", "stepping", "stepped", "committed"],
 )
 def test_killed_in_a_step(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str, shard: str
 ) -> None:
     """One of three dies, another comes: nothing is read, nobody goes back."""
-    cluster = make_cluster()
+    cluster = make_cluster(environment={"SPRINGTIDE_SHARD": shard})
     first, second, victim = cluster.start(3, faults={2: f"{point}:6:kill"})
     cluster.until(lambda: not victim.running, f"the death at {point}")
     joiner = cluster.add()

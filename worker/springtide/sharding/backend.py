@@ -32,7 +32,7 @@ from springtide.comm.gather import gather_bytes
 from springtide.comm.layout import Layout
 from springtide.comm.process_group import Group
 from springtide.settings import Settings
-from springtide.sharding.exchange import Exchanges, Interval
+from springtide.sharding.exchange import Exchanges, HeldSums, Interval, Sums
 from springtide.sharding.migration import migrate, moves
 from springtide.sharding.pieces import Cut, HeldPieces, State, Stretch
 from springtide.sharding.shard_map import LostShardsError, ShardMap, cut, plan
@@ -95,12 +95,12 @@ class Prepared:
 
     Attributes:
         state: Name of the state that the step would make.
-        flats: By bucket: the sums, where pieces are.
+        sums: By bucket, where pieces are.
         options: Of the optimizers' groups, when the script asked for the step.
     """
 
     state: StateName
-    flats: tuple[torch.Tensor, ...]
+    sums: tuple[Sums, ...]
     options: list[dict[str, Any]]
 
 
@@ -118,6 +118,7 @@ class ShardedOptimizer:
         *,
         with_norm: bool,
         node: str,
+        keeps_gradients: bool = True,
     ) -> None:
         """Hold nothing yet.
 
@@ -127,6 +128,8 @@ class ShardedOptimizer:
             optimizers: Of the script.
             with_norm: The norm of all gradients is wanted in each step.
             node: Name of this process's node.
+            keeps_gradients: Buckets keep their gradients until the next step; otherwise only the sums of what
+                is held here stay.
         """
         self._layout, self._optimizers, self._with_norm, self._node = layout, optimizers, with_norm, node
         self._parameters = list(parameters.values())
@@ -148,6 +151,9 @@ class ShardedOptimizer:
         self._flats: list[torch.Tensor] = [
             torch.empty(0, dtype=dtype, device=self._parameters[0].device) for dtype in layout.dtypes
         ]
+        self.keeps_gradients = keeps_gradients
+        self._sums: list[Sums] = list(self._flats)
+        """By bucket: where the sums of what is held here are."""
         self._kept_values: list[torch.Tensor] | None = None
         self._norm: float | None = None
         self._norms: dict[int, float] = {}
@@ -183,7 +189,7 @@ class ShardedOptimizer:
         keep_values: bool,
         on_bytes: Callable[[int], object],
     ) -> int:
-        """Agree who holds what, and bring it there. All members call this when they hold the rest of the state.
+        """Agree who holds what, and bring it there. Members call this when they hold the rest of the state.
 
         Args:
             group: Of the generation.
@@ -248,7 +254,7 @@ class ShardedOptimizer:
         if prepared is None or outcome is None or prepared.state != state or outcome.state != state:
             return
         if not outcome.skip:
-            self.held.step_now(prepared.flats, outcome.scale, outcome.unused, prepared.options)
+            self.held.step_now(prepared.sums, outcome.scale, outcome.unused, prepared.options)
         self._state = state
         log.info("step %d was committed by others: it is made here from the sums", state.step)
 
@@ -309,6 +315,10 @@ class ShardedOptimizer:
         self.held.forget_in_optimizers()
         self._map, self._numbers, self._state = assigned, list(numbers), state
         self._is_whole = False
+        if not self.keeps_gradients:
+            self._sums = [
+                HeldSums(self.held.intervals(bucket), like) for bucket, like in enumerate(self._flats)
+            ]
 
     def _bring_values(self) -> None:
         """Begin to bring the values of all shards to all members that do not hold them."""
@@ -376,8 +386,11 @@ class ShardedOptimizer:
             bucket: Its number.
         """
         # Of a version of its own: sums that come are no change of the script's.
-        self._flats[bucket] = flat = gradients.data
+        flat = gradients.data
         assert self._exchanges is not None
+        if not self.keeps_gradients:
+            return Sent(self._exchanges.reduce(bucket, flat, self._sums[bucket]))
+        self._sums[bucket] = flat
         return Sent(self._exchanges.reduce(bucket, flat))
 
     def ends(self, wanted: bool) -> bool:
@@ -406,7 +419,7 @@ class ShardedOptimizer:
         assert self._state is not None
         assert self._generation is not None
         following = StateName(self._generation, self._state.step + 1)
-        self._prepared = Prepared(following, tuple(self._flats), self.held.options())
+        self._prepared = Prepared(following, tuple(self._sums), self.held.options())
         return self._norm
 
     def _find_norms(self) -> None:
@@ -427,9 +440,7 @@ class ShardedOptimizer:
             shard = self.shards[number]
             for start, stop, stretch in self.held.cells.within(shard.bucket, (shard.start, shard.stop)):
                 if stretch is not None:
-                    norm = torch.linalg.vector_norm(
-                        self._flats[shard.bucket][start:stop], dtype=torch.float64
-                    )
+                    norm = torch.linalg.vector_norm(self._sums[shard.bucket][start:stop], dtype=torch.float64)
                     squares[numbers[id(self._parameters[stretch.index])]] += norm.cpu() ** 2
         self._group.start_sum(squares).wait()
         self._norms = {
@@ -455,7 +466,7 @@ class ShardedOptimizer:
         if skip:
             self._state = self._outcome.state
         else:
-            self.held.begin_step(self._prepared.flats, scale, unused)
+            self.held.begin_step(self._prepared.sums, scale, unused)
 
     def stepped(self) -> None:
         """The optimizers have stepped: send the new values."""
@@ -591,6 +602,13 @@ def shards_for(
         with_norm: bool,
     ) -> ShardedOptimizer:
         node = settings.node or settings.pod_uid or settings.process_id
-        return ShardedOptimizer(parameters, layout, optimizers, with_norm=with_norm, node=node)
+        return ShardedOptimizer(
+            parameters,
+            layout,
+            optimizers,
+            with_norm=with_norm,
+            node=node,
+            keeps_gradients=settings.shard == "Optimizer",
+        )
 
     return make

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Protocol
 
 import torch
 
@@ -91,6 +94,39 @@ def route(shards: Sequence[Shard], bucket: int, rank: int, size: int, ways: Ways
             if receiver == rank:
                 received[sender].append((shard.start, shard.stop))
     return Route(tuple(map(merged, sent)), tuple(map(merged, received)), used)
+
+
+class Sums(Protocol):
+    """Sums of a bucket's gradients, by the bucket's elements: at least where this member holds shards."""
+
+    def __getitem__(self, elements: slice, /) -> torch.Tensor: ...
+
+
+class HeldSums:
+    """Sums of the shards that are held here alone, one behind the other."""
+
+    def __init__(self, intervals: Sequence[Interval], like: torch.Tensor) -> None:
+        """Take the memory.
+
+        Args:
+            intervals: Of the bucket: ascending, neighbours merged.
+            like: Has the dtype and device.
+        """
+        self._intervals, self._ends = intervals, list(accumulate(stop - start for start, stop in intervals))
+        self._memory = torch.zeros(self._ends[-1] if self._ends else 0, dtype=like.dtype, device=like.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that are held."""
+        return self._memory.nbytes
+
+    def __getitem__(self, elements: slice) -> torch.Tensor:
+        """Return the sums of elements that lie in one interval. Raise KeyError for others."""
+        for (start, stop), end in zip(self._intervals, self._ends, strict=True):
+            if start <= elements.start and elements.stop <= stop:
+                first = end - (stop - elements.start)
+                return self._memory[first : first + elements.stop - elements.start]
+        raise KeyError(f"elements {elements.start} to {elements.stop} are not held here")
 
 
 class Exchange:
@@ -222,8 +258,14 @@ class Exchanges:
         self._to_all = routes(
             lambda s: [(owners[s], rank) for rank in members if rank not in (owners[s], buddies[s])]
         )
-        self._reducing: dict[int, tuple[Exchange, torch.Tensor]] = {}
-        self._passing: list[tuple[Exchange, torch.Tensor]] = []
+        self._owned = [
+            merged(
+                [(s.start, s.stop) for n, s in enumerate(shards) if s.bucket == b and owners[n] == group.rank]
+            )
+            for b in buckets
+        ]
+        self._reducing: dict[int, tuple[Exchange, Sums, torch.Tensor]] = {}
+        self._passing: list[tuple[Exchange, Sums]] = []
         self._left: list[int] = []
         self._gathering: dict[int, Exchange] = {}
 
@@ -234,38 +276,43 @@ class Exchanges:
         # A dropped step's exchanges ended with its group, or all members left it alike when all had come.
         self._reducing, self._passing, self._left = {}, [], []
 
-    def reduce(self, bucket: int, flat: torch.Tensor) -> int:
+    def reduce(self, bucket: int, flat: torch.Tensor, sums: Sums | None = None) -> int:
         """Send a bucket's gradients to the owners of its shards; return the bytes that leave here.
 
         Args:
             bucket: Its number.
-            flat: Its gradients, one-dimensional; where this member holds shards it gets their sums.
+            flat: Its gradients, one-dimensional.
+            sums: Where the sums of what is held here go, so that `flat` is not needed after this call; None:
+                into `flat` itself.
         """
         exchange = Exchange(self._group, self._to_owners[bucket], self._memory)
         exchange.start(lambda interval: [flat[interval[0] : interval[1]]], flat)
-        self._reducing[bucket] = exchange, flat
+        if sums is not None:
+            for start, stop in self._owned[bucket]:
+                sums[start:stop].copy_(flat[start:stop])
+        self._reducing[bucket] = exchange, flat if sums is None else sums, flat[:0]
         self._left.append(bucket)
         if len(self._left) > LAG:
             self._pass_on(self._left[-1 - LAG])
         return exchange.nbytes
 
     def finish_sums(self) -> None:
-        """Return when all sums are at their owners and buddies. Raise RuntimeError when an exchange fails."""
+        """Return when all sums are at owners and buddies. Raise RuntimeError when an exchange fails."""
         for bucket in self._left[max(0, len(self._left) - LAG) :]:
             self._pass_on(bucket)
         wait_for([work for exchange, _ in self._passing for work in exchange.works])
-        for exchange, flat in self._passing:
-            exchange.unpack(lambda _, interval, came, flat=flat: flat[slice(*interval)].copy_(came))  # type: ignore[misc]
+        for exchange, sums in self._passing:
+            exchange.unpack(partial(_put, sums))
         self._passing = []
 
     def _pass_on(self, bucket: int) -> None:
         """Add up what has come for a bucket, and send the sums on."""
-        exchange, flat = self._reducing.pop(bucket)
+        exchange, sums, like = self._reducing.pop(bucket)
         exchange.queue()
-        exchange.unpack(lambda _, interval, came: flat[slice(*interval)].add_(came))  # type: ignore[arg-type]
+        exchange.unpack(partial(_add, sums))
         onward = Exchange(self._group, self._to_buddies[bucket], self._memory)
-        onward.start(lambda interval: [flat[interval[0] : interval[1]]], flat)
-        self._passing.append((onward, flat))
+        onward.start(lambda interval: [sums[interval[0] : interval[1]]], like)
+        self._passing.append((onward, sums))
 
     # ---- values
 
@@ -305,3 +352,11 @@ class Exchanges:
         exchange.wait()
         del self._gathering[bucket]
         exchange.unpack(lambda _, interval, came: take(interval, came))
+
+
+def _add(sums: Sums, rank: int, interval: Interval, came: torch.Tensor) -> None:
+    sums[slice(*interval)].add_(came)
+
+
+def _put(sums: Sums, rank: int, interval: Interval, came: torch.Tensor) -> None:
+    sums[slice(*interval)].copy_(came)

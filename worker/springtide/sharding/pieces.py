@@ -22,7 +22,7 @@ import torch
 
 from springtide.comm.layout import Layout
 from springtide.errors import SpringtideError, UsageError
-from springtide.sharding.exchange import Interval, merged
+from springtide.sharding.exchange import Interval, Sums, merged
 from springtide.sharding.shard_map import Shard
 
 ELEMENTWISE: Final = (
@@ -187,6 +187,7 @@ class HeldPieces:
         self.values = Values(parameters)
         self._pieces: list[Piece] = []
         self._by_parameter: dict[int, list[Piece]] = {}
+        self._intervals: dict[int, tuple[Interval, ...]] = {}
         self._stepping: list[tuple[dict[str, Any], list[torch.nn.Parameter]]] = []
         self._states: list[tuple[torch.optim.Optimizer, Any]] = []
 
@@ -202,6 +203,10 @@ class HeldPieces:
         )
 
     # ---- holding
+
+    def intervals(self, bucket: int) -> tuple[Interval, ...]:
+        """Return the elements of a bucket that are held here, ascending, with neighbours merged."""
+        return self._intervals.get(bucket, ())
 
     def hold(self, shards: Sequence[Shard], numbers: Sequence[int], states: Mapping[Stretch, State]) -> None:
         """Hold these shards and no others.
@@ -221,6 +226,7 @@ class HeldPieces:
         for parts in by_index.values():
             parts.sort(key=lambda part: part[0].start)
         self._pieces, self._by_parameter = [], {}
+        self._intervals = {bucket: merged(intervals) for bucket, intervals in by_bucket.items()}
         for bucket, intervals in by_bucket.items():
             for interval in merged(intervals):
                 for start, _, stretch in self.cells.within(bucket, interval):
@@ -306,7 +312,7 @@ class HeldPieces:
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def begin_step(self, flats: Sequence[torch.Tensor], scale: float, unused: Collection[int]) -> None:
+    def begin_step(self, flats: Sequence[Sums], scale: float, unused: Collection[int]) -> None:
         """Give the optimizers pieces with gradients, for the step that follows.
 
         Args:
@@ -358,7 +364,7 @@ class HeldPieces:
     @torch.no_grad()
     def step_now(
         self,
-        flats: Sequence[torch.Tensor],
+        flats: Sequence[Sums],
         scale: float,
         unused: Collection[int],
         options: Sequence[Mapping[str, Any]],

@@ -29,6 +29,7 @@ from springtide.ps.backend import MakeBackend, PsBackend
 from springtide.ps.lazy_values import Pending
 from springtide.ps.states import states_of
 from springtide.sharding.backend import ShardedOptimizer
+from springtide.sharding.buckets import PassingBuckets
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext, check_ended, check_whole
 from springtide.train_step.foreach_steps import ForeachSteps
@@ -77,6 +78,7 @@ class Trainer:
         compression: str = "None",
         make_servers: MakeBackend | None = None,
         make_shards: MakeShards | None = None,
+        keeps_gradients: bool = True,
     ) -> None:
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
@@ -98,6 +100,8 @@ class Trainer:
         if logical_workers:
             self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers, self.device))
             self._exact = ExactStep(exact, logical_workers)
+        elif make_shards is not None and not keeps_gradients:
+            self.buckets = PassingBuckets(layout, self.device)
         else:
             self.buckets = make_buckets(compression, layout, self.device, multi_step)
         self._gradients = Gradients(named, self.buckets, clip_norm)
@@ -163,6 +167,7 @@ class Trainer:
         self._clip_norm = clip_norm
         place = "" if self.servers is None else f" on servers {self.servers.described}"
         place += "" if self.shards is None else " optimizer in shards"
+        place += "" if keeps_gradients else " gradients too"
         sums = describe(logical_workers, self.device)
         settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
@@ -604,7 +609,8 @@ class Trainer:
 
     def _end_step(self) -> None:
         """The one step of the body is over."""
-        needed = self.servers is not None and self.servers.asynchronous
+        gone = self.shards is not None  # what is in the buckets are partly sums
+        needed = gone or (self.servers is not None and self.servers.asynchronous)
         self._gradients.leave(self._reduced_now.result.used, needed)
         self.pending.expect()
         self.transaction.finish_stepping()
