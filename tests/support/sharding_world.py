@@ -38,7 +38,7 @@ def adam(parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def small_parameters(seed: int = 0) -> dict[str, torch.nn.Parameter]:
-    """Return parameters of all sorts: of one number, of one element, empty, channels_last, large and small."""
+    """Return parameters of all sorts: of one number, of one element, none, channels_last, large and small."""
     draw = torch.Generator().manual_seed(seed)
     shapes: dict[str, tuple[int, ...]] = {
         "number": (),
@@ -155,13 +155,18 @@ class Member:
         table: By shard, the names of those that hold it, as this member knows.
     """
 
-    def __init__(self, name: str, node: str, make: MakeOptimizer, seed: int) -> None:
+    def __init__(self, name: str, node: str, make: MakeOptimizer, seed: int, keeps_gradients: bool) -> None:
         self.name, self.node = name, node
         self.parameters = small_parameters(seed)
         self.layout = layout_of(self.parameters)
         self.optimizer = make(list(self.parameters.values()))
         self.home = ShardedOptimizer(
-            self.parameters, self.layout, [self.optimizer], with_norm=False, node=node
+            self.parameters,
+            self.layout,
+            [self.optimizer],
+            with_norm=False,
+            node=node,
+            keeps_gradients=keeps_gradients,
         )
         self.state: StateName | None = None
         self.table: list[frozenset[str]] = []
@@ -192,6 +197,8 @@ class Member:
         gradients = {i: g for i, g in gradients_for(self.layout, seed).items() if i not in unused}
         for bucket, flat in enumerate(flats_of(self.layout, gradients)):
             home.push(flat, bucket)
+            if not home.keeps_gradients:
+                flat.fill_(float("nan"))
         home.prepare()
         vote = torch.ones(1)
         group.start_sum(vote).wait()
@@ -202,8 +209,10 @@ class Member:
         self.state = StateName(group.network.generation, step)  # type: ignore[attr-defined]
         try:
             home.stepped()
-        finally:
-            schedule(self.optimizer, step)
+        except RuntimeError as error:
+            # It is called inside of the script's optimizer.step().
+            raise AssertionError("a broken group is no failure of a committed step") from error
+        schedule(self.optimizer, step)
 
 
 @dataclass
@@ -223,7 +232,7 @@ class World:
     """
 
     def __init__(self, nodes: Sequence[str], seed: int = 0, make: MakeOptimizer = adam) -> None:
-        self._make, self._draw = make, random.Random(seed)
+        self._make, self._seed, self._draw = make, seed, random.Random(seed)
         self._count = 0
         self.members: list[Member] = []
         self.reference = Reference(make, small_parameters())
@@ -243,7 +252,8 @@ class World:
         """Have a member come; the next generation has it."""
         self._count += 1
         place = self._draw.randrange(len(self.members) + 1)
-        member = Member(f"m{self._count}", node, self._make, seed=1000 + self._count)
+        name, seed = f"m{self._count}", 1000 + self._count
+        member = Member(name, node, self._make, seed, keeps_gradients=self._seed % 2 == 0)
         self.members.insert(place, member)
 
     def lose(self, members: Collection[Member]) -> None:

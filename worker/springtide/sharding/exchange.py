@@ -135,14 +135,24 @@ class Exchange:
     def __init__(self, group: Group, way: Route, memory: Memory) -> None:
         self._group, self._way, self._memory = group, way, memory
         self._work: Work | None = None
+        self._error: RuntimeError | None = None
         self.nbytes = 0
 
-    def start(self, parts: Callable[[Interval], Sequence[torch.Tensor]], like: torch.Tensor) -> None:
+    def start(
+        self,
+        parts: Callable[[Interval], Sequence[torch.Tensor]],
+        like: torch.Tensor,
+        fails_late: bool = False,
+    ) -> None:
         """Pack the parts and send them.
 
         Args:
             parts: The tensors, one-dimensional, that an interval consists of, in its order.
             like: Has the dtype and device of what is sent.
+            fails_late: Where the group cannot begin it, `wait` says so.
+
+        Raises:
+            RuntimeError: The group's, when it cannot begin the exchange.
         """
         if not self._way.used:
             return
@@ -154,7 +164,12 @@ class Exchange:
         received_sizes = self._way.received_sizes
         self._received = self._memory.take(sum(received_sizes), like)
         self._sent = sent
-        self._work = self._group.start_exchange(self._received, sent, received_sizes, sizes)
+        try:
+            self._work = self._group.start_exchange(self._received, sent, received_sizes, sizes)
+        except RuntimeError as error:
+            if not fails_late:
+                raise
+            self._error = error
         self.nbytes = sent.nbytes
 
     @property
@@ -173,7 +188,9 @@ class Exchange:
             self._work.wait()
 
     def wait(self) -> None:
-        """Wait until it has come. Raise RuntimeError when it fails."""
+        """Wait until it has come. Raise RuntimeError when it fails, or could not begin."""
+        if self._error is not None:
+            raise self._error
         wait_for(self.works)
 
     def unpack(self, take: Callable[[int, Interval, torch.Tensor], None]) -> None:
@@ -330,7 +347,8 @@ class Exchanges:
             like: Has the values' dtype and device.
         """
         exchange = Exchange(self._group, self._to_all[bucket], self._memory)
-        exchange.start(parts, like)
+        # The step is committed already, and its end is no place for errors: a wait for values is.
+        exchange.start(parts, like, fails_late=True)
         self._gathering[bucket] = exchange
 
     @property
