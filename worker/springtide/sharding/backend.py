@@ -311,7 +311,7 @@ class ShardedOptimizer:
     def _install(
         self, assigned: ShardMap, numbers: Sequence[int], states: Mapping[Stretch, State], state: StateName
     ) -> None:
-        self.held.hold(self.shards, numbers, states)
+        self.held.hold(self.shards, numbers, states, assigned)
         self.held.forget_in_optimizers()
         self._map, self._numbers, self._state = assigned, list(numbers), state
         self._is_whole = False
