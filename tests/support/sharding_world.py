@@ -101,7 +101,8 @@ def part_of_whole(value: Any, stretch: Stretch, shape: Sequence[int]) -> Any:
 def same(one: Any, other: Any) -> bool:
     """Return whether two values of a state are equal bit for bit, whatever shape a single number has."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one.reshape(-1), other.reshape(-1))
+        flat = [value.detach().reshape(-1).contiguous().view(torch.uint8) for value in (one, other)]
+        return one.dtype == other.dtype and torch.equal(*flat)
     return type(one) is type(other) and bool(one == other)
 
 
@@ -440,13 +441,18 @@ class World:
             self._tables += [member.table for member in members if member.table]
         self.lose(leavers)
 
+    def each(self, call: Callable[[Member, FakeGroup], None]) -> None:
+        """Make a call at all members. Raise the first RuntimeError of one."""
+        self._plan_deaths(self._groups, ())
+        _, errors = self._call(self._groups, call)
+        if errors:
+            raise errors[0]
+
     # ---- what must be true
 
     def check(self) -> None:
         """Fail unless all members have the truth: every value, and every shard at two of them."""
-        self._plan_deaths(self._groups, ())
-        _, errors = self._call(self._groups, lambda m, g: m.home.settle(None))
-        assert not errors
+        self.each(lambda m, g: m.home.settle(None))
         truth = self.reference
         for rank, member in enumerate(self.members):
             assert member.state is not None
