@@ -217,9 +217,9 @@ class HeldPieces:
     ) -> None:
         """Hold these shards and no others.
 
-        A piece has shards of one pair of holders, so that both of them have the same pieces: on the CPU, torch
-        computes the last elements of a tensor by other instructions than those before (fused optimizers in
-        float32, most of them in bfloat16), which would make copies differ in a last bit.
+        A piece has shards of one pair of holders, so that both have the same pieces: on the CPU, torch
+        computes the last elements of a tensor, or of a thread's part of it, by other instructions than those
+        before, which would make copies differ in a last bit (SGD and RMSprop in bfloat16, some fused ones).
 
         Args:
             shards: All of the layout.
