@@ -1,15 +1,15 @@
-"""Groups of the test's own process that do what gloo's do, and fail where the test says: no socket, no timing.
+"""Groups of the test's own process that do what gloo's do, and fail where the test says: no socket, no time.
 
-Members are threads of which one runs at a time: the thread that has the turn keeps it until it has to wait for
-another member. So a test is the same in each run, and a member can be lost at any chosen call.
+Members are threads of which one runs at a time: it keeps the turn until it has to wait for another member. So
+a test is the same in each run, and a member can be lost at any chosen call.
 
 What is copied from gloo: a collective is over for a member not before all have begun it; what is sent is read
 as late as possible, and what is received is full of rubbish until then, so that memory that is touched too
 early makes wrong numbers; after a member was lost, collectives that all had begun end well at some of the
 others and fail at the rest, and all that are begun later fail.
 
-Threads and locks: each member has an event that gives it the turn; `_back` gives it to the scheduler. Only the
-thread that has the turn touches anything.
+Threads and locks: each member has an event that gives it the turn; `_back` gives it to the scheduler. Only
+the thread that has the turn touches anything.
 """
 
 from __future__ import annotations

@@ -165,11 +165,15 @@ def test_pieces_and_plain_step_are_equal_bit_for_bit(name: str, dtype: torch.dty
         assigned = following
 
 
-@pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+# Not SGD in bfloat16: of a fused one with momentum no two runs are equal on the CPU, whatever its tensors are.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in FUSED),
+        *((name, torch.bfloat16) for name in FUSED if name != "SGD"),
+    ],
+)
 def test_fused_pieces_are_equal_at_both_holders(name: str, dtype: torch.dtype) -> None:
-    if (name, dtype) == ("SGD", torch.bfloat16):
-        pytest.skip("torch's own: of a fused SGD with momentum in bfloat16 no two runs are equal on the CPU")
     check_both_holders(FUSED[name], dtype)
 
 
