@@ -1,4 +1,4 @@
-"""What consolidating a checkpoint takes of memory, in a process that may not have more."""
+"""Consolidating a checkpoint that is larger than the memory of the process."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import resource
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -239,7 +240,7 @@ class OnServers:
         return Stage().take(self._tree, Share(index, ("w",) * count))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds no memory."""
 
 
 def test_state_that_servers_held_is_written_with_the_rest(tmp_path: Path) -> None:
@@ -345,6 +346,21 @@ def test_missing_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     ):
         assert run(*arguments, "--to", tmp_path / "out") == consolidate.REFUSED
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--to", "--to-dcp"])
+def test_target_without_room_leaves_nothing(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, trained()[2])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))
+    try:
+        assert run(tmp_path / FOLDER, option, tmp_path / "out") == consolidate.FAILED
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "bytes it needs: File too large" in capsys.readouterr().err
+    assert list(tmp_path.glob("out*")) == []
 
 
 def test_optimizer_is_refused_for_a_safetensors_file(

@@ -73,7 +73,7 @@ def to_safetensors(uri: str, path: Path, name: str = "") -> Consolidated:
         name: of the one checkpoint to take; "": the newest that is whole.
 
     Returns:
-        What was written.
+        The checkpoint that was taken, and how much of it was written.
 
     Raises:
         FileExistsError: something is at `path`.
@@ -124,7 +124,7 @@ def to_dcp(uri: str, folder: Path, name: str = "", *, optimizer: bool = False) -
         optimizer: write the optimizer's state and its groups, too.
 
     Returns:
-        What was written.
+        The checkpoint that was taken, and how much of it was written.
 
     Raises:
         FileExistsError: something is at `folder`.
@@ -349,13 +349,15 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def _save_dcp(state: dict[str, Any], folder: Path) -> None:
     """Write a folder of DCP in this process alone. Raise OSError."""
-    import torch.distributed.checkpoint as dcp  # a second that other callers need not wait
+    # Imported here: it takes a second, which other callers need not wait.
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-            dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+            save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
     except CheckpointException as error:
         cause = next(iter(error.failures.values()))[0] if error.failures else error
         raise OSError(f"cannot write {folder}: {cause}") from error
@@ -439,7 +441,10 @@ def _map_new_file(path: Path, size: int) -> mmap.mmap:
     Its room is taken first: writing to a mapped file on a full disk would kill the process.
     """
     with open(path, "xb+") as file:
-        os.posix_fallocate(file.fileno(), 0, max(size, 1))
+        try:
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+        except OSError as error:
+            raise OSError(f"{path} cannot have the {size} bytes it needs: {error.strerror}") from error
         return mmap.mmap(file.fileno(), 0)
 
 
