@@ -50,8 +50,6 @@ class Settings:
     shard: str = "None"
     """What is divided among the workers, with AllReduce: nothing, Optimizer, or Gradients (that as well)."""
     strategy: str = "AllReduce"
-    shard: str = "None"
-    """What each worker holds a part of only: nothing, the Optimizer's state, or the Gradients too."""
     node: str = ""
     """The node's name, where the operator says it."""
     replication: int = 1
@@ -187,7 +185,6 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         top_k_ratio=min(number("SPRINGTIDE_TOP_K_RATIO", 0.01, 1e-6), 1.0),
         shard=choice("SHARD", ("None", "Optimizer", "Gradients")),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
-        shard=choice("SHARD", ("None", "Optimizer", "Gradients")),
         node=text("NODE"),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),
         consistency=choice("CONSISTENCY", ("Synchronous", "BoundedStaleness", "Asynchronous")),

@@ -268,7 +268,13 @@ def _compression(job: Job) -> list[Object]:
 
 def _shard(job: Job) -> list[Object]:
     kind = job.spec.strategy.all_reduce.shard
-    return [] if kind is Shard.NONE else [{"name": "SPRINGTIDE_SHARD", "value": kind.value}]
+    if kind is Shard.NONE:
+        return []
+    node = {"fieldRef": {"fieldPath": "spec.nodeName"}}  # the two copies of a shard are on two of them
+    return [
+        {"name": "SPRINGTIDE_SHARD", "value": kind.value},
+        {"name": "SPRINGTIDE_NODE", "valueFrom": node},
+    ]
 
 
 def _processes(job: Job) -> list[Object]:
