@@ -165,7 +165,7 @@ def test_pieces_and_plain_step_are_equal_bit_for_bit(name: str, dtype: torch.dty
         assigned = following
 
 
-# Not SGD in bfloat16: of a fused one with momentum no two runs are equal on the CPU, whatever its tensors are.
+# Not SGD in bfloat16: of a fused one with momentum no two runs are equal on the CPU, in any case.
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -164,11 +164,14 @@ class Group:
         """
         if self.size == 1:
             return _DONE
+        # As bytes: backends know few dtypes, and nothing is computed on the way.
+        size, raw = sent.element_size(), (received.view(torch.uint8), sent.view(torch.uint8))
+        sizes = [size * count for count in received_sizes], [size * count for count in sent_sizes]
         if sent.device.type != "cpu":
-            return self._sums_on_device().start_exchange(received, sent, received_sizes, sent_sizes)
+            return self._sums_on_device().start_exchange(*raw, *sizes)
         options: Any = dist.AllToAllOptions()
         options.timeout = self._timeout
-        work = self._alive().alltoall_base(received, sent, list(received_sizes), list(sent_sizes), options)
+        work = self._alive().alltoall_base(*raw, *sizes, options)
         return self._track(Collective(work, lambda: self._shut))
 
     def _sums_on_device(self) -> DeviceSums:

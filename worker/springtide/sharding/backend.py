@@ -158,10 +158,17 @@ class ShardedOptimizer:
         self._norm: float | None = None
         self._norms: dict[int, float] = {}
         self._described: dict[int, Description] = {}
-        self.gather_seconds = 0.0
-        """Waited for values since the last look at it."""
+        self._gather_seconds = 0.0
+        self.state_bytes = 0
+        """Of the optimizer's state that is held here, as of the last committed step."""
+        self._measured: Sequence[object] = ()
 
     # ---- what it is
+
+    def take_gather_seconds(self) -> float:
+        """Return for how long values were waited for since the last call."""
+        seconds, self._gather_seconds = self._gather_seconds, 0.0
+        return seconds
 
     @property
     def assigned(self) -> ShardMap | None:
@@ -473,6 +480,9 @@ class ShardedOptimizer:
         self.held.end_step()
         assert self._outcome is not None
         self._state, self._prepared = self._outcome.state, None
+        if self._measured is not self.held.pieces or not self.state_bytes:
+            # A piece has as much from its first step on.
+            self._measured, self.state_bytes = self.held.pieces, self.held.state_bytes()
         self._bring_values()
 
     # ---- values
@@ -502,7 +512,7 @@ class ShardedOptimizer:
         for bucket in wanted:
             exchanges.receive(bucket, partial(self._take, bucket))
             self.held.values.put_out(self._layout.members[bucket])
-        self.gather_seconds += time.perf_counter() - began
+        self._gather_seconds += time.perf_counter() - began
 
     def _take(self, bucket: int, interval: Interval, came: torch.Tensor) -> None:
         for start, stop, stretch in self.held.cells.within(bucket, interval):

@@ -73,7 +73,8 @@ class PassingBuckets(Buckets):
             self._free.append(flat.view(torch.uint8))
         else:
             flat.record_stream(torch.cuda.current_stream(self._device))
-        self._flats[bucket] = flat[:0]
+        # Not a view of the memory, whose version moves when another bucket writes into it.
+        self._flats[bucket] = torch.empty(0, dtype=flat.dtype, device=flat.device)
         self._versions[bucket] = self._flats[bucket]._version
         self._spans[bucket] = []
 
