@@ -3,7 +3,7 @@
 Members are threads of which one runs at a time: it keeps the turn until it has to wait for another member. So
 a test is the same in each run, and a member can be lost at any chosen call.
 
-What is copied from gloo: a collective is over for a member not before all have begun it; what is sent is read
+Copied from gloo: a collective is over for a member not before all have begun it; what is sent is read
 as late as possible, and what is received is full of rubbish until then, so that memory that is touched too
 early makes wrong numbers; after a member was lost, collectives that all had begun end well at some of the
 others and fail at the rest, and all that are begun later fail.
@@ -123,7 +123,7 @@ class _Operation:
 
 
 class Network:
-    """What the members of one group share.
+    """Have what the members of one group share.
 
     Attributes:
         sent: By rank, the bytes that it has sent others in exchanges.

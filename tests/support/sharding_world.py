@@ -1,6 +1,6 @@
 """Members with sharded optimizers over groups that may break at any call, beside one plain optimizer.
 
-What the plain optimizer makes of the sums of the committed steps is the truth for all members. Gradients are
+The truth for all members is what the plain optimizer makes of the sums of the committed steps. Gradients are
 small whole numbers, so that sums are exact in any order.
 """
 

@@ -167,7 +167,7 @@ def test_sums_and_values_of_any_layout_are_right(
 
 
 def test_each_member_sends_what_an_all_reduce_would() -> None:
-    """Of a planned map, where it divides evenly: nobody sends more than the others."""
+    """Nobody sends more than the others, by a planned map where it divides evenly."""
     layout = layout_of([((256, 60), torch.float32)], 1 << 20)
     shards = shards_of(layout, 60)
     for size in (2, 3, 4, 5):
@@ -178,7 +178,7 @@ def test_each_member_sends_what_an_all_reduce_would() -> None:
 
 
 def test_sums_go_on_while_buckets_leave() -> None:
-    """Those of a bucket are passed to the buddies when `LAG` later ones have left: one exchange more each."""
+    """The sums of a bucket are passed to the buddies when `LAG` later ones have left."""
     layout = layout_of([((512,), torch.float32)] * 6, 64)
     shards = shards_of(layout)
     assert len(layout.sizes) == 6

@@ -1,4 +1,4 @@
-"""Who holds which shard: twice each, as much at each member, and little moves when members come and go."""
+"""Maps of shards: each is held twice, as much at each member, and little moves when members come and go."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_plan_follows_from_its_arguments_alone(seed: int, size: int) -> None:
 
 
 def test_holders_that_have_all_keep_what_would_come_to_them() -> None:
-    """After a restore by all members everyone has everything: nothing moves."""
+    """A restore by all members leaves everything at everyone, so that no shard moves."""
     shards = cut([1_000_000, 5000], [4, 4])
     for size in (1, 2, 3, 7):
         held = [set(range(len(shards)))] * size

@@ -234,7 +234,7 @@ def test_state_moved_any_number_of_times_is_unchanged(seed: int, moves: int, nam
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_step_now_is_the_step_of_the_script(name: str) -> None:
-    """It has the options of its own time, whatever the groups have now, and runs none of the hooks."""
+    """The options are those of its own time, whatever the groups have now, and none of the hooks runs."""
     plain, holder = Plain(PLAIN[name]), Holder(PLAIN[name])
     everything = random_map(random.Random(0), len(holder.shards), 1)
     holder.hold_own(everything, 0)

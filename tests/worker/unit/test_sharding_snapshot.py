@@ -118,7 +118,7 @@ def test_shard_at_no_writer_is_refused() -> None:
 
 @pytest.mark.parametrize("make", [adam, sgd, asgd])
 def test_restored_state_goes_on_as_an_undisturbed_run(make: Any) -> None:
-    """In an optimizer that shards nothing; the way back is how each job's first generation begins."""
+    """The optimizer shards nothing; the way back is how each job's first generation begins."""
     world = World(["a", "b", "c"], 4, make)
     world.form()
     assert world.train(2)

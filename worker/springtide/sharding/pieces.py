@@ -225,7 +225,7 @@ class HeldPieces:
             shards: All of the layout.
             numbers: Those to hold, ascending.
             states: The state of each stretch that one of them covers (`cuts`): its tensors are copied.
-            assigned: Who holds which; None: nobody steps before `hold` is called again.
+            assigned: The holders of all; None: nobody steps before `hold` is called again.
         """
         by_bucket: dict[int, list[Interval]] = {}
         runs: list[tuple[int, Interval]] = []
