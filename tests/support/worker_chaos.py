@@ -70,6 +70,9 @@ class Chaos:
             for victim in self.random.sample(others, min(len(others), self.random.choice((1, 1, 1, 2)))):
                 self._hurt(victim)
 
+    def replace_anchor(self) -> None:
+        """Have another anchor where the job has let the first one go; here it never does."""
+
     def heal(self) -> None:
         """End all that lasts."""
         self._mend(float("inf"))
@@ -151,6 +154,8 @@ def survive(chaos: Chaos, reference: Reference, *, early: bool) -> str:
             time.sleep(chaos.random.choice((0.02, 0.1, 0.4, 0.8)))
             chaos.strike()
         chaos.heal()
+        chaos.cluster.until(lambda: not chaos.anchor.running, "the anchor's end", 60.0)
+        chaos.replace_anchor()
         chaos.cluster.until(lambda: not chaos.anchor.running, "the anchor's end", 60.0)
         chaos.end()
         finished = chaos.cluster.finished()

@@ -193,3 +193,21 @@ def test_checkpoint_is_restored_at_another_size(
     cluster.until_done()
     check(cluster, reference, others)
     assert min(worker.commits()[0]["step"] for worker in others) == newest + 1
+
+
+def test_member_joins_after_a_restore_finds_all_shards(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """A generation that begins from a checkpoint has a name that does not say the step."""
+    cluster = make_cluster(environment=saving(tmp_path))
+    workers = cluster.start(2)
+    cluster.until(lambda: saved_steps(tmp_path)[:1] >= [8], "a checkpoint")
+    for worker in workers:
+        worker.kill()
+    cluster.until_done()
+    first = cluster.add()
+    cluster.until(lambda: len(first.commits()) > 2, "steps after the restore")
+    second = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [first, second])
+    assert "are lost" not in cluster.logs()

@@ -350,6 +350,7 @@ class Recovery:
             group,
             start.generation,
             begins_from,
+            step=self._state.position.cursor.step,
             is_source=source,
             keep_values=self._awaited is not None,
             on_bytes=self._parts.accounting.metrics.transfer_bytes.inc,

@@ -146,6 +146,8 @@ class ShardedOptimizer:
         """Whether the whole state is in the parameters and the optimizers, and not in pieces."""
         self._state: StateName | None = None
         self._generation: GenerationName | None = None
+        self._step = 0
+        """Steps that are committed in `_state`."""
         self._prepared: Prepared | None = None
         self._outcome: Outcome | None = None
         self._flats: list[torch.Tensor] = [
@@ -192,6 +194,7 @@ class ShardedOptimizer:
         generation: GenerationName,
         state: StateName,
         *,
+        step: int,
         is_source: bool,
         keep_values: bool,
         on_bytes: Callable[[int], object],
@@ -202,6 +205,7 @@ class ShardedOptimizer:
             group: Of the generation.
             generation: Its name.
             state: The one that all begin from.
+            step: Steps committed in it: after a restore the state's name does not say.
             is_source: This process has the whole of it, in its parameters and optimizers.
             keep_values: The script may change the parameters before its next loop, where that does not count.
             on_bytes: Called with the bytes of state that have come.
@@ -214,7 +218,7 @@ class ShardedOptimizer:
             RuntimeError: The group's.
         """
         self._group, self._exchanges = group, None
-        self._generation = generation
+        self._generation, self._step = generation, step
         self._make_prepared(state)
         if is_source:
             self._numbers, self._state, self._is_whole = list(range(len(self.shards))), state, True
@@ -296,7 +300,7 @@ class ShardedOptimizer:
             nonlocal came
             came += count
             on_bytes(count)
-            faults.reach("filling", 0 if self._state is None else self._state.step + 1)
+            faults.reach("filling", self._step + 1)
 
         arrived = migrate(group, planned, with_values, on_round)
         for stretch, own in arrived.items():
@@ -423,9 +427,8 @@ class ShardedOptimizer:
         self._exchanges.finish_sums()
         if self._with_norm:
             self._find_norms()
-        assert self._state is not None
         assert self._generation is not None
-        following = StateName(self._generation, self._state.step + 1)
+        following = StateName(self._generation, self._step + 1)
         self._prepared = Prepared(following, tuple(self._sums), self.held.options())
         return self._norm
 
@@ -471,15 +474,19 @@ class ShardedOptimizer:
         assert self._prepared is not None
         self._outcome = Outcome(self._prepared.state, scale, tuple(unused), skip)
         if skip:
-            self._state = self._outcome.state
+            self._take_name()
         else:
             self.held.begin_step(self._prepared.sums, scale, unused)
+
+    def _take_name(self) -> None:
+        """Hold the state that the commit has made, under its name."""
+        assert self._outcome is not None
+        self._state, self._step, self._prepared = self._outcome.state, self._outcome.state.step, None
 
     def stepped(self) -> None:
         """The optimizers have stepped: send the new values."""
         self.held.end_step()
-        assert self._outcome is not None
-        self._state, self._prepared = self._outcome.state, None
+        self._take_name()
         if self._measured is not self.held.pieces or not self.state_bytes:
             # A piece has as much from its first step on.
             self._measured, self.state_bytes = self.held.pieces, self.held.state_bytes()
@@ -508,7 +515,7 @@ class ShardedOptimizer:
         if not wanted:
             return
         began = time.perf_counter()
-        faults.reach("gathering", 0 if self._state is None else self._state.step + 1)
+        faults.reach("gathering", self._step + 1)
         for bucket in wanted:
             exchanges.receive(bucket, partial(self._take, bucket))
             self.held.values.put_out(self._layout.members[bucket])

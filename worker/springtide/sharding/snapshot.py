@@ -80,10 +80,10 @@ class WritingPlan:
 
 
 def describe(held: HeldPieces) -> dict[int, Description]:
-    """Return what the state of each parameter looks like that this member holds something of."""
+    """Return what the state of each parameter looks like whose first element this member holds."""
     found: dict[int, Description] = {}
     for piece in held.pieces:
-        if piece.stretch.index in found or not piece.state:
+        if piece.stretch.start or not piece.state:
             continue
         found[piece.stretch.index] = {
             name: _described(value, is_cut(value, piece.stretch)) for name, value in piece.state.items()
