@@ -153,6 +153,7 @@ class Member:
 
     Attributes:
         state: The name of the state that it has; None: none.
+        step: Steps committed in it.
         table: By shard, the names of those that hold it, as this member knows.
     """
 
@@ -170,6 +171,7 @@ class Member:
             keeps_gradients=keeps_gradients,
         )
         self.state: StateName | None = None
+        self.step = 0
         self.table: list[frozenset[str]] = []
         self._known: Any = None
 
@@ -206,14 +208,14 @@ class Member:
         assert vote.item() == group.size
         home.commit(SCALE, unused)
         self.optimizer.step()
-        step = self.state.step + 1
-        self.state = StateName(group.network.generation, step)  # type: ignore[attr-defined]
+        self.step += 1
+        self.state = StateName(group.network.generation, self.step)  # type: ignore[attr-defined]
         try:
             home.stepped()
         except RuntimeError as error:
             # It is called inside of the script's optimizer.step().
             raise AssertionError("a broken group is no failure of a committed step") from error
-        schedule(self.optimizer, step)
+        schedule(self.optimizer, self.step)
 
 
 @dataclass
@@ -323,16 +325,17 @@ class World:
     def _form_once(self, deaths: Sequence[Death]) -> bool:
         if self._fresh:
             self._restore()
-        newest = max((m.state for m in self.members if m.state), key=lambda s: s.step, default=None)
-        if newest is None:  # all that had any state are gone
+        source = max((m for m in self.members if m.state), key=lambda m: m.step, default=None)
+        if source is None:  # all that had any state are gone
             self._fresh = True
             return False
-        if newest.step > self.reference.step:
+        newest, step = source.state, source.step
+        assert newest is not None
+        if step > self.reference.step:
             assert self._candidate is not None
             self.reference = self._candidate
         self._candidate = None
-        assert newest.step == self.reference.step, "a committed step was forgotten"
-        source = next(member for member in self.members if member.state == newest)
+        assert step == self.reference.step, "a committed step was forgotten"
         for member in self.members:
             if member.state != newest:
                 member.home.load_state_dict(copy.deepcopy(source.home.state_dict()))
@@ -346,7 +349,7 @@ class World:
                 ]
                 member.optimizer.load_state_dict({"state": {}, "param_groups": groups})
                 # It says that it has that state from here on, as the library's workers do.
-                member.state = newest
+                member.state, member.step = newest, step
         fresh, self._groups = self._fresh, self._new_groups(deaths)
         members = list(self.members)
 
@@ -355,6 +358,7 @@ class World:
                 group,  # type: ignore[arg-type]
                 group.network.generation,  # type: ignore[attr-defined]
                 newest,
+                step=step,
                 is_source=fresh and member is source,
                 keep_values=False,
                 on_bytes=lambda count: None,
@@ -389,7 +393,8 @@ class World:
         member.optimizer.load_state_dict(copy.deepcopy(self.reference.optimizer.state_dict()))
         number = self._generation
         name = GenerationName.of(incarnation=1, restart=self.restored, number=number)
-        member.state = StateName(name, self.reference.step)
+        # The name of a restored state says nothing of its step.
+        member.state, member.step = StateName(name, 0), self.reference.step
         for other in self.members:
             if other is not member:
                 other.state = None
@@ -456,7 +461,7 @@ class World:
         truth = self.reference
         for rank, member in enumerate(self.members):
             assert member.state is not None
-            assert member.state.step == truth.step
+            assert member.step == truth.step
             for own, value in zip(member.parameters.values(), truth.parameters, strict=True):
                 assert torch.equal(own, value), (member.name, tuple(value.shape))
             home = member.home

@@ -144,7 +144,7 @@ def test_step_committed_by_one_is_made_by_all_others() -> None:
     for seed in range(12):
         world = after_three_steps(["a", "b", "c", "d"], seed)
         world.train(1, deaths=[Death(seed, 16 + seed % 4)])
-        states = {member.state.step for member in world.members if member.state}
+        states = {member.step for member in world.members}
         world.form()
         world.check()
         made += states == {3, 4}
