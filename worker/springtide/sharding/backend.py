@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -40,6 +40,9 @@ from springtide.sharding.snapshot import Description, ShardSnapshot, WritingPlan
 from springtide_protocol.names import GenerationName, StateName
 
 log = logging.getLogger(__name__)
+
+VALUES: Final = "values of the parameter"
+"""What a shard on its way to another member has besides the optimizer's state."""
 
 
 class ShardsLostError(Exception):
@@ -231,12 +234,11 @@ class ShardedOptimizer:
         except LostShardsError as error:
             self._numbers, self._state = [], None
             raise ShardsLostError(str(error)) from None
-        states, came = self._migrated(group, moves(held, assigned), is_source, held, assigned, on_bytes)
+        states, came = self._migrated(group, moves(held, assigned), is_source, assigned, state, on_bytes)
         self._install(assigned, assigned.held_by(group.rank), states, state)
-        # Values come from one that held them before; the others' parameters are as old as they are.
-        sources = _sources(held, assigned)
-        self._exchanges = Exchanges(group, self.shards, assigned, self._like())
-        self._bring_values(group, sources, held)
+        self._exchanges = Exchanges(group, self.shards, assigned, self._flats)
+        # Those that hold a shard have its values; the others' parameters are as old as they are.
+        self._bring_values()
         self._described = {}
         self._describe()
         if keep_values:
@@ -272,12 +274,11 @@ class ShardedOptimizer:
         group: Group,
         planned: Sequence[Any],
         is_source: bool,
-        held: Sequence[Collection[int]],
         assigned: ShardMap,
+        state: StateName,
         on_bytes: Callable[[int], object],
     ) -> tuple[dict[Stretch, State], int]:
         """Return the state of all that is to be held here, and how many bytes of it came."""
-        mine = set(assigned.held_by(group.rank))
         whole = self.held.take_from_optimizers(self.shards, range(len(self.shards))) if is_source else {}
 
         def cuts(number: int) -> list[Cut]:
@@ -287,6 +288,12 @@ class ShardedOptimizer:
             stretches = self.held.cells.within(shard.bucket, (shard.start, shard.stop))
             return [Cut(item, whole[item]) for _, _, item in stretches if item is not None]
 
+        def with_values(number: int) -> list[Cut]:
+            parts = cuts(number)
+            return [
+                Cut(part.stretch, part.state | {VALUES: self.held.values.of(part.stretch)}) for part in parts
+            ]
+
         came = 0
 
         def on_round(count: int) -> None:
@@ -295,15 +302,27 @@ class ShardedOptimizer:
             on_bytes(count)
             faults.reach("filling", self._step + 1)
 
-        arrived = migrate(group, planned, cuts, on_round)
-        kept = [part for number in self._numbers if number in mine for part in cuts(number)]
-        states = {part.stretch: part.state for part in kept}
-        return states | arrived, came
+        arrived = migrate(group, planned, with_values, on_round)
+        for stretch, own in arrived.items():
+            self.held.values.of(stretch).copy_(own.pop(VALUES))
+        mine = assigned.held_by(group.rank)
+        try:
+            # Nobody lets a shard go before those that are to hold it have it: one more may be lost here.
+            if planned:
+                group.start_sum(torch.zeros(1)).wait()
+        except RuntimeError:
+            if arrived:
+                kept = {part.stretch: part.state for number in self._numbers for part in cuts(number)}
+                self._numbers, self._state = sorted({*self._numbers, *mine}), state
+                self.held.hold(self.shards, self._numbers, kept | arrived)
+            raise
+        staying = [part for number in set(self._numbers) & set(mine) for part in cuts(number)]
+        return {part.stretch: part.state for part in staying} | arrived, came
 
     def _install(
         self, assigned: ShardMap, numbers: Sequence[int], states: Mapping[Stretch, State], state: StateName
     ) -> None:
-        self.held.hold(self.shards, numbers, states)
+        self.held.hold(self.shards, numbers, states, assigned)
         self.held.forget_in_optimizers()
         self._map, self._numbers, self._state = assigned, list(numbers), state
         self._is_whole = False
@@ -312,23 +331,11 @@ class ShardedOptimizer:
                 HeldSums(self.held.intervals(bucket), like) for bucket, like in enumerate(self._flats)
             ]
 
-    def _like(self) -> list[torch.Tensor]:
-        return self._flats
-
-    def _bring_values(self, group: Group, sources: Sequence[int], held: Sequence[Collection[int]]) -> None:
-        """Begin to bring all values to all members that do not hold them."""
-        assert self._exchanges is not None
-        have = [frozenset(own) for own in held]
-
-        def ways(shard: int) -> list[tuple[int, int]]:
-            return [
-                (sources[shard], rank)
-                for rank in range(group.size)
-                if rank != sources[shard] and shard not in have[rank]
-            ]
-
-        for bucket in reversed(range(len(self._flats))):
-            self._exchanges.gather(bucket, self._parts(bucket), self._flats[bucket], ways)
+    def _bring_values(self) -> None:
+        """Begin to bring the values of all shards to all members that do not hold them."""
+        if self._exchanges is not None:
+            for bucket in reversed(range(len(self._flats))):
+                self._exchanges.gather(bucket, self._parts(bucket), self._flats[bucket])
 
     def evacuate(self, leaving: bool) -> None:
         """Bring the shards of members that are about to leave to those that stay; all members call this.
@@ -350,9 +357,11 @@ class ShardedOptimizer:
             return
         held = [assigned.held_by(rank) for rank in range(group.size)]
         rest = _planned_among(self.shards, [said["node"] for said in told], held, staying)
-        states, came = self._migrated(group, moves(held, rest), False, held, rest, lambda count: None)
+        if self._state is None:
+            raise RuntimeError("this worker holds no shards")
+        states, came = self._migrated(group, moves(held, rest), False, rest, self._state, lambda count: None)
         # Those that leave keep what they hold, as long as they are here.
-        if group.rank in staying and self._state is not None:
+        if group.rank in staying:
             self._install(rest, rest.held_by(group.rank), states, self._state)
             self._exchanges = None
         log.info("%d members leave; %d bytes of their shards came here", group.size - len(staying), came)
@@ -481,9 +490,7 @@ class ShardedOptimizer:
         if self._measured is not self.held.pieces or not self.state_bytes:
             # A piece has as much from its first step on.
             self._measured, self.state_bytes = self.held.pieces, self.held.state_bytes()
-        if self._exchanges is not None:
-            for bucket in reversed(range(len(self._flats))):
-                self._exchanges.gather(bucket, self._parts(bucket), self._flats[bucket])
+        self._bring_values()
 
     # ---- values
 
@@ -564,18 +571,6 @@ class ShardedOptimizer:
             return
         for text in gather_bytes(group, json.dumps(own).encode()):
             self._described |= {int(index): told for index, told in json.loads(text).items()}
-
-
-def _sources(held: Sequence[Collection[int]], assigned: ShardMap) -> list[int]:
-    """Return who sends the values of each shard: of those that held it, its owner if it is one."""
-    holders: dict[int, list[int]] = {}
-    for rank, own in enumerate(held):
-        for shard in own:
-            holders.setdefault(shard, []).append(rank)
-    return [
-        next((rank for rank in assigned.holders(shard) if rank in holders[shard]), holders[shard][0])
-        for shard in range(len(assigned.owners))
-    ]
 
 
 def _planned_among(

@@ -135,14 +135,24 @@ class Exchange:
     def __init__(self, group: Group, way: Route, memory: Memory) -> None:
         self._group, self._way, self._memory = group, way, memory
         self._work: Work | None = None
+        self._error: RuntimeError | None = None
         self.nbytes = 0
 
-    def start(self, parts: Callable[[Interval], Sequence[torch.Tensor]], like: torch.Tensor) -> None:
+    def start(
+        self,
+        parts: Callable[[Interval], Sequence[torch.Tensor]],
+        like: torch.Tensor,
+        fails_late: bool = False,
+    ) -> None:
         """Pack the parts and send them.
 
         Args:
             parts: The tensors, one-dimensional, that an interval consists of, in its order.
             like: Has the dtype and device of what is sent.
+            fails_late: Where the group cannot begin it, `wait` says so.
+
+        Raises:
+            RuntimeError: The group's, when it cannot begin the exchange.
         """
         if not self._way.used:
             return
@@ -154,7 +164,12 @@ class Exchange:
         received_sizes = self._way.received_sizes
         self._received = self._memory.take(sum(received_sizes), like)
         self._sent = sent
-        self._work = self._group.start_exchange(self._received, sent, received_sizes, sizes)
+        try:
+            self._work = self._group.start_exchange(self._received, sent, received_sizes, sizes)
+        except RuntimeError as error:
+            if not fails_late:
+                raise
+            self._error = error
         self.nbytes = sent.nbytes
 
     @property
@@ -173,7 +188,9 @@ class Exchange:
             self._work.wait()
 
     def wait(self) -> None:
-        """Wait until it has come. Raise RuntimeError when it fails."""
+        """Wait until it has come. Raise RuntimeError when it fails, or could not begin."""
+        if self._error is not None:
+            raise self._error
         wait_for(self.works)
 
     def unpack(self, take: Callable[[int, Interval, torch.Tensor], None]) -> None:
@@ -245,8 +262,7 @@ class Exchanges:
             assigned: Who holds which.
             flats: Hold the dtype and device of each bucket's gradients.
         """
-        self._group, self._shards, self._memory = group, shards, Memory()
-        self._size, self._rank = group.size, group.rank
+        self._group, self._memory = group, Memory()
         owners, buddies = assigned.owners, assigned.buddies
         buckets = range(len(flats))
         members = range(group.size)
@@ -322,7 +338,6 @@ class Exchanges:
         bucket: int,
         parts: Callable[[Interval], Sequence[torch.Tensor]],
         like: torch.Tensor,
-        ways: Ways | None = None,
     ) -> None:
         """Begin to send the values of a bucket's own shards to all that do not hold them.
 
@@ -330,13 +345,10 @@ class Exchanges:
             bucket: Its number.
             parts: The values of an interval, in order: the parameters that it covers, without gaps.
             like: Has the values' dtype and device.
-            ways: Who sends a shard to whom; None: its owner to all but its buddy.
         """
-        way = self._to_all[bucket]
-        if ways is not None:
-            way = route(self._shards, bucket, self._rank, self._size, ways)
-        exchange = Exchange(self._group, way, self._memory)
-        exchange.start(parts, like)
+        exchange = Exchange(self._group, self._to_all[bucket], self._memory)
+        # The step is committed already, and its end is no place for errors: a wait for values is.
+        exchange.start(parts, like, fails_late=True)
         self._gathering[bucket] = exchange
 
     @property

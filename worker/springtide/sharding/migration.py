@@ -1,7 +1,8 @@
 """Shards on their way to new holders, while a generation forms or before members leave.
 
-All members know what each holds and is to hold, so all make the same list of moves. A move takes the state of
-a shard from one of its holders; the values of parameters come with the values of all others (`exchange`).
+All members know what each holds and is to hold, so all make the same list of moves. A move takes all
+of a shard from one of its holders: the optimizer's state, and the values of parameters, which are given as a
+part of it. So one that has got a shard can give it to others at once.
 First the members tell each other how each shard's state looks, then the bytes go in rounds of bounded size.
 """
 

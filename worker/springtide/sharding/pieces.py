@@ -23,7 +23,7 @@ import torch
 from springtide.comm.layout import Layout
 from springtide.errors import SpringtideError, UsageError
 from springtide.sharding.exchange import Interval, Sums, merged
-from springtide.sharding.shard_map import Shard
+from springtide.sharding.shard_map import Shard, ShardMap
 
 ELEMENTWISE: Final = (
     torch.optim.SGD,
@@ -208,18 +208,37 @@ class HeldPieces:
         """Return the elements of a bucket that are held here, ascending, with neighbours merged."""
         return self._intervals.get(bucket, ())
 
-    def hold(self, shards: Sequence[Shard], numbers: Sequence[int], states: Mapping[Stretch, State]) -> None:
+    def hold(
+        self,
+        shards: Sequence[Shard],
+        numbers: Sequence[int],
+        states: Mapping[Stretch, State],
+        assigned: ShardMap | None = None,
+    ) -> None:
         """Hold these shards and no others.
+
+        A piece has shards of one pair of holders, so that both have the same pieces: on the CPU, torch
+        computes the last elements of a tensor, or of a thread's part of it, by other instructions than those
+        before, which would make copies differ in a last bit (SGD and RMSprop in bfloat16, some fused ones).
 
         Args:
             shards: All of the layout.
             numbers: Those to hold, ascending.
             states: The state of each stretch that one of them covers (`cuts`): its tensors are copied.
+            assigned: The holders of all; None: nobody steps before `hold` is called again.
         """
         by_bucket: dict[int, list[Interval]] = {}
+        runs: list[tuple[int, Interval]] = []
+        last = None
         for number in numbers:
             shard = shards[number]
             by_bucket.setdefault(shard.bucket, []).append((shard.start, shard.stop))
+            holders = None if assigned is None else frozenset(assigned.holders(number))
+            if runs and last == (shard.bucket, shard.start, holders):
+                runs[-1] = shard.bucket, (runs[-1][1][0], shard.stop)
+            else:
+                runs.append((shard.bucket, (shard.start, shard.stop)))
+            last = shard.bucket, shard.stop, holders
         by_index: dict[int, list[tuple[Stretch, State]]] = {}
         for known, state in states.items():
             by_index.setdefault(known.index, []).append((known, state))
@@ -227,14 +246,13 @@ class HeldPieces:
             parts.sort(key=lambda part: part[0].start)
         self._pieces, self._by_parameter = [], {}
         self._intervals = {bucket: merged(intervals) for bucket, intervals in by_bucket.items()}
-        for bucket, intervals in by_bucket.items():
-            for interval in merged(intervals):
-                for start, _, stretch in self.cells.within(bucket, interval):
-                    if stretch is not None:
-                        piece = Piece(stretch, bucket, start, self.values.of(stretch))
-                        piece.state = joined(stretch, by_index.get(stretch.index, []))
-                        self._pieces.append(piece)
-                        self._by_parameter.setdefault(stretch.index, []).append(piece)
+        for bucket, interval in runs:
+            for start, _, stretch in self.cells.within(bucket, interval):
+                if stretch is not None:
+                    piece = Piece(stretch, bucket, start, self.values.of(stretch))
+                    piece.state = joined(stretch, by_index.get(stretch.index, []))
+                    self._pieces.append(piece)
+                    self._by_parameter.setdefault(stretch.index, []).append(piece)
 
     def cuts(self, shards: Sequence[Shard], number: int) -> list[Cut]:
         """Return what a shard consists of, with views of the state that is held here of it.

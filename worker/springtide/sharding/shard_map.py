@@ -12,7 +12,8 @@ few pieces, and what one that is lost has held is spread over its two neighbours
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -108,16 +109,14 @@ def plan(shards: Sequence[Shard], nodes: Sequence[str], held: Sequence[Collectio
         raise LostShardsError(lost, len(shards))
     if size == 1:
         return ShardMap((0,) * len(shards), (0,) * len(shards))
-    chain = _chain(nodes)
+    members = _Members(nodes, all_held, _chain(nodes))
     owners, buddies = [0] * len(shards), [0] * len(shards)
-    turn = 0
-    for bucket in sorted({shard.bucket for shard in shards}):
-        numbers = [number for number, shard in enumerate(shards) if shard.bucket == bucket]
-        # The remainder of a cut goes to other members in the next bucket.
-        row = chain[turn:] + chain[:turn]
-        turn = (turn + len(numbers)) % size
-        copies = _Bucket(numbers, row, nodes, all_held).copies()
-        for number, (owner, buddy) in zip(numbers, copies, strict=True):
+    by_bucket: dict[int, list[int]] = {}
+    for number, shard in enumerate(shards):
+        by_bucket.setdefault(shard.bucket, []).append(number)
+    for bucket in sorted(by_bucket):
+        copies = _Bucket(by_bucket[bucket], members).copies()
+        for number, (owner, buddy) in zip(by_bucket[bucket], copies, strict=True):
             owners[number], buddies[number] = owner, buddy
     return ShardMap(tuple(owners), tuple(buddies))
 
@@ -138,20 +137,82 @@ def _chain(nodes: Sequence[str]) -> list[int]:
     return sorted(range(len(nodes)), key=places.__getitem__)
 
 
+class _Shares:
+    """Parts of a whole that does not divide evenly: who gets one more, so that all get as much at last."""
+
+    def __init__(self, row: Sequence[int], nodes: Sequence[str]) -> None:
+        self._row, self._nodes = row, nodes
+        self._more = dict.fromkeys(row, 0)
+
+    def of(self, count: int, has: Mapping[int, int], most: int) -> dict[int, int]:
+        """Return the part of each member in `count` things.
+
+        Those that have more than the smaller part already get the larger one, unless they were given it in
+        more buckets than others.
+
+        Args:
+            count: Things to give out.
+            has: Those that a member has now.
+            most: Things that the members of a node get together, as far as that is possible.
+        """
+        small, rest = divmod(count, len(self._row))
+        limit = -(-(sum(self._more.values()) + rest) // len(self._row))
+        order = sorted(
+            self._row, key=lambda rank: (self._more[rank] >= limit, has[rank] <= small, self._more[rank])
+        )
+        shares = dict.fromkeys(self._row, small)
+        # A node with most of the members cannot be kept below it: its members have their part like others.
+        of_node = Counter(
+            {n: small * ranks for n, ranks in Counter(self._nodes).items() if 2 * ranks <= len(self._row)}
+        )
+        chosen: list[int] = []
+        for rank in order:
+            node = self._nodes[rank]
+            if len(chosen) < rest and of_node.get(node, -1) < most:
+                chosen.append(rank)
+                if node in of_node:
+                    of_node[node] += 1
+        taken = frozenset(chosen)
+        chosen += [rank for rank in order if rank not in taken][: rest - len(chosen)]
+        for rank in chosen:
+            shares[rank] += 1
+            self._more[rank] += 1
+        return shares
+
+
+class _Members:
+    """The members, and what they were given in the buckets so far."""
+
+    def __init__(self, nodes: Sequence[str], held: Sequence[frozenset[int]], row: Sequence[int]) -> None:
+        self.nodes, self.held, self.row = nodes, held, row
+        self.holders: dict[int, list[int]] = {}
+        for rank in row:
+            for number in held[rank]:
+                self.holders.setdefault(number, []).append(rank)
+        self.copies, self.owned = _Shares(row, nodes), _Shares(row, nodes)
+        self.turn = 0
+
+
 class _Bucket:
     """The shards of one bucket, being given out."""
 
-    def __init__(
-        self, numbers: Sequence[int], row: Sequence[int], nodes: Sequence[str], held: Sequence[frozenset[int]]
-    ) -> None:
-        self._numbers, self._row, self._nodes, self._held = numbers, row, nodes, held
-        count, size = len(numbers), len(row)
+    def __init__(self, numbers: Sequence[int], members: _Members) -> None:
+        self._numbers, self._members = numbers, members
+        self._nodes, self._held = members.nodes, members.held
+        count, size = len(numbers), len(members.row)
+        # The remainder of a cut goes to other members in the next bucket.
+        row = self._row = [*members.row[members.turn :], *members.row[: members.turn]]
+        members.turn = (members.turn + count) % size
         places = [place * size // count for place in range(count)]
         self._ideal = [(row[place], row[(place + 1) % size]) for place in places]
-        self._room = dict.fromkeys(row, 0)
-        for pair in self._ideal:
-            for rank in pair:
-                self._room[rank] += 1
+        has = dict.fromkeys(row, 0)
+        for number in numbers:
+            for rank in members.holders[number]:
+                has[rank] += 1
+        self._room = members.copies.of(2 * count, has, count)
+        self._of_node: dict[str, int] = {}
+        for rank, room in self._room.items():
+            self._of_node[self._nodes[rank]] = self._of_node.get(self._nodes[rank], 0) + room
         self._found: list[list[int]] = [[] for _ in numbers]
 
     def copies(self) -> list[tuple[int, int]]:
@@ -165,22 +226,21 @@ class _Bucket:
         """Leave shards where they are: first those that would come there anyway."""
         for place, number in enumerate(self._numbers):
             for rank in self._ideal[place]:
-                if number in self._held[rank]:
+                if number in self._held[rank] and self._room[rank] > 0:
                     self._give(place, rank)
         for place, number in enumerate(self._numbers):
             # Of members that hold it, those with most room, so that no one is left with shards of others.
-            holders = [rank for rank in self._row if number in self._held[rank]]
-            for rank in sorted(holders, key=lambda rank: -self._room[rank]):
+            for rank in sorted(self._members.holders[number], key=lambda rank: -self._room[rank]):
                 if len(self._found[place]) < 2 and rank not in self._found[place] and self._room[rank] > 0:
                     self._give(place, rank)
 
     def _fill(self) -> None:
         """Give out what is missing."""
-        for place in range(len(self._numbers)):
-            while len(self._found[place]) < 2:
+        for place, found in enumerate(self._found):
+            while len(found) < 2:
                 rank = self._best(place)
-                if self._room[rank] <= 0:
-                    rank = self._make_room(place) or rank
+                if self._room[rank] <= 0 and (other := self._make_room(place)) is not None:
+                    rank = other
                 self._give(place, rank)
 
     def _best(self, place: int) -> int:
@@ -191,6 +251,9 @@ class _Bucket:
             has_room = self._room[rank] > 0
             return has_room, self._nodes[rank] not in nodes, rank in ideal, self._room[rank]
 
+        best = max((rank for rank in ideal if rank not in found), key=worth, default=None)
+        if best is not None and worth(best)[:2] == (True, True):
+            return best
         return max((rank for rank in self._row if rank not in found), key=worth)
 
     def _make_room(self, place: int) -> int | None:
@@ -215,29 +278,62 @@ class _Bucket:
         self._room[rank] -= 1
 
     def _spread_over_nodes(self) -> None:
-        """Exchange a copy where both of a shard are on one node, if a partner is found."""
-        nodes = self._nodes
-        for place, (first, second) in enumerate(self._found):
-            if nodes[first] != nodes[second]:
-                continue
-            for other, pair in enumerate(self._found):
-                if swap := self._swap(place, other):
-                    mine, theirs = swap
-                    self._found[place] = [first if mine == second else second, theirs]
-                    self._found[other] = [mine, pair[0] if theirs == pair[1] else pair[1]]
-                    break
+        """Move a copy of each shard whose copies are on one node, as far as the sizes of nodes allow.
 
-    def _swap(self, place: int, other: int) -> tuple[int, int] | None:
-        """Return (copy of `place`, copy of `other`) to exchange so that both are on two nodes."""
-        nodes = self._nodes
-        for mine in self._found[place]:
-            stays = sum(self._found[place]) - mine
-            for theirs in self._found[other]:
-                left = sum(self._found[other]) - theirs
-                apart = nodes[theirs] != nodes[stays] and nodes[mine] != nodes[left]
-                if apart and theirs not in self._found[place] and mine not in self._found[other]:
-                    return mine, theirs
-        return None
+        A node that has to hold more copies than there are shards holds both of some.
+        """
+        together: dict[str, list[int]] = {}
+        for place, (first, second) in enumerate(self._found):
+            if self._nodes[first] == self._nodes[second]:
+                together.setdefault(self._nodes[first], []).append(place)
+        for node, places in together.items():
+            allowed = max(0, self._of_node[node] - len(self._numbers))
+            for place in places[allowed:]:
+                self._move_away(place)
+
+    def _move_away(self, place: int) -> None:
+        """Give a copy to a member of another node, and others' copies on until all have their part.
+
+        A row of members, each of which takes over a copy from the one before (an augmenting path), from those
+        of other nodes to one of the two that have this shard.
+        """
+        nodes, found = self._nodes, self._found
+        first, second = found[place]
+        node = nodes[first]
+        if nodes[second] != node:
+            return  # it was helped on the way to another one
+        came: dict[
+            int, tuple[int, int]
+        ] = {}  # by member: the one before it, and the shard that it takes over
+        gives: dict[int, int] = {}  # by shard: who gives its copy on, so that a row has it once
+        queue = [rank for rank in self._row if nodes[rank] != node]
+        starts = frozenset(queue)
+        of_rank: dict[int, list[int]] = {}
+        for number, pair in enumerate(found):
+            for rank in pair:
+                of_rank.setdefault(rank, []).append(number)
+        for rank in queue:
+            for other in of_rank.get(rank, ()):
+                if other == place or gives.setdefault(other, rank) != rank:
+                    continue
+                stays = sum(found[other]) - rank
+                for following in (second, first, *(self._row if len(queue) < len(self._row) else ())):
+                    known = following in came or following in starts
+                    if known or following == stays or nodes[following] == nodes[stays]:
+                        continue
+                    came[following] = rank, other
+                    queue.append(following)
+                    if following in (first, second):
+                        self._pass_along(place, following, came)
+                        return
+
+    def _pass_along(self, place: int, gives: int, came: Mapping[int, tuple[int, int]]) -> None:
+        rank = gives
+        while rank in came:
+            before, other = came[rank]
+            self._found[other] = [rank if own == before else own for own in self._found[other]]
+            rank = before
+        self._found[place] = [rank if own == gives else own for own in self._found[place]]
 
     def _with_owners(self) -> list[tuple[int, int]]:
         """Say which of the two sums: the one that would come first, then changed until all sum as much.
@@ -249,8 +345,10 @@ class _Bucket:
             self._ideal[place][0] if self._ideal[place][0] in pair else pair[0]
             for place, pair in enumerate(self._found)
         ]
-        owned = {rank: owners.count(rank) for rank in self._row}
-        while path := self._path(owners, owned):
+        owned = Counter(dict.fromkeys(self._row, 0))
+        owned.update(owners)
+        shares = self._members.owned.of(len(self._numbers), owned, len(self._numbers))
+        while path := self._path(owners, owned, shares):
             for place in path:
                 first, second = self._found[place]
                 owned[owners[place]] -= 1
@@ -261,24 +359,25 @@ class _Bucket:
             for owner, pair in zip(owners, self._found, strict=True)
         ]
 
-    def _path(self, owners: Sequence[int], owned: dict[int, int]) -> list[int]:
-        """Return shards to change the owners of, from the member that has most; empty when nothing helps."""
-        most = max(self._row, key=owned.__getitem__)
+    def _path(self, owners: Sequence[int], owned: Mapping[int, int], shares: Mapping[int, int]) -> list[int]:
+        """Return shards to change the owners of, from members with too many to one with too few."""
         came: dict[int, tuple[int, int]] = {}
-        queue = [most]
+        queue = [rank for rank in self._row if owned[rank] > shares[rank]]
+        starts = frozenset(queue)
+        of_owner: dict[int, list[int]] = {}
+        for place, owner in enumerate(owners):
+            of_owner.setdefault(owner, []).append(place)
         for rank in queue:
-            for place, owner in enumerate(owners):
-                if owner != rank:
-                    continue
+            for place in of_owner.get(rank, ()):
                 first, second = self._found[place]
-                buddy = second if owner == first else first
-                if buddy in came or buddy == most:
+                buddy = second if owners[place] == first else first
+                if buddy in came or buddy in starts:
                     continue
                 came[buddy] = rank, place
                 queue.append(buddy)
-                if owned[buddy] < owned[most] - 1:
+                if owned[buddy] < shares[buddy]:
                     path = []
-                    while buddy != most:
+                    while buddy in came:
                         buddy, place = came[buddy]
                         path.append(place)
                     return path
