@@ -13,6 +13,7 @@ The script's thread calls all of this, or autograd's while it waits in backward(
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -177,6 +178,11 @@ class Exchange:
         """Return what is under way."""
         return [] if self._work is None else [self._work]
 
+    @property
+    def is_completed(self) -> bool:
+        """Return whether `wait` returns, or raises, at once."""
+        return self._work is None or self._work.is_completed()
+
     def queue(self) -> None:
         """Wait until it has come; on a device, have what follows on its stream come after it.
 
@@ -282,7 +288,7 @@ class Exchanges:
             for b in buckets
         ]
         self._reducing: dict[int, tuple[Exchange, Sums, torch.Tensor]] = {}
-        self._passing: list[tuple[Exchange, Sums]] = []
+        self._passing: deque[tuple[Exchange, Sums]] = deque()
         self._left: list[int] = []
         self._gathering: dict[int, Exchange] = {}
 
@@ -291,7 +297,7 @@ class Exchanges:
     def begin_step(self) -> None:
         """Forget the gradients of a step that was dropped."""
         # A dropped step's exchanges ended with its group, or all members left it alike when all had come.
-        self._reducing, self._passing, self._left = {}, [], []
+        self._reducing, self._passing, self._left = {}, deque(), []
 
     def reduce(self, bucket: int, flat: torch.Tensor, sums: Sums | None = None) -> int:
         """Send a bucket's gradients to the owners of its shards; return the bytes that leave here.
@@ -311,6 +317,10 @@ class Exchanges:
         self._left.append(bucket)
         if len(self._left) > LAG:
             self._pass_on(self._left[-1 - LAG])
+        while self._passing and self._passing[0][0].is_completed:
+            onward, into = self._passing.popleft()
+            onward.wait()
+            onward.unpack(partial(_put, into))
         return exchange.nbytes
 
     def finish_sums(self) -> None:
@@ -320,7 +330,7 @@ class Exchanges:
         wait_for([work for exchange, _ in self._passing for work in exchange.works])
         for exchange, sums in self._passing:
             exchange.unpack(partial(_put, sums))
-        self._passing = []
+        self._passing.clear()
 
     def _pass_on(self, bucket: int) -> None:
         """Add up what has come for a bucket, and send the sums on."""
