@@ -32,7 +32,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,53 +131,34 @@ class Api:
     """A few calls of the API server, many at a time."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        import aiohttp
-        from kubernetes.config import new_client_from_config
+        from springtide_kube.client import Caller, Client
+        from springtide_kube.connection import Connections, from_kubeconfig
 
-        client = new_client_from_config(str(kubeconfig))
-        found = client.configuration
-        self.url = found.host
-        context = ssl.create_default_context(cafile=found.ssl_ca_cert)
-        context.load_cert_chain(found.cert_file, found.key_file)
-        connector = aiohttp.TCPConnector(ssl=context, limit=32)
-        self.session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60))
+        self.connections = Connections(partial(from_kubeconfig, [str(kubeconfig)]))
+        self.client = Client(self.connections, Caller("springtide-benchmark"), timeout=60)
 
     async def close(self) -> None:
-        await self.session.close()
+        await self.client.close()
 
     async def request(self, method: str, path: str, body: Object | None = None, **query: str) -> Object:
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        """The answer, also to what conflicts. Raises RuntimeError."""
+        from springtide_kube.content_types import APPLY_PATCH, JSON, MERGE_PATCH
+        from springtide_kube.errors import ApiError
+
+        kind = MERGE_PATCH if method == "PATCH" else JSON
         if query.get("fieldManager"):
-            kind = "application/apply-patch+yaml"
-        async with self.session.request(
-            method,
-            self.url + path,
-            data=json.dumps(body) if body is not None else None,
-            params=query,
-            headers={"Content-Type": kind},
-        ) as response:
-            answer: Object = json.loads(await response.text())
-            if response.status >= 400 and response.status != 409:
-                raise RuntimeError(f"{method} {path}: {answer.get('message')}")
-            return answer
+            kind = APPLY_PATCH
+        try:
+            return await self.client.request(method, path, body, query, kind)
+        except ApiError as error:
+            if error.code == 409:
+                return {}
+            raise RuntimeError(f"{method} {path}: {error.message}") from error
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[Object]:
         """Events of all that exists and of every change."""
-        import aiohttp
-
-        async with self.session.get(
-            self.url + path, params={"watch": "true", **query}, timeout=aiohttp.ClientTimeout(None)
-        ) as response:
-            buffer = b""
-            try:
-                async for chunk in response.content.iter_any():
-                    *lines, buffer = (buffer + chunk).split(b"\n")
-                    for line in lines:
-                        yield json.loads(line)
-            finally:
-                connection = response.connection
-                if connection is not None and connection.transport is not None:
-                    connection.transport.abort()  # TLS's polite end would outlast the event loop
+        async for line in self.client.lines(path, {"watch": "true", **query}):
+            yield json.loads(line)
 
     async def used(self) -> dict[str, int]:
         """Requests of the operator so far: on pods, and all, both without watches; and really all."""

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator import workloads
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.cache import Cache, Key, Protecting
 from springtide_operator.cluster import Cluster, is_gone
-from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import service
 from springtide_operator.manifests.gang import gang_scheduler, no_longer_asked_for, pod_group
 from springtide_operator.manifests.maker import ManifestMaker

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cluster import Cluster, is_gone
-from springtide_operator.kube import ApiError
 
 log = logging.getLogger("springtide.operator")
 

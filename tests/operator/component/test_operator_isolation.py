@@ -12,15 +12,17 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from kube_connections import to
 from operator_cluster import FakeCluster, FakeCoordinator
 from operator_running import operator, until
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names, reasons
 from springtide_operator.cache import Cache
 from springtide_operator.cluster import KubeCluster
 from springtide_operator.coordinator_connection import to_report
 from springtide_operator.guarded_http import GuardedResponse, Page, Taken, response_class
-from springtide_operator.kube import ApiError, Kube
+from springtide_operator.kube import Kube
 from springtide_operator.plan import conditions, observe
 from springtide_operator.plan.outcome import read_end
 from springtide_operator.plan.values import parse_time, timestamp
@@ -289,9 +291,7 @@ async def api() -> AsyncIterator[str]:
 
 
 async def test_a_deep_job_hides_no_other_from_lists(api: str) -> None:
-    import kopf
-
-    async with Kube(lambda: kopf.ConnectionInfo(server=api)) as kube:
+    async with Kube(to(api)) as kube:
         jobs: list[dict[str, Any]] = []
         await KubeCluster(kube).list_jobs(jobs.extend)
         assert [job["metadata"]["name"] for job in jobs] == ["a", "bad", "c"]
@@ -304,7 +304,6 @@ async def test_a_deep_job_hides_no_other_from_lists(api: str) -> None:
 
 async def test_a_long_page_may_take_its_time() -> None:
     """Somebody's 100 MB must not be a list that never comes: each piece is in time, the whole is not."""
-    import kopf
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -323,7 +322,7 @@ async def test_a_long_page_may_take_its_time() -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        async with Kube(lambda: kopf.ConnectionInfo(server=url), timeout=0.5) as kube:
+        async with Kube(to(url), timeout=0.5) as kube:
             jobs: list[dict[str, Any]] = []
             await KubeCluster(kube).list_jobs(jobs.extend)
             assert len(jobs) == 8
