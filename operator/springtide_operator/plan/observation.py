@@ -359,6 +359,7 @@ class Report:
     consistency_pending: str = ""  # that the wanted one comes at the end of the epoch
     checkpoint: CheckpointReport | None = None
     checkpoint_error: str = ""  # why newer ones fail
+    held_back: str = ""  # why processes that are ready do not take part
     restored: str = ""  # URI of the checkpoint that training went on from
     restored_step: int = 0
     not_restored: tuple[str, ...] = ()  # newer ones that could not be used, and why
