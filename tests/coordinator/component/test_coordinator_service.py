@@ -196,9 +196,7 @@ async def test_the_operator_is_answered_with_the_right_token_only(stack: ExitSta
     assert reply.message
 
 
-async def test_no_more_train_than_have_room_and_operator_is_told(
-    stack: ExitStack, tmp_path: Path
-) -> None:
+async def test_no_more_train_than_have_room_and_operator_is_told(stack: ExitStack, tmp_path: Path) -> None:
     server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="3", SPRINGTIDE_MAXIMUM="4")
     members = [member(stack, server, f"w{i}", i) for i in range(3)]
     for one in members:
