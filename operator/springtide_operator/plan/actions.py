@@ -527,6 +527,7 @@ class CreateServer(BaseAction):
     attempt: int
     address: str  # of the coordinator
     reason: str
+    image: str = ""  # unless the manifest names one; "": the operator's own
     kind: ClassVar[str] = "create_server"
     role: ClassVar[str] = "server"
     turn: ClassVar[Turn] = Turn.FIRST
@@ -544,7 +545,7 @@ class CreateServer(BaseAction):
         Returns:
             Whether it was carried out.
         """
-        return await on.create_server(job, self.slot, self.attempt, self.address)
+        return await on.create_server(job, self)
 
 
 @dataclass(frozen=True)
