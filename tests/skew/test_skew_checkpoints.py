@@ -85,7 +85,7 @@ def test_checkpoint_of_the_next_format_ends_with_its_reason(
         worker.kill()
     cluster.until_done()
     whole = [path for path in (volume / FOLDER).iterdir() if (path / names.MANIFEST).exists()]
-    newest = max(whole, key=lambda path: names.parse(path.name) or 0) / names.MANIFEST
+    newest = max(whole, key=lambda path: path.name) / names.MANIFEST
     later = f'"version": {manifest.VERSION_WITH_FROZEN + 1}'
     text = newest.read_text(encoding="utf-8")
     assert f'"version": {manifest.VERSION}' in text

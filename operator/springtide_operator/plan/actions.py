@@ -143,14 +143,12 @@ class Executor(Protocol):
         """
         ...
 
-    async def create_server(self, job: Job, slot: int, attempt: int, address: str) -> bool:
+    async def create_server(self, job: Job, action: CreateServer) -> bool:
         """Make a parameter server's pod.
 
         Args:
             job: as the plan saw it.
-            slot: which of the wanted servers it is, from 0.
-            attempt: number of the pod among those of the slot, from 0.
-            address: of the coordinator's Service.
+            action: with its slot and attempt, the coordinator's address, and its image.
 
         Returns:
             Whether it was carried out.
