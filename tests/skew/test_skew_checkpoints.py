@@ -1,4 +1,4 @@
-"""What one release has saved is what another one goes on from, parameters on servers included."""
+"""Jobs go on from checkpoints of another release, with parameters on servers or without."""
 
 from __future__ import annotations
 

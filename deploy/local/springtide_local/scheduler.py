@@ -27,7 +27,7 @@ _NAME = "default-scheduler"
 
 
 class Demand(NamedTuple):
-    """What a pod takes of its node, in the units of `quantities`."""
+    """Amounts that a pod takes of its node, in the units of `quantities`."""
 
     requested: dict[str, int]
     assumed: dict[str, int]

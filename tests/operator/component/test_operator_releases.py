@@ -110,7 +110,7 @@ async def test_second_release_of_the_class_ends_and_says_why(place: Api) -> None
 
 
 @pytest.mark.parametrize("first_sees_all", [True, False])
-async def test_release_of_some_namespaces_ends_beside_one_that_has_them(
+async def test_release_of_some_namespaces_ends_beside_one_with_them(
     place: Api, first_sees_all: bool
 ) -> None:
     with place.namespace() as one, place.namespace() as two, place.namespace() as jobs:
