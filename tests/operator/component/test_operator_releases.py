@@ -110,9 +110,7 @@ async def test_second_release_of_the_class_ends_and_says_why(place: Api) -> None
 
 
 @pytest.mark.parametrize("first_sees_all", [True, False])
-async def test_release_of_some_namespaces_ends_beside_one_with_them(
-    place: Api, first_sees_all: bool
-) -> None:
+async def test_release_of_some_namespaces_ends_beside_one_with_them(place: Api, first_sees_all: bool) -> None:
     with place.namespace() as one, place.namespace() as two, place.namespace() as jobs:
         deaths: list[str] = []
         async with release(one, watched=() if first_sees_all else (jobs, one)) as first:
