@@ -20,7 +20,13 @@ from springtide_operator.manifests.gang import gang_scheduler, no_longer_asked_f
 from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.manifests.protection import server_disruption_budget
 from springtide_operator.plan import keys, observe
-from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeletePod, ReportWorkload
+from springtide_operator.plan.actions import (
+    CreateCoordinator,
+    CreateServer,
+    CreateWorker,
+    DeletePod,
+    ReportWorkload,
+)
 from springtide_operator.plan.observation import Refusal, ServiceSeen
 from springtide_operator.plan.retry import room_was_made
 from springtide_operator.queues import Queues
@@ -90,6 +96,11 @@ class ClusterExecutor:
     def coordinator_image(self) -> str:
         """Return the image of coordinators for which neither manifest nor status names one."""
         return self._make.coordinator_image
+
+    @property
+    def server_image(self) -> str:
+        """Return the image of parameter servers for which neither manifest nor status names one."""
+        return self._make.server_image
 
     @property
     def policy_missing(self) -> bool:
@@ -302,14 +313,12 @@ class ClusterExecutor:
         pod = self._make.worker(job, action.slot, action.attempt, action.address, action.avoid)
         return await self._create(job, pod)
 
-    async def create_server(self, job: Job, slot: int, attempt: int, address: str) -> bool:
+    async def create_server(self, job: Job, action: CreateServer) -> bool:
         """Make a parameter server's pod.
 
         Args:
             job: as the plan saw it.
-            slot: which of the wanted servers it is, from 0.
-            attempt: number of the pod among those of the slot, from 0.
-            address: of the coordinator's Service.
+            action: with its slot and attempt, the coordinator's address, and its image.
 
         Returns:
             Whether it was made.
@@ -318,7 +327,9 @@ class ClusterExecutor:
             ApiError: the API server refuses.
             TemplateError: no pod can be made of the template.
         """
-        return await self._create(job, self._make.server(job, slot, attempt, address))
+        return await self._create(
+            job, self._make.server(job, action.slot, action.attempt, action.address, action.image)
+        )
 
     async def apply_server_budget(self, job: Job, servers: int) -> bool:
         """Apply the disruption budget of the job's servers.

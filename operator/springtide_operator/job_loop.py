@@ -266,6 +266,7 @@ class JobLoop:
             listening_since=self._lookout.listening_since,
             tls_default=self._tls,
             coordinator_image=self._performer.coordinator_image,
+            server_image=self._performer.server_image,
             crowd=self._crowd(self.key) if has_size_of_its_own(job) else (),
         )
         return nodes.with_node_health(found, self._clock())

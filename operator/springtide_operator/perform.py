@@ -42,6 +42,11 @@ class Performer:
         return self._executor.coordinator_image
 
     @property
+    def server_image(self) -> str:
+        """Return the operator's own image for parameter servers."""
+        return self._executor.server_image
+
+    @property
     def policy_missing(self) -> bool:
         """A NetworkPolicy is wanted, and this process has not applied it yet."""
         return self._executor.policy_missing
