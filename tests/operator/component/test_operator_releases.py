@@ -14,9 +14,9 @@ from operator_cluster import FakeCoordinator
 from operator_running import until
 from operator_world import job_object
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cluster import KubeCluster
-from springtide_operator.kube import ApiError
 from springtide_operator.runtime import Operator
 from springtide_operator.settings import Settings
 
