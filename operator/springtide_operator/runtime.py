@@ -102,7 +102,13 @@ class Operator:
         self._apis = OptionalApis(self._cluster, self._meet, announced=not settings.watched)
         self._leases, self._hearing = Leases(self._cluster), Hearing()
         self.metrics.watch_nodes(self._observe_nodes)
-        self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
+        self._queues = Queues(
+            self._cluster,
+            self.cache,
+            self._changed,
+            self._queue_api,
+            missing=lambda: self._apis.note_definition(names.KUEUE_GROUP),
+        )
         self._loops: dict[Key, JobLoop] = {}
         self._semaphore = PrioritySemaphore()
         self._calls = PrioritySemaphore(CALLS_AT_A_TIME)
@@ -405,8 +411,8 @@ class Operator:
             log.warning("nodes cannot be read, so jobs hear of a lost node only from Kubernetes: %s", error)
         self.metrics.nodes_readable(self.cache.nodes() is not None)
 
-    def _may_queue(self) -> bool:
-        return self.acting and self._apis.served(names.KUEUE_API)
+    def _queue_api(self) -> str:
+        return self._apis.newest(names.KUEUE_APIS) if self.acting else ""
 
     def _lease_changed(self, held: bool) -> None:
         before = self._lease.last_of_another

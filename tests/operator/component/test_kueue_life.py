@@ -126,7 +126,7 @@ class Lab:
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
-        self.cluster.apis.add(names.KUEUE_API)
+        self.cluster.apis |= {names.KUEUE_V1BETA2}
         self.cluster.objects["resourceflavors", "", "spot"] = copy.deepcopy(FLAVOR)
         job = self.cluster.add_job(replicas=3)
         job["metadata"]["labels"] = {names.LABEL_QUEUE: "team-a", names.LABEL_QUEUE_PRIORITY: "urgent"}
@@ -225,7 +225,7 @@ def test_what_was_listed_long_ago_is_not_believed() -> None:
     cache = Cache()
     cache.put_job(lab.cluster.job())
     ready = True
-    queues = Queues(lab.cluster, cache, lambda key: None, lambda: ready)
+    queues = Queues(lab.cluster, cache, lambda key: None, lambda: names.KUEUE_V1BETA2 if ready else "")
     asyncio.run(queues.look())
     assert queues.listed
     ready = False  # Kueue is being upgraded, or another operator acts
@@ -235,7 +235,7 @@ def test_what_was_listed_long_ago_is_not_believed() -> None:
 
 def test_without_jobs_in_queues_kueue_is_not_asked_for_anything() -> None:
     cluster = FakeCluster()
-    cluster.apis.add(names.KUEUE_API)
+    cluster.apis |= {names.KUEUE_V1BETA2}
     cluster.add_job()
 
     async def story() -> None:
