@@ -88,7 +88,7 @@ async def write(
         return
     for key in kueue.fields_to_clear(api):
         made["spec"].setdefault(key, None)
-    annotations = {key: None for key in kueue.ELASTIC_ANNOTATIONS} | made["metadata"]["annotations"]
+    annotations = dict.fromkeys(kueue.ELASTIC_ANNOTATIONS) | made["metadata"]["annotations"]
     patch = {"metadata": {**_precondition(raw), "annotations": annotations}, "spec": made["spec"]}
     queues.put(await cluster.patch_workload(api, job.namespace, name, patch))
 

@@ -7,6 +7,7 @@ August 2026 (v1beta1 and v1beta2).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 from e2e_cluster import E2ECluster
 
+from springtide_demo.kube import KubeError
 from springtide_operator.plan.values import timestamp
 
 Object = dict[str, Any]
@@ -40,17 +42,13 @@ def _require(fine: object, text: str) -> None:
         raise RefusedWorkloadError(text)
 
 
-def crds(*versions: str) -> list[Object]:
-    """Return Kueue's CRDs with these versions served, the first of them stored."""
-    made = []
-    for crd in yaml.safe_load_all(CRDS.read_text()):
-        there = {one["name"]: one for one in crd["spec"]["versions"]}
-        wanted = [name.partition("/")[2] for name in versions]
-        crd["spec"]["versions"] = [
-            {**there[name], "served": name in wanted, "storage": name == wanted[0]} for name in there
-        ]
-        made.append(crd)
-    return made
+def serve(system: E2ECluster, *versions: str) -> None:
+    """Have the cluster serve Kueue's kinds in these versions, and in no others."""
+    made = list(yaml.safe_load_all(CRDS.read_text()))
+    for crd in made:
+        for version in crd["spec"]["versions"]:
+            version["served"] = f"kueue.x-k8s.io/{version['name']}" in versions
+    system.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(made))
 
 
 def reserved(workload: Object) -> bool:
@@ -92,7 +90,9 @@ def check_update(old: Object, new: Object) -> None:
     _require(given is None or kept is None or given == kept, "admission is immutable")
     if not reserved(old):
         return
-    _require(old["spec"]["podSets"] == new["spec"]["podSets"], "podSets are immutable while quota is reserved")
+    _require(
+        old["spec"]["podSets"] == new["spec"]["podSets"], "podSets are immutable while quota is reserved"
+    )
     if not reserved(new):
         return
     for key in ("queueName", "priorityClassSource"):
@@ -226,8 +226,9 @@ class Kueue:
         old, new = self._system.until(60, "a Workload that asks for more", both)
         name = new["metadata"]["annotations"][REPLACES]
         assert name == f"{self._namespace}/{old['metadata']['name']}"
-        self._write(replaced(old))
         self._write(admitted(new))
+        with contextlib.suppress(KubeError):  # the operator may have deleted it
+            self._write(replaced(old))
 
     def _write(self, workload: Object) -> None:
         name = workload["metadata"]["name"]

@@ -60,6 +60,7 @@ OPTIONAL_APIS = {  # with the resource that counts
     **dict.fromkeys(KUEUE_APIS, "workloads"),
 }
 
+KUEUE_GATE = "kueue.x-k8s.io/admission"  # scheduling gate of pods that Kueue admits one by one
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 LABEL_QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 LABEL_QUEUE_JOB_UID = "kueue.x-k8s.io/job-uid"

@@ -257,7 +257,7 @@ def _how_to_grow(job: Job, observation: Observation) -> str:
         return ""
     return (
         f"; suspend and resume the job to ask again, or make jobs with the annotation"
-        f" {names.ANNOTATION_ELASTIC}: \"true\", which grow while they train"
+        f' {names.ANNOTATION_ELASTIC}: "true", which grow while they train'
     )
 
 

@@ -163,7 +163,7 @@ def test_operator_lists_reads_and_writes_what_kueue_waits_for(
             cluster.objects[key] = {"value": 1000, "metadata": {"name": "urgent"}}
             await until(lambda: lab.workload() is not None, "the Workload", 30)
             spec = lab.workload()["spec"]  # type: ignore[index]
-            assert (spec["priorityClassName"], spec["priority"]) == ("urgent", 1000)
+            assert (spec["priorityClassRef"]["name"], spec["priority"]) == ("urgent", 1000)
             cluster.put("workloads", kueue.admitted(lab.workload(), 2, "spot"))  # type: ignore[arg-type]
             await until(lambda: len(cluster.pods()) == 2, "the admitted workers", 30)
             assert all(pod["spec"]["nodeSelector"] == {"pool": "spot"} for pod in cluster.pods())

@@ -122,7 +122,9 @@ async def test_workloads_are_heard_of_by_a_watch() -> None:
     async with served() as (server, info), Kube(lambda: info) as kube:
         server.events = [event("ADDED", "a"), event("BOOKMARK", ""), event("DELETED", "a")]
         cluster = KubeCluster(kube, ("b", "a"))
-        await cluster.watch_workloads(names.KUEUE_V1BETA2, "8", lambda kind, obj: heard.append((kind, obj["metadata"]["name"])))
+        await cluster.watch_workloads(
+            names.KUEUE_V1BETA2, "8", lambda kind, obj: heard.append((kind, obj["metadata"]["name"]))
+        )
         assert ("ADDED", "a") in heard
         assert ("DELETED", "a") in heard
         assert {request.query["resourceVersion"] for request in server.seen} == {"8"}
@@ -174,6 +176,7 @@ async def test_what_was_forgotten_is_listed_anew(monkeypatch: pytest.MonkeyPatch
     """A lease that was lost for a moment: what others did meanwhile came perhaps not by the watch."""
     monkeypatch.setattr("springtide_operator.queues.LIST_SECONDS", 0.05)
     cluster, cache = FakeCluster(), Cache()
+    cluster.apis.add(names.KUEUE_V1BETA2)
     job = cluster.add_job(replicas=1)
     job["metadata"]["labels"] = {names.LABEL_QUEUE: "team-a"}
     cache.put_job(cluster.put("trainingjobs", job))

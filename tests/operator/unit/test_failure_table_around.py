@@ -373,7 +373,7 @@ SCHEDULERS = [
     Day(
         "Kueue's API missing",
         lambda w: queued(w, False),
-        "+3-0",
+        "-0-0:Suspended -1-0:Suspended -2-0:Suspended",
         ("Degraded", "QueueUnavailable", "team-a"),
     ),
     Day(

@@ -278,7 +278,7 @@ def test_api_is_looked_for_when_a_job_needs_it_and_at_times() -> None:
     served.now += ABSENT_SECONDS
     assert served.look() == PRESENT_SECONDS
     assert served.apis.known([names.VOLCANO_API]) == {names.VOLCANO_API: True}
-    assert served.apis.served(names.VOLCANO_API)
+    assert served.apis.newest([names.VOLCANO_API]) == names.VOLCANO_API
     assert served.news == 2
     served.cluster.apis.clear()
     served.now += PRESENT_SECONDS

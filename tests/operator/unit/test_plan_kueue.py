@@ -128,7 +128,7 @@ def test_job_with_queue_does_not_start_without_kueue(served: bool | None) -> Non
 def test_job_waits_for_kueue_and_is_then_admitted() -> None:
     world = queued_world(served=False)
     world.settle()
-    world.apis = {api: True for api in names.KUEUE_APIS}
+    world.apis = dict.fromkeys(names.KUEUE_APIS, True)
     world.settle()
     assert world.workload is not None
     admit(world)
@@ -184,7 +184,7 @@ def test_job_resumed_while_kueue_is_away_is_not_admitted() -> None:
     world.job["spec"]["suspend"] = False
     world.settle()
     assert world.pods == {}
-    world.apis = {api: True for api in names.KUEUE_APIS}  # its reservation was never given back
+    world.apis = dict.fromkeys(names.KUEUE_APIS, True)  # its reservation was never given back
     world.settle()
     assert len(world.workers()) == 4
 
