@@ -35,9 +35,9 @@ FLAVOR_RETRY_SECONDS = 10.0
 
 
 class Queues:
-    """`changed(key)` is called for the job whose Workload changed; `api()`: the version of Kueue's API that is
-    used, "" where none is served, or this process does not act; `missing()` is called where that version was
-    not found, so that somebody looks for another.
+    """`changed(key)` is called for the job whose Workload changed; `api()`: the version of Kueue's API that
+    is used, "" where none is served, or this process does not act; `missing()` is called where that version
+    was not found, so that somebody looks for another.
     """
 
     def __init__(

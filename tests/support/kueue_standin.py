@@ -1,8 +1,8 @@
 """Stand-in for Kueue: admits a Workload and evicts it; on a cluster, when the test says so.
 
-As in Kueue, an eviction ends the reservation only by the job's controller, when its pods are gone. What Kueue's
-webhook and the rules of its CRD refuse is refused here (`check_spec`, `check_update`), from its sources of
-August 2026 (v1beta1 and v1beta2).
+As in Kueue, an eviction ends the reservation only by the job's controller, when its pods are gone. What
+Kueue's webhook and the rules of its CRD refuse is refused here (`check_spec`, `check_update`), from its
+sources of August 2026 (v1beta1 and v1beta2).
 """
 
 from __future__ import annotations

@@ -50,6 +50,10 @@ ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 # APIs that a cluster may have: gang schedulers, Kueue.
 VOLCANO_API = "scheduling.volcano.sh/v1beta1"
 COSCHEDULING_API = "scheduling.x-k8s.io/v1alpha1"
+# PodGroups of Kubernetes itself: 1.36 has v1alpha2, 1.37 the others. The first that is served is used.
+POD_GROUP_GROUP = "scheduling.k8s.io"
+POD_GROUP_V1ALPHA2 = f"{POD_GROUP_GROUP}/v1alpha2"
+POD_GROUP_APIS = (f"{POD_GROUP_GROUP}/v1beta1", f"{POD_GROUP_GROUP}/v1alpha3", POD_GROUP_V1ALPHA2)
 KUEUE_GROUP = "kueue.x-k8s.io"
 KUEUE_V1BETA2 = f"{KUEUE_GROUP}/v1beta2"
 KUEUE_V1BETA1 = f"{KUEUE_GROUP}/v1beta1"
@@ -57,6 +61,7 @@ KUEUE_APIS = (KUEUE_V1BETA2, KUEUE_V1BETA1)  # the first that is served is used
 OPTIONAL_APIS = {  # with the resource that counts
     VOLCANO_API: "podgroups",
     COSCHEDULING_API: "podgroups",
+    **dict.fromkeys(POD_GROUP_APIS, "podgroups"),  # up to 1.21 v1beta1 had priority classes only
     **dict.fromkeys(KUEUE_APIS, "workloads"),
 }
 

@@ -422,8 +422,8 @@ class UpdateWorkload(BaseAction):
 
 @dataclass(frozen=True)
 class ReportWorkload(BaseAction):
-    """Write a Workload's status: Finished, PodsReady, Released (no pod of an evicted job is left), or Reclaimed
-    (the job needs fewer pods from now on).
+    """Write a Workload's status: Finished, PodsReady, Released (no pod of an evicted job is left), or
+    Reclaimed (the job needs fewer pods from now on).
     """
 
     what: str

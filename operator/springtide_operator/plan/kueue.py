@@ -160,7 +160,7 @@ def _needed(asked: Job, found: WorkloadSeen) -> dict[str, int]:
 
 
 def _grow(asked: Job, found: WorkloadSeen) -> list[Action]:
-    """Ask for more pods while the job goes on with those that it has: by a second Workload for all of them."""
+    """Ask for more pods while the job goes on with those that it has, by a second Workload for them all."""
     wanted = {name: count for name, count in _needed(asked, found).items() if count > found.counts[name]}
     if not wanted or not manifest.is_elastic(asked):
         return _delete_successor(found, "the job is to grow no more")
