@@ -56,6 +56,7 @@ class Queues:
         self._missing = missing
         self._clock = clock
         self._raw: dict[str, dict[str, Object]] = {}  # by uid of the job, then by name
+        self._unowned: dict[Key, Object] = {}  # by namespace and name: made for jobs by somebody else
         self._seen: dict[str, WorkloadSeen] = {}
         self._unreadable: dict[str, str] = {}
         self._flavors: dict[str, Object | str] = {}
@@ -73,12 +74,20 @@ class Queues:
             name = seen.name
         return self._raw.get(job_uid, {}).get(name)
 
+    def unowned(self, namespace: str, name: str) -> Object | None:
+        """Return a Workload that was made for a job, and that no job controls yet."""
+        return self._unowned.get((namespace, name))
+
     def put(self, workload: Object) -> None:
         """Take one as the API server gave it, unless a newer one is known."""
         uid = _controller(workload)
-        if uid is None:
-            return
         name = str(workload["metadata"]["name"])
+        key = (str(workload["metadata"]["namespace"]), name)
+        if uid is None:
+            self._unowned[key] = workload
+            self._announce(workload)
+            return
+        self._unowned.pop(key, None)
         known = self._raw.get(uid, {}).get(name)
         if known is not None and _same(known, workload) and _version(workload) <= _version(known):
             return
@@ -146,7 +155,9 @@ class Queues:
         uid, name = _controller(workload), str(workload["metadata"]["name"])
         if kind != "DELETED":
             self.put(workload)
-        elif uid is not None and (known := self.raw(uid, name)) is not None and _same(known, workload):
+        elif uid is None:
+            self._unowned.pop((str(workload["metadata"]["namespace"]), name), None)
+        elif (known := self.raw(uid, name)) is not None and _same(known, workload):
             self.drop(uid, name)
         if any(name not in self._flavors for name in _flavors(workload)):
             self._look_wanted.set()
@@ -173,6 +184,7 @@ class Queues:
             self._announce_all()
             return None
         news, self.trouble, self.listed = bool(self.trouble) or not self.listed, "", True
+        self._unowned.clear()
         for workload in found.items:
             self.put(workload)
         there = {workload["metadata"]["uid"] for workload in found.items}

@@ -26,8 +26,8 @@ _META = (
     "deletionGracePeriodSeconds",
 )
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion")
-_JOB_LABELS = (names.LABEL_QUEUE, names.LABEL_QUEUE_PRIORITY)
-_JOB_ANNOTATIONS = (names.ANNOTATION_KEY_TURN, names.ANNOTATION_ELASTIC)
+_JOB_LABELS = (names.LABEL_QUEUE, names.LABEL_QUEUE_PRIORITY, names.PREBUILT_WORKLOAD)
+_JOB_ANNOTATIONS = (names.ANNOTATION_KEY_TURN, names.ANNOTATION_ELASTIC, names.PREBUILT_WORKLOAD)
 _OWN = f"{names.GROUP}/"
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _POD_STATUS = ("phase", "reason", "podIP")

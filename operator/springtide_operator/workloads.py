@@ -61,6 +61,9 @@ async def write(
         ApiError: 409 where somebody else has changed it.
         TemplateError: no pod can be made of the template.
     """
+    if kueue.prebuilt_name(job):
+        await _adopt(cluster, queues, job)
+        return
     bare, api = kueue.unplaced(job), _api(queues)
     source, name = kueue.priority_class(job)
     if name and not names.is_name(name):
@@ -91,6 +94,17 @@ async def write(
     annotations = dict.fromkeys(kueue.ELASTIC_ANNOTATIONS) | made["metadata"]["annotations"]
     patch = {"metadata": {**_precondition(raw), "annotations": annotations}, "spec": made["spec"]}
     queues.put(await cluster.patch_workload(api, job.namespace, name, patch))
+
+
+async def _adopt(cluster: Cluster, queues: Queues, job: Job) -> None:
+    """Make the Workload that a job names the job's own."""
+    name = kueue.prebuilt_name(job)
+    raw = queues.unowned(job.namespace, name)
+    if raw is None:
+        text = f"the job names a Workload {name[:80]!r} by {names.PREBUILT_WORKLOAD}, and there is none"
+        raise ApiError(404, "NotFound", f"{text} with the label {names.LABEL_JOB} that nobody controls")
+    patch = {"metadata": {**_precondition(raw), **kueue.adoption(job)}}
+    queues.put(await cluster.patch_workload(_api(queues), job.namespace, name, patch))
 
 
 async def report(cluster: Cluster, queues: Queues, job: Job, what: ReportWorkload, unix: float) -> None:

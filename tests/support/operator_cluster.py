@@ -303,7 +303,7 @@ class FakeCluster:
         for key in ("uid", "resourceVersion"):
             if old["metadata"][key] != patch["metadata"][key]:
                 raise ApiError(409, "Conflict", f"the {key} is another one")
-        kept = {key: patch[key] for key in (("status",) if status else ("metadata", "spec"))}
+        kept = {key: patch[key] for key in (("status",) if status else ("metadata", "spec")) if key in patch}
         new = {**merged(copy.deepcopy(old), kept), "apiVersion": api}
         self._as_kueue(lambda: kueue_standin.check_update(old, new))
         return self.put("workloads", new)

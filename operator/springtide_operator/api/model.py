@@ -439,8 +439,8 @@ class TrainingJobSpec(ApiModel):
         description="Who starts minReplicas workers and the coordinator together or not at all, by a PodGroup"
         " that the operator keeps. Auto: Volcano or Coscheduling (scheduler-plugins) where the template's"
         " schedulerName is theirs. Kubernetes: its own PodGroups (scheduling.k8s.io, from 1.36 on, with the"
-        " feature gates GenericWorkload and GangScheduling). Without their API pods are started one by one, and Degraded says so."
-        " Holds for pods made afterwards.",
+        " feature gates GenericWorkload and GangScheduling). Without their API pods are started one by"
+        " one, and Degraded says so. Holds for pods made afterwards.",
     )
     pod_cleanup: PodCleanup = Field(
         default=PodCleanup.RUNNING,

@@ -68,6 +68,8 @@ OPTIONAL_APIS = {  # with the resource that counts
 KUEUE_GATE = "kueue.x-k8s.io/admission"  # scheduling gate of pods that Kueue admits one by one
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 LABEL_QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
+PREBUILT_WORKLOAD = "kueue.x-k8s.io/prebuilt-workload-name"  # label or annotation of a job
+MULTIKUEUE_CLASS = "kueue.x-k8s.io/multikueue"  # spec.managedBy of jobs that run in other clusters
 LABEL_QUEUE_JOB_UID = "kueue.x-k8s.io/job-uid"
 ANNOTATION_WORKLOAD_VERSION = f"{GROUP}/workload-version"
 # Kueue's words for a job that may grow while it is admitted: on the job, and on the Workloads of its sizes.

@@ -207,7 +207,9 @@ class QueueStatus(ApiModel):
 class GangStatus(ApiModel):
     """The PodGroup by which pods are started together."""
 
-    scheduler: Short = Field(description="Volcano, Coscheduling or Kubernetes.", pattern="^(Volcano|Coscheduling|Kubernetes)$")
+    scheduler: Short = Field(
+        description="Volcano, Coscheduling or Kubernetes.", pattern="^(Volcano|Coscheduling|Kubernetes)$"
+    )
     api_version: Short = Field(description="Of the PodGroup.", pattern=_GANG_APIS)
     pod_group: Short = Field(description="Its name.", pattern=_LABEL_NAME)
     min_member: Count = Field(description="Pods that are started together or not at all.")

@@ -52,8 +52,8 @@ _ALL = (VOLCANO, COSCHEDULING, *KUBERNETES)
 
 
 def gang_schedulers(job: Job) -> tuple[GangScheduler, ...]:
-    """Return the scheduler that is to start the job's pods together, in each version of its API, the preferred
-    one first; none where nobody is asked, or where the template names a PodGroup of its own.
+    """Return the scheduler that is to start the job's pods together, in each version of its API, the
+    preferred one first; none where nobody is asked, or where the template names a PodGroup of its own.
     """
     chosen = job.spec.gang_scheduling
     if chosen is GangScheduling.NONE:

@@ -66,6 +66,20 @@ def priority_class(job: Job) -> tuple[str, str]:
     return (POD_PRIORITY_SOURCE, pods) if pods else ("", "")
 
 
+def prebuilt_name(job: Job) -> str:
+    """The Workload that somebody else, as MultiKueue, has made for the job; "" for none."""
+    said = job.annotations.get(names.PREBUILT_WORKLOAD) or job.labels.get(names.PREBUILT_WORKLOAD)
+    return said or ""
+
+
+def adoption(job: Job) -> Object:
+    """Return the metadata by which a Workload that was made for the job becomes the job's."""
+    return {
+        "labels": {**names.labels(job.name), names.LABEL_QUEUE_JOB_UID: job.uid},
+        "ownerReferences": [job.owner_reference],
+    }
+
+
 def is_elastic(job: Job) -> bool:
     """Whether the job's annotation asks Kueue to let it grow while it is admitted."""
     return job.annotations.get(names.ANNOTATION_ELASTIC) == "true"

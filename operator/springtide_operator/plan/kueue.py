@@ -101,6 +101,8 @@ def decide(job: Job, asked: Job, observation: Observation, now: float) -> list[A
     """
     if not _readable(observation) or held_back(observation, ROLE, now):
         return []
+    if manifest.prebuilt_name(job):
+        return _with_prebuilt(job, asked, observation)
     found = observation.workload
     if not queue_name(job) or job.spec.suspend:
         if found is None or (job.spec.suspend and _pods_left(observation)):
@@ -134,6 +136,38 @@ def decide(job: Job, asked: Job, observation: Observation, now: float) -> list[A
     return [*actions, *_give_back(asked, found, observation), *_grow(asked, found)]
 
 
+def _with_prebuilt(job: Job, asked: Job, observation: Observation) -> list[Action]:
+    """Decide about a Workload that somebody else has made for the job: its spec and its life are theirs."""
+    found = observation.workload
+    if found is None:
+        name = manifest.prebuilt_name(job)
+        return [CreateWorkload("", f"the job takes the Workload {name}", name)] if queue_name(job) else []
+    if found.deleting or found.finished:
+        return []
+    if found.evicted is not None and found.reserved and not _pods_left(observation):
+        text = "no pod of the evicted job is left"
+        return [ReportWorkload("Released", text, found.name, evicted=found.evicted, message=found.message)]
+    if not found.holds or job.spec.suspend:
+        return []
+    actions: list[Action] = []
+    if not found.pods_ready and conditions.is_true(job.status, reasons.RUNNING):
+        actions.append(ReportWorkload("PodsReady", "the job trains", found.name))
+    return [*actions, *_give_back(asked, found, observation)]
+
+
+def decide_elsewhere(job: Job, observation: Observation, now: float) -> list[Action]:
+    """Decide what to ask of Kueue for a job that MultiKueue runs in another cluster: the job has no pods
+    here, and its status is MultiKueue's.
+
+    Args:
+        job: without its status.
+        observation: with its Workload and refusals.
+        now: unix seconds.
+    """
+    actions = decide(job, job, observation, now)
+    return [one for one in actions if not (isinstance(one, ReportWorkload) and one.what == "Reclaimed")]
+
+
 def _give_back(asked: Job, found: WorkloadSeen, observation: Observation) -> list[Action]:
     """Give back the quota of pods that the job needs no more, and that are gone."""
     live = {
@@ -153,7 +187,7 @@ def _needed(asked: Job, found: WorkloadSeen) -> dict[str, int]:
     `elasticity.policy: Capacity` may take within the quota.
     """
     needed = {name: count for name, count in manifest.sizes(asked).items() if name in found.counts}
-    if asked.spec.elasticity.policy is ElasticityPolicy.CAPACITY:
+    if asked.spec.elasticity.policy is ElasticityPolicy.CAPACITY and WORKERS in needed:
         most = min(asked.spec.workers.maximum, found.counts[WORKERS])
         needed[WORKERS] = max(needed[WORKERS], most)
     return needed
@@ -183,7 +217,7 @@ def _delete_successor(found: WorkloadSeen, why: str) -> list[Action]:
 
 
 def _delete_all(found: WorkloadSeen, why: str) -> list[Action]:
-    actions = [DeleteWorkload(name, uid, why) for name, uid in found.others]
+    actions: list[Action] = [DeleteWorkload(name, uid, why) for name, uid in found.others]
     actions += _delete_successor(found, why)
     return [*actions, *([] if found.deleting else [DeleteWorkload(found.name, found.uid, why)])]
 
@@ -276,7 +310,8 @@ def _pods_left(observation: Observation) -> bool:
 
 
 def _entry(job: Job, observation: Observation) -> dict[str, Any] | None:
-    name, old = queue_name(job), job.status.get(STATUS)
+    name: str = queue_name(job)
+    old: dict[str, Any] | None = job.status.get(STATUS)
     if not name:
         return old if observation.workload is not None else None
     served = _served(observation)
@@ -335,7 +370,7 @@ def _workload_status(
 def _waiting(job: Job, reason: str, message: str) -> dict[str, Any]:
     return {
         "name": manifest.queue_name(job),
-        "workload": names.workload_name(job.name, job.uid),
+        "workload": manifest.prebuilt_name(job) or names.workload_name(job.name, job.uid),
         "admitted": False,
         "reason": reason,
         "message": message[:1024],
