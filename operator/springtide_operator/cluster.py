@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
+from springtide_kube.content_types import APPLY_PATCH, MERGE_PATCH
+from springtide_kube.errors import ApiError, ApiRefusal
 from springtide_operator import records
 from springtide_operator.api import names
-from springtide_operator.kube import APPLY_PATCH, MERGE_PATCH, ApiError, Kube
+from springtide_operator.kube import Kube
 from springtide_operator.manifests.kueue import POD_PRIORITY_SOURCE
 
 Object = dict[str, Any]
@@ -808,7 +810,7 @@ def _part(text: str) -> str:
     Raises ApiError (404) for what no object can be called.
     """
     if text in ("", ".", ".."):
-        raise ApiError(404, "NotFound", f"{text!r} is no name of an object")
+        raise ApiRefusal(404, "NotFound", f"{text!r} is no name of an object")
     return quote(text, safe="")
 
 

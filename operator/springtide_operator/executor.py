@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator import workloads
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.cache import Cache, Key, Protecting
 from springtide_operator.cluster import Cluster, is_gone
-from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import service
 from springtide_operator.manifests.gang import gang_scheduler, no_longer_asked_for, pod_group
 from springtide_operator.manifests.kueue import JobPods
@@ -23,6 +23,7 @@ from springtide_operator.manifests.protection import server_disruption_budget
 from springtide_operator.plan import keys, observe
 from springtide_operator.plan.actions import (
     CreateCoordinator,
+    CreateServer,
     CreateWorker,
     CreateWorkload,
     DeletePod,
@@ -98,6 +99,11 @@ class ClusterExecutor:
     def coordinator_image(self) -> str:
         """Return the image of coordinators for which neither manifest nor status names one."""
         return self._make.coordinator_image
+
+    @property
+    def server_image(self) -> str:
+        """Return the image of parameter servers for which neither manifest nor status names one."""
+        return self._make.server_image
 
     @property
     def policy_missing(self) -> bool:
@@ -310,14 +316,12 @@ class ClusterExecutor:
         pod = self._make.worker(job, action.slot, action.attempt, action.address, action.avoid)
         return await self._create(job, pod)
 
-    async def create_server(self, job: Job, slot: int, attempt: int, address: str) -> bool:
+    async def create_server(self, job: Job, action: CreateServer) -> bool:
         """Make a parameter server's pod.
 
         Args:
             job: as the plan saw it.
-            slot: which of the wanted servers it is, from 0.
-            attempt: number of the pod among those of the slot, from 0.
-            address: of the coordinator's Service.
+            action: with its slot and attempt, the coordinator's address, and its image.
 
         Returns:
             Whether it was made.
@@ -326,7 +330,9 @@ class ClusterExecutor:
             ApiError: the API server refuses.
             TemplateError: no pod can be made of the template.
         """
-        return await self._create(job, self._make.server(job, slot, attempt, address))
+        return await self._create(
+            job, self._make.server(job, action.slot, action.attempt, action.address, action.image)
+        )
 
     async def apply_server_budget(self, job: Job, servers: int) -> bool:
         """Apply the disruption budget of the job's servers.

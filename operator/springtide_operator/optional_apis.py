@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from springtide_operator.kube import ApiError
+from springtide_kube.errors import ApiError
 from springtide_operator.plan.observation import newest_served
 
 log = logging.getLogger("springtide.operator")

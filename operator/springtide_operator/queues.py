@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, is_gone
-from springtide_operator.kube import ApiError
 from springtide_operator.logs import in_words
 from springtide_operator.plan import kueue
 from springtide_operator.plan.workload import WorkloadSeen, flavors_named, job_workload_seen

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator import rootkey
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
@@ -26,7 +27,7 @@ from springtide_operator.executor import ClusterExecutor
 from springtide_operator.intervals import backoff_seconds, busy_seconds, calm_seconds, resync_seconds
 from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.job_loop import JobLoop
-from springtide_operator.kube import ApiError, Kube
+from springtide_operator.kube import Kube
 from springtide_operator.lease import Lease, Renewal
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import Hearing, Leases, Lookout

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.cluster import Cluster, is_gone
-from springtide_operator.kube import ApiError
 from springtide_operator.manifests import kueue
 from springtide_operator.plan.actions import (
     CreateWorkload,

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from e2e_cluster import E2ECluster
 
-from springtide_demo.kube import KubeError
+from springtide_kube.errors import ApiError
 from springtide_operator.plan.values import timestamp
 
 Object = dict[str, Any]
@@ -227,7 +227,7 @@ class Kueue:
         name = new["metadata"]["annotations"][REPLACES]
         assert name == f"{self._namespace}/{old['metadata']['name']}"
         self._write(admitted(new))
-        with contextlib.suppress(KubeError):  # the operator may have deleted it
+        with contextlib.suppress(ApiError):  # the operator may have deleted it
             self._write(replaced(old))
 
     def _write(self, workload: Object) -> None:

@@ -15,9 +15,9 @@ import kueue_standin
 from merge_patch import merged
 from operator_world import job_object
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cluster import Listing, Take
-from springtide_operator.kube import ApiError
 from springtide_operator.plan.ledger import timestamp
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.sync_client import SyncError

@@ -111,6 +111,7 @@ class World:
     service_gone: bool = False
     report: Report | None = None
     coordinator_image: str = ""  # of the operator that acts
+    server_image: str = ""  # the same
     apis: dict[str, bool] = field(default_factory=dict)  # optional ones: served or not
     pod_group: str = ""  # the version that was applied
     pod_group_gone: bool = False
@@ -183,6 +184,7 @@ class World:
             certificate_seconds=self.certificate_seconds,
             report=self.report,
             coordinator_image=self.coordinator_image,
+            server_image=self.server_image,
             refusals=dict(self.refusals),
             unreachable_since=self.unreachable_since,
             nodes=dict(self.nodes) or None,
@@ -253,7 +255,8 @@ class World:
             self.refusals.pop("server", None)
             name = names.server_name(job.name, action.slot, action.attempt)
             if not any(pod["metadata"]["name"] == name for pod in self.pods.values()):
-                self.add(server_pod(job, action.slot, action.attempt, action.address))
+                image = action.image or names.PARAMETER_SERVER_IMAGE
+                self.add(server_pod(job, action.slot, action.attempt, action.address, image))
         elif isinstance(action, ApplyServerBudget):
             self.server_budget = action.servers
         elif isinstance(action, DeleteJob):

@@ -73,6 +73,11 @@ class ParameterServersStatus(ApiModel):
     ready: Count = Field(default=0, description="Their pods that are ready.")
     outdated: Count = Field(default=0, description="Their pods made from an older template.")
     summary: Short = Field(default="", description="ready/desired, for people.")
+    image: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="Image of their pods, unless the template names one: that of the operator that made the"
+        " job's first one. Another operator's takes its place at a boundary.",
+    )
     consistency: Short = Field(
         default="",
         description="In which the workers train; it follows strategy.parameterServer at a step boundary.",

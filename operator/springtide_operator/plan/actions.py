@@ -143,14 +143,12 @@ class Executor(Protocol):
         """
         ...
 
-    async def create_server(self, job: Job, slot: int, attempt: int, address: str) -> bool:
+    async def create_server(self, job: Job, action: CreateServer) -> bool:
         """Make a parameter server's pod.
 
         Args:
             job: as the plan saw it.
-            slot: which of the wanted servers it is, from 0.
-            attempt: number of the pod among those of the slot, from 0.
-            address: of the coordinator's Service.
+            action: with its slot and attempt, the coordinator's address, and its image.
 
         Returns:
             Whether it was carried out.
@@ -541,6 +539,7 @@ class CreateServer(BaseAction):
     attempt: int
     address: str  # of the coordinator
     reason: str
+    image: str = ""  # unless the manifest names one; "": the operator's own
     kind: ClassVar[str] = "create_server"
     role: ClassVar[str] = "server"
     turn: ClassVar[Turn] = Turn.FIRST
@@ -558,7 +557,7 @@ class CreateServer(BaseAction):
         Returns:
             Whether it was carried out.
         """
-        return await on.create_server(job, self.slot, self.attempt, self.address)
+        return await on.create_server(job, self)
 
 
 @dataclass(frozen=True)

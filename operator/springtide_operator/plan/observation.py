@@ -377,6 +377,8 @@ class Report:
     consistency_pending: str = ""  # that the wanted one comes at the end of the epoch
     checkpoint: CheckpointReport | None = None
     checkpoint_error: str = ""  # why newer ones fail
+    protocol: int = PROTOCOL_VERSION  # the newest version that the coordinator speaks
+    held_back: str = ""  # why processes that are ready do not take part
     restored: str = ""  # URI of the checkpoint that training went on from
     restored_step: int = 0
     not_restored: tuple[str, ...] = ()  # newer ones that could not be used, and why
@@ -480,6 +482,7 @@ class Observation:
     steady: float | None = None  # what the clock says by which things were first seen; None: unix seconds
     tls_default: bool = False  # the operator's, for jobs that do not say
     coordinator_image: str = ""  # the operator's own; "": not told
+    server_image: str = ""  # the same
     crowd: tuple[str, ...] = ()  # pods of others that no node takes, and that this job could make room for
 
     def seen_for(self, since: float, now: float) -> float:

@@ -356,6 +356,14 @@ CASES: list[Case] = [
 # Values that say something only beside another one.
 TOGETHER: list[tuple[str, dict[str, Any], dict[str, Any], Callable[[list[Object]], Any], Any, Any]] = [
     (
+        "rbac.otherReleases",
+        {"watchNamespaces": ["a"]},
+        {"watchNamespaces": ["a"], "rbac": {"otherReleases": False}},
+        lambda o: [x["metadata"]["name"] for x in o if "-releases" in x["metadata"]["name"]],
+        [f"springtide-system-{OPERATOR}-releases"] * 2,
+        [],
+    ),
+    (
         "serviceAccount.create",
         {"serviceAccount": {"name": "sa"}},
         {"serviceAccount": {"name": "sa", "create": False}},

@@ -18,9 +18,9 @@ from kueue_worlds import FLAVOR, admit, evict, queued_world
 from operator_cluster import FakeCluster
 from operator_running import operator, until
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cache import Cache
-from springtide_operator.kube import ApiError
 from springtide_operator.plan.actions import CreateCoordinator, CreateWorker
 from springtide_operator.queues import Queues
 

@@ -6,16 +6,17 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
+from kube_connections import to
 from operator_cluster import FakeCluster
 from operator_running import operator, until
 
+from springtide_kube.errors import ApiError
 from springtide_operator import job_loop
 from springtide_operator.api import names, reasons
 from springtide_operator.cluster import KubeCluster
-from springtide_operator.kube import ApiError, Kube
+from springtide_operator.kube import Kube
 from springtide_operator.manifests.kueue import POD_PRIORITY_SOURCE
 from springtide_operator.manifests.protection import Doors
 from springtide_operator.plan import conditions
@@ -283,7 +284,7 @@ async def api(seen: list[str]) -> AsyncIterator[KubeCluster]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with Kube(lambda: kopf.ConnectionInfo(server=url)) as kube:
+        async with Kube(to(url)) as kube:
             yield KubeCluster(kube)
     finally:
         await runner.cleanup()

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from operator_cluster import FakeCluster
 from operator_world import World, finished_message, job_object
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.api.job import InvalidJob, Job
-from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.gang import (
     COSCHEDULING,
