@@ -17,6 +17,7 @@ from springtide_operator.cache import Cache, Key, Protecting
 from springtide_operator.cluster import Cluster, is_gone
 from springtide_operator.manifests.coordinator import service
 from springtide_operator.manifests.gang import gang_scheduler, no_longer_asked_for, pod_group
+from springtide_operator.manifests.kueue import JobPods
 from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.manifests.protection import server_disruption_budget
 from springtide_operator.plan import keys, observe
@@ -24,8 +25,10 @@ from springtide_operator.plan.actions import (
     CreateCoordinator,
     CreateServer,
     CreateWorker,
+    CreateWorkload,
     DeletePod,
     ReportWorkload,
+    UpdateWorkload,
 )
 from springtide_operator.plan.observation import Refusal, ServiceSeen
 from springtide_operator.plan.retry import room_was_made
@@ -221,12 +224,12 @@ class ClusterExecutor:
         self.memory.pod_group, self.memory.pod_group_gone = "", True
         return True
 
-    async def write_workload(self, job: Job, new: bool) -> bool:
-        """Write the job's Workload.
+    async def write_workload(self, job: Job, wanted: CreateWorkload | UpdateWorkload) -> bool:
+        """Make a Workload of the job, or write its spec anew.
 
         Args:
             job: as the plan saw it.
-            new: it is not there; False: its spec is written anew.
+            wanted: which one, and for how many pods.
 
         Returns:
             Whether it was carried out.
@@ -236,12 +239,12 @@ class ClusterExecutor:
             TemplateError: no pod can be made of a template.
         """
 
-        def pods(bare: Job) -> tuple[Object, Object, Object | None]:
+        def pods(bare: Job) -> JobPods:
             server = self._make.server(bare, 0, 0, "") if bare.spec.servers else None
-            return self._make.worker(bare, 0, 0, ""), self._make.coordinator(bare, 1), server
+            return JobPods(self._make.worker(bare, 0, 0, ""), self._make.coordinator(bare, 1), server)
 
         if self._queues is not None:
-            await workloads.write(self._cluster, self._queues, job, new, pods)
+            await workloads.write(self._cluster, self._queues, job, wanted, pods)
         return True
 
     async def report_workload(self, job: Job, report: ReportWorkload) -> bool:

@@ -113,7 +113,7 @@ def worker_pod(
         },
         "spec": spec,
     }
-    gang.mark(job, pod["metadata"])
+    gang.mark(job, pod)
     kueue.place(job, pod, kueue.WORKERS)
     return pod
 

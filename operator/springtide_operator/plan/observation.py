@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from springtide_operator.plan.workload import WorkloadSeen
 from springtide_protocol.versions import PROTOCOL_VERSION
+
+
+def newest_served(known: Mapping[str, bool], apis: Iterable[str]) -> str | None:
+    """Return which of several versions of an API is to be used.
+
+    Args:
+        known: which APIs are served or not; absent: it is not known yet.
+        apis: the versions, in order of preference.
+
+    Returns:
+        The first that is served; "" where none is; None where it is not known yet.
+    """
+    for api in apis:
+        if api not in known:
+            return None
+        if known[api]:
+            return api
+    return ""
 
 
 @dataclass(frozen=True)

@@ -296,19 +296,19 @@ async def api(seen: list[str]) -> AsyncIterator[KubeCluster]:
 async def test_a_name_is_one_segment_of_a_path(name: str) -> None:
     seen: list[str] = []
     async with api(seen) as cluster:
-        await cluster.get_priority(POD_PRIORITY_SOURCE, name)
-        await cluster.get_flavor(name)
+        await cluster.get_priority(names.KUEUE_V1BETA2, POD_PRIORITY_SOURCE, name)
+        await cluster.get_flavor(names.KUEUE_V1BETA2, name)
         await cluster.delete_pod_group(names.VOLCANO_API, "ns", name, "u")
         await cluster.delete_service("ns", name, "u")
         await cluster.get_pod("ns", name)
-        await cluster.delete_workload("ns", name, "u")
+        await cluster.delete_workload(names.KUEUE_V1BETA2, "ns", name, "u")
     starts = (
         "/apis/scheduling.k8s.io/v1/priorityclasses/",
-        f"/apis/{names.KUEUE_API}/resourceflavors/",
+        f"/apis/{names.KUEUE_V1BETA2}/resourceflavors/",
         f"/apis/{names.VOLCANO_API}/namespaces/ns/podgroups/",
         "/api/v1/namespaces/ns/services/",
         "/api/v1/namespaces/ns/pods/",
-        f"/apis/{names.KUEUE_API}/namespaces/ns/workloads/",
+        f"/apis/{names.KUEUE_V1BETA2}/namespaces/ns/workloads/",
     )
     assert len(seen) == len(starts)
     for path, start in zip(seen, starts, strict=True):

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kopf._core.engines import peering
 from kube_connections import to
-from operator_cluster import FakeCluster, FakeCoordinator, merged
+from merge_patch import merged
+from operator_cluster import FakeCluster, FakeCoordinator
 from operator_world import World, job_object
 from prometheus_client import generate_latest
 from required import require_tool

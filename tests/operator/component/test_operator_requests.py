@@ -178,14 +178,16 @@ async def test_workloads_are_heard_of_by_a_watch() -> None:
     async with served() as (server, url), Kube(to(url)) as kube:
         server.events = [event("ADDED", "a"), event("BOOKMARK", ""), event("DELETED", "a")]
         cluster = KubeCluster(kube, ("b", "a"))
-        await cluster.watch_workloads("8", lambda kind, obj: heard.append((kind, obj["metadata"]["name"])))
+        await cluster.watch_workloads(
+            names.KUEUE_V1BETA2, "8", lambda kind, obj: heard.append((kind, obj["metadata"]["name"]))
+        )
         assert ("ADDED", "a") in heard
         assert ("DELETED", "a") in heard
         assert {request.query["resourceVersion"] for request in server.seen} == {"8"}
         gone = {"code": 410, "reason": "Expired", "message": "too old"}
         server.events = [{"type": "ERROR", "object": gone}]
         with pytest.raises(ApiError, match="too old"):
-            await KubeCluster(kube).watch_workloads("8", lambda kind, obj: None)
+            await KubeCluster(kube).watch_workloads(names.KUEUE_V1BETA2, "8", lambda kind, obj: None)
 
 
 def test_written_definition_has_its_api_looked_for() -> None:
@@ -193,15 +195,15 @@ def test_written_definition_has_its_api_looked_for() -> None:
     apis = OptionalApis(cluster, lambda: None, lambda: now[0], announced=True)
     apis.note_definition("kueue.x-k8s.io")
     assert asyncio.run(apis.look()) is None, "no job needs it"
-    apis.known([names.KUEUE_API])
+    apis.known([names.KUEUE_V1BETA1])
     assert asyncio.run(apis.look()) == TOLD_SECONDS
     now[0] = 60.0
-    cluster.apis.add(names.KUEUE_API)
+    cluster.apis.add(names.KUEUE_V1BETA1)
     apis.note_definition("another.example.com")
     assert asyncio.run(apis.look()) == TOLD_SECONDS - 60.0
     apis.note_definition("kueue.x-k8s.io")
     assert asyncio.run(apis.look()) == RETRY_SECONDS, "it may not be served yet, or not be gone yet"
-    assert apis.served(names.KUEUE_API)
+    assert apis.newest([names.KUEUE_V1BETA1])
     now[0] += UNSETTLED_SECONDS
     assert asyncio.run(apis.look()) == TOLD_SECONDS
     assert cluster.calls["serves"] == 3
@@ -214,10 +216,10 @@ async def test_definition_heard_of_by_a_watch_starts_a_waiting_job() -> None:
     job["metadata"]["labels"] = {names.LABEL_QUEUE: "team-a"}
     cluster.put("trainingjobs", job)
     async with operator(cluster) as made:
-        await until(lambda: cluster.calls["serves"] == 1, "a look")
+        await until(lambda: cluster.calls["serves"] == 2, "a look for both versions")
         await until(lambda: cluster.job().get("status", {}).get("conditions"), "a word")
         assert cluster.calls["list_workloads"] == 0
-        cluster.apis.add(names.KUEUE_API)
+        cluster.apis.add(names.KUEUE_V1BETA2)
         made.take_event(
             "customresourcedefinitions", "ADDED", {"metadata": {}, "spec": {"group": "kueue.x-k8s.io"}}
         )
@@ -230,10 +232,11 @@ async def test_what_was_forgotten_is_listed_anew(monkeypatch: pytest.MonkeyPatch
     """A lease that was lost for a moment: what others did meanwhile came perhaps not by the watch."""
     monkeypatch.setattr("springtide_operator.queues.LIST_SECONDS", 0.05)
     cluster, cache = FakeCluster(), Cache()
+    cluster.apis.add(names.KUEUE_V1BETA2)
     job = cluster.add_job(replicas=1)
     job["metadata"]["labels"] = {names.LABEL_QUEUE: "team-a"}
     cache.put_job(cluster.put("trainingjobs", job))
-    queues = Queues(cluster, cache, lambda key: None, lambda: True)
+    queues = Queues(cluster, cache, lambda key: None, lambda: names.KUEUE_V1BETA2)
     running = asyncio.create_task(queues.run())
     try:
         await until(lambda: cluster.calls["watch_workloads"] == 1, "a watch")
