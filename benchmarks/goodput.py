@@ -93,7 +93,7 @@ class Watch:
 
 
 def disturb(kube: Any, watch: Watch, dice: random.Random) -> str:
-    """One event; returns its kind. Raises KubeError, ProcessLookupError."""
+    """One event; returns its kind. Raises ApiRefusal, ProcessLookupError."""
     from springtide_local.strays import program_of
 
     running = watch.look()
@@ -184,9 +184,10 @@ def lost_seconds(status: Object) -> dict[str, float]:
 def measure(seconds: float, seed: int, folder: Path) -> Object:
     """Run the job and its disturbances; all figures."""
     from springtide_demo.commits import History
-    from springtide_demo.kube import Kube, KubeError
+    from springtide_demo.kube import Kube
     from springtide_demo.observe import pod_view
     from springtide_demo.steplog import StepLogs
+    from springtide_kube.errors import ApiRefusal
     from springtide_local.cluster import Cluster
     from springtide_local.settings import Settings
 
@@ -205,7 +206,7 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
         Kube(cluster.kubeconfig) as kube,
     ):
         for path in (*sorted((ROOT / "deploy/crd").glob("*.yaml")), ROOT / "deploy/operator.yaml"):
-            _patiently(partial(kube.apply_file, path), KubeError)
+            _patiently(partial(kube.apply_file, path), ApiRefusal)
         until(
             60,
             "the operator to be ready",
@@ -226,7 +227,7 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
             if time.time() >= due:
                 try:
                     kind = disturb(kube, watch, dice)
-                except (KubeError, ProcessLookupError) as error:
+                except (ApiRefusal, ProcessLookupError) as error:
                     kind = f"failed: {type(error).__name__}"
                 events[kind] += 1
                 print(f"{time.time() - start:6.1f} s  {kind}", flush=True)

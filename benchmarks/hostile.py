@@ -366,12 +366,18 @@ class Proxy:
     def __init__(self, api: Api, stage: Stage) -> None:
         self._api = api
         self._stage = stage
-        self.url = ""
+        self._session: Any = None
+        self._server = ""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Serve; the address."""
+        import aiohttp
         from aiohttp import web
+
+        found = await self._api.connections.current()
+        self._server = found.server
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=found.ssl_context()))
 
         app = web.Application(client_max_size=8 * 1024 * 1024)
         app.router.add_route("*", "/{path:.*}", self._answer)
@@ -383,6 +389,7 @@ class Proxy:
             yield f"http://127.0.0.1:{runner.addresses[0][1]}"
         finally:
             await runner.cleanup()
+            await self._session.close()
 
     async def _answer(self, request: Any) -> Any:
         from aiohttp import web
@@ -396,9 +403,9 @@ class Proxy:
             for name, value in request.headers.items()
             if name.lower() in ("authorization", "content-type", "accept", "user-agent")
         }
-        async with self._api.session.request(
+        async with self._session.request(
             request.method,
-            self._api.url + request.raw_path,
+            self._server + request.raw_path,
             data=await request.read(),
             headers=headers,
             timeout=None,

@@ -250,15 +250,16 @@ def strike(kind: str, jobs: dict[str, Job], cluster: Any) -> Object:
 @contextlib.contextmanager
 def cluster_with_operator(folder: Path) -> Iterator[tuple[Any, Any]]:
     """Start a cluster with default times, and the operator on a node that takes nobody else; with its API."""
-    from springtide_demo.kube import Kube, KubeError
+    from springtide_demo.kube import Kube
     from springtide_demo.observe import pod_view
+    from springtide_kube.errors import ApiRefusal
     from springtide_local.cluster import Cluster
     from springtide_local.settings import NodeTimes, Settings
 
     settings = Settings(nodes=NODES, times=NodeTimes(heartbeat=10.0, grace=40.0, toleration=300.0))
     with Cluster.start(folder, settings) as cluster, Kube(cluster.kubeconfig) as kube:
         for path in (*sorted((ROOT / "deploy/crd").glob("*.yaml")), ROOT / "deploy/operator.yaml"):
-            _patiently(partial(kube.apply_file, path), KubeError)
+            _patiently(partial(kube.apply_file, path), ApiRefusal)
         operator = "springtide.dev/role=operator"
         until(
             60,

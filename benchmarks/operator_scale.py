@@ -7,6 +7,11 @@ the coordinators of all jobs, as a coordinator would whose workers all train. Ev
 so the API server's speed bounds what is seen:
 
 * `pods_per_second`: one job of 200 workers, from the request that makes the job to the last of its pods.
+* `operator_cpu_seconds_per_pod`: the operator's processor time for that, over these pods: the part of a
+  pod's making that is not the API server's.
+* `first_pod_seconds_alone`, `first_pod_seconds_beside_jobs`: one job in another namespace, from the request
+  that makes it to its first pod, while nothing else happens and when `jobs` new jobs were just made in one
+  namespace; `jobs_running_by_then`: how many of those the operator was done with.
 * `seconds_to_running`: `jobs` jobs of 8 workers, from the first request to the last condition Running.
 * `api_requests_per_pod`: the operator's requests on pods (watches aside) over the pods of the 200-worker job,
   from making them to deleting all but one by scaling down.
@@ -32,7 +37,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -40,6 +44,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +53,13 @@ Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 ADDRESS = "127.0.0.2"  # of every pretended pod; the coordinators' process listens there
 NAMESPACE = "scale"
+GUEST = "guest"  # another tenant's
 SYSTEM = "springtide-system"
 ACCOUNT = f"system:serviceaccount:{SYSTEM}:springtide-operator"
 WORKERS = 8
 BIG = 200
-JOBS_PATH = f"/apis/springtide.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"
+JOBS = "/apis/springtide.dev/v1alpha1/namespaces/{}/trainingjobs"
+JOBS_PATH = JOBS.format(NAMESPACE)
 
 
 def answer_for_coordinators(address: str) -> None:
@@ -131,53 +138,34 @@ class Api:
     """A few calls of the API server, many at a time."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        import aiohttp
-        from kubernetes.config import new_client_from_config
+        from springtide_kube.client import Caller, Client
+        from springtide_kube.connection import Connections, from_kubeconfig
 
-        client = new_client_from_config(str(kubeconfig))
-        found = client.configuration
-        self.url = found.host
-        context = ssl.create_default_context(cafile=found.ssl_ca_cert)
-        context.load_cert_chain(found.cert_file, found.key_file)
-        connector = aiohttp.TCPConnector(ssl=context, limit=32)
-        self.session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60))
+        self.connections = Connections(partial(from_kubeconfig, [str(kubeconfig)]))
+        self.client = Client(self.connections, Caller("springtide-benchmark"), timeout=60)
 
     async def close(self) -> None:
-        await self.session.close()
+        await self.client.close()
 
     async def request(self, method: str, path: str, body: Object | None = None, **query: str) -> Object:
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        """The answer, also to what conflicts. Raises RuntimeError."""
+        from springtide_kube.content_types import APPLY_PATCH, JSON, MERGE_PATCH
+        from springtide_kube.errors import ApiError
+
+        kind = MERGE_PATCH if method == "PATCH" else JSON
         if query.get("fieldManager"):
-            kind = "application/apply-patch+yaml"
-        async with self.session.request(
-            method,
-            self.url + path,
-            data=json.dumps(body) if body is not None else None,
-            params=query,
-            headers={"Content-Type": kind},
-        ) as response:
-            answer: Object = json.loads(await response.text())
-            if response.status >= 400 and response.status != 409:
-                raise RuntimeError(f"{method} {path}: {answer.get('message')}")
-            return answer
+            kind = APPLY_PATCH
+        try:
+            return await self.client.request(method, path, body, query, kind)
+        except ApiError as error:
+            if error.code == 409:
+                return {}
+            raise RuntimeError(f"{method} {path}: {error.message}") from error
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[Object]:
         """Events of all that exists and of every change."""
-        import aiohttp
-
-        async with self.session.get(
-            self.url + path, params={"watch": "true", **query}, timeout=aiohttp.ClientTimeout(None)
-        ) as response:
-            buffer = b""
-            try:
-                async for chunk in response.content.iter_any():
-                    *lines, buffer = (buffer + chunk).split(b"\n")
-                    for line in lines:
-                        yield json.loads(line)
-            finally:
-                connection = response.connection
-                if connection is not None and connection.transport is not None:
-                    connection.transport.abort()  # TLS's polite end would outlast the event loop
+        async for line in self.client.lines(path, {"watch": "true", **query}):
+            yield json.loads(line)
 
     async def used(self) -> dict[str, int]:
         """Requests of the operator so far: on pods, and all, both without watches; and really all."""
@@ -192,12 +180,12 @@ class Api:
         return count
 
 
-def job(name: str, replicas: int) -> Object:
+def job(name: str, replicas: int, namespace: str = NAMESPACE) -> Object:
     container = {"name": "worker", "image": "springtide/worker:0.1.0", "command": ["python", "train.py"]}
     return {
         "apiVersion": "springtide.dev/v1alpha1",
         "kind": "TrainingJob",
-        "metadata": {"name": name, "namespace": NAMESPACE},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {
             "workers": {
                 "replicas": replicas,
@@ -248,7 +236,7 @@ async def install(api: Api, folder: Path) -> Path:
 
     crd = yaml.safe_load((ROOT / "deploy/crd/trainingjobs.yaml").read_text())
     await api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
-    for name in (NAMESPACE, SYSTEM):
+    for name in (NAMESPACE, GUEST, SYSTEM):
         await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     where = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts"
     rights = "/apis/rbac.authorization.k8s.io/v1"
@@ -336,29 +324,35 @@ async def measure(
         await api.request("POST", JOBS_PATH, job("warm-up", 1))
         await until(300, "the operator to run a first job", lambda: "warm-up" in seen.running)
 
+        result["first_pod_seconds_alone"] = await first_pod(api, "alone")
         before = await api.used()
-        started = time.monotonic()
+        started, cpu = time.monotonic(), first.cpu_seconds()
         await api.request("POST", JOBS_PATH, job("big", big))
         await until(300, "all pods of the large job", lambda: seen.count("big") == big + 1)
         result["pods_per_second"] = big / (time.monotonic() - started)
+        result["operator_cpu_seconds_per_pod"] = (first.cpu_seconds() - cpu) / big
         await until(300, "the large job to run", lambda: "big" in seen.running)
         await api.request("PATCH", f"{JOBS_PATH}/big", {"spec": {"workers": {"replicas": 1}}})
         await until(300, "the large job to shrink", lambda: seen.count("big") == 2)
         after = await api.used()
         result["api_requests_per_pod"] = (after["pods"] - before["pods"]) / (big + 1)
         result["api_requests_of_all_kinds_per_pod"] = (after["all"] - before["all"]) / (big + 1)
-        report(result, "pods_per_second", "api_requests_per_pod", "api_requests_of_all_kinds_per_pod")
+        report(result, "pods_per_second", "operator_cpu_seconds_per_pod", "api_requests_per_pod")
+        report(result, "api_requests_of_all_kinds_per_pod", "first_pod_seconds_alone")
 
         started, cpu, memory = time.monotonic(), first.cpu_seconds(), first.memory("VmRSS")
         names = [f"job-{number}" for number in range(jobs)]
         for start in range(0, jobs, 16):
             some = names[start : start + 16]
             await asyncio.gather(*(api.request("POST", JOBS_PATH, job(name, WORKERS)) for name in some))
+        result["first_pod_seconds_beside_jobs"] = await first_pod(api, "beside")
+        result["jobs_running_by_then"] = len(seen.running & set(names))
         await until(1800, "all jobs to run", lambda: seen.running >= set(names))
         await until(600, "all pods", lambda: all(seen.count(name) == WORKERS + 1 for name in names))
         result["jobs"], result["pods"] = jobs, sum(seen.count(name) for name in names)
         result["seconds_to_running"] = time.monotonic() - started
         result["operator_cpu_seconds_to_running"] = first.cpu_seconds() - cpu
+        report(result, "first_pod_seconds_beside_jobs", "jobs_running_by_then")
         report(result, "jobs", "pods", "seconds_to_running", "operator_cpu_seconds_to_running")
 
         await asyncio.sleep(calm_seconds)
@@ -396,6 +390,18 @@ async def measure(
             operator.end()
         await api.close()
     return result
+
+
+async def first_pod(api: Api, name: str) -> float:
+    """Return the seconds from the request that makes another tenant's job to its first pod."""
+    started = time.monotonic()
+    await api.request("POST", JOBS.format(GUEST), job(name, 1, GUEST))
+    async for event in api.watch(
+        f"/api/v1/namespaces/{GUEST}/pods", labelSelector=f"springtide.dev/job={name}"
+    ):
+        if event["type"] == "ADDED":
+            break
+    return time.monotonic() - started
 
 
 async def take_over(api: Api, seen: Seen, first: Operator, ready_seconds: float) -> float:

@@ -15,10 +15,11 @@ from springtide_cli import story as stories
 from springtide_cli import watch
 from springtide_cli.apply import JOBS
 from springtide_cli.errors import CliError
-from springtide_cli.kube import ApiRefusal, KubePort
+from springtide_cli.kube import KubePort
 from springtide_cli.podlogs import PodLogs
 from springtide_cli.screen import Screen
 from springtide_cli.story import Line, Story, Tone
+from springtide_kube.errors import ApiRefusal
 
 Object = dict[str, Any]
 

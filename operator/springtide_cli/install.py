@@ -15,7 +15,8 @@ import yaml
 
 from springtide_cli.apply import Applier
 from springtide_cli.errors import CliError
-from springtide_cli.kube import ApiRefusal, KubePort, Unreachable
+from springtide_cli.kube import KubePort
+from springtide_kube.errors import ApiRefusal, Unreachable
 
 Object = dict[str, Any]
 

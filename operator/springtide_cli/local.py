@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from springtide_cli.errors import Refused
 from springtide_cli.install import install
-from springtide_cli.kube import Kube, Unreachable, connect
+from springtide_cli.kube import connect
 from springtide_cli.screen import Screen
 from springtide_cli.story import Line, Tone
+from springtide_kube.errors import Unreachable
 
 if TYPE_CHECKING:
+    from springtide_kube.client import Client
     from springtide_local.cluster import Cluster
 
 
@@ -61,7 +63,7 @@ async def _start(cluster: Cluster, screen: Screen) -> bool:
     return True
 
 
-async def _connect(kubeconfig: Path) -> Kube:
+async def _connect(kubeconfig: Path) -> Client:
     """Connect and see to it that the operator runs."""
     kube = await connect(str(kubeconfig))
     try:
@@ -76,7 +78,7 @@ async def _connect(kubeconfig: Path) -> Kube:
 
 
 @contextlib.asynccontextmanager
-async def embedded(screen: Screen, *, keep: Callable[[], bool]) -> AsyncIterator[Kube]:
+async def embedded(screen: Screen, *, keep: Callable[[], bool]) -> AsyncIterator[Client]:
     """Yield a connection to the embedded cluster, which is started if none runs.
 
     A cluster that was started here is stopped at the end, unless `keep()`, asked then, says that there is

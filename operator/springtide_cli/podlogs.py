@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from springtide_cli import watch
-from springtide_cli.kube import ApiRefusal, KubePort, Unreachable
+from springtide_cli.kube import KubePort
+from springtide_kube.errors import ApiRefusal, Unreachable
 
 Object = dict[str, Any]
 

@@ -7,17 +7,21 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from springtide_cli.apply import JOBS, Applier
 from springtide_cli.errors import INTERRUPTED, SUCCEEDED, CliError, Refused
 from springtide_cli.follow import Follower
-from springtide_cli.kube import ApiRefusal, Kube, KubePort, Unreachable, connect
+from springtide_cli.kube import KubePort, connect
 from springtide_cli.manifest import Manifest, parse, read
 from springtide_cli.screen import Screen, make_screen
 from springtide_cli.story import Line, Tone
+from springtide_kube.errors import ApiRefusal, Unreachable
+
+if TYPE_CHECKING:
+    from springtide_kube.client import Client
 
 Object = dict[str, Any]
 
@@ -97,7 +101,7 @@ async def read_job(kube: KubePort, namespace: str, name: str) -> Object:
 
 
 @contextlib.asynccontextmanager
-async def _cluster(options: Options, screen: Screen, progress: Progress) -> AsyncIterator[Kube]:
+async def _cluster(options: Options, screen: Screen, progress: Progress) -> AsyncIterator[Client]:
     if options.local:
         from springtide_cli.local import embedded
 
@@ -140,7 +144,7 @@ async def run_manifest(manifest: Manifest, options: Options, screen: Screen, pro
 
 
 @contextlib.asynccontextmanager
-async def on_cluster(options: Options) -> AsyncIterator[Kube]:
+async def on_cluster(options: Options) -> AsyncIterator[Client]:
     """A connection to a cluster that is there already. An API server that does not answer is Refused."""
     kubeconfig = options.kubeconfig
     if options.local:

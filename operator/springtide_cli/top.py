@@ -16,7 +16,8 @@ from rich.live import Live
 from springtide_cli import topview
 from springtide_cli.apply import JOBS
 from springtide_cli.errors import Refused
-from springtide_cli.kube import ApiRefusal, KubePort, Unreachable, explain
+from springtide_cli.kube import KubePort
+from springtide_kube.errors import ApiRefusal, Unreachable, explain
 
 Object = dict[str, Any]
 

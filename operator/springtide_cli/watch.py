@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from springtide_cli.kube import ApiRefusal, KubePort, Unreachable
+from springtide_cli.kube import KubePort
+from springtide_kube.errors import ApiRefusal, Unreachable
 
 Object = dict[str, Any]
 
@@ -81,7 +82,7 @@ async def follow(kube: KubePort, path: str, query: Mapping[str, str]) -> AsyncIt
             if isinstance(error, ApiRefusal) and error.code in (401, 403, 404, 405):
                 raise
             if not silent:
-                yield Disconnected(str(error))
+                yield Disconnected(error.message)
                 silent = True
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_PAUSE)

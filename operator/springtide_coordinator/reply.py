@@ -10,6 +10,7 @@ from springtide_coordinator.membership import servers as serving
 from springtide_coordinator.membership.consistency import why_epoch_end, why_refused
 from springtide_coordinator.membership.failure import silent_pods, vanished_pods
 from springtide_coordinator.membership.saving import put_away
+from springtide_coordinator.membership.succession import why_held_back
 from springtide_coordinator.reported import bounded
 from springtide_protocol import codec
 from springtide_protocol import coordinator_pb2 as pb
@@ -76,6 +77,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         consistency_refused=why_refused(m),
         consistency_pending=why_epoch_end(m),
         speaks=codec.speaks_to_proto(OWN),
+        held_back=why_held_back(m),
     )
     for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):

@@ -126,6 +126,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         storage=hello.storage or hello.checkpoints,
         bound_to_steps=hello.bound_to_steps[:MAX_TEXT_CHARACTERS],
         at_epoch_end=hello.at_epoch_end,
+        largest_group=hello.largest_group,
     )
 
 
@@ -144,6 +145,7 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 parked.cannot_go_back,
                 parked.at_epoch_end,
                 tuple(parked.reached),
+                parked.largest_group,
             )
         case "formed":
             formed = message.formed

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
+from springtide_kube.content_types import APPLY_PATCH, MERGE_PATCH
+from springtide_kube.errors import ApiError, ApiRefusal
 from springtide_operator import records
 from springtide_operator.api import names
-from springtide_operator.kube import APPLY_PATCH, MERGE_PATCH, ApiError, Kube
+from springtide_operator.kube import Kube
 from springtide_operator.manifests.kueue import POD_PRIORITY_SOURCE
 
 Object = dict[str, Any]
@@ -218,14 +220,15 @@ class Cluster(Protocol):
         """
         ...
 
-    async def list_workloads(self) -> Listing:
-        """Kueue's, those that the operator made."""
+    async def list_workloads(self, api: str) -> Listing:
+        """Kueue's, those that the operator made, in a version of Kueue's API."""
         ...
 
-    async def watch_workloads(self, since: str, hear: Callable[[str, Object], None]) -> None:
+    async def watch_workloads(self, api: str, since: str, hear: Callable[[str, Object], None]) -> None:
         """Call `hear(kind, workload)` for each change, until a watch ends.
 
         Args:
+            api: version of Kueue's API.
             since: resourceVersion of the list before.
             hear: is called for ADDED, MODIFIED and DELETED.
         """
@@ -233,10 +236,13 @@ class Cluster(Protocol):
 
     async def create_workload(self, workload: Object) -> Object: ...
 
-    async def patch_workload(self, namespace: str, name: str, patch: Object, status: bool = False) -> Object:
+    async def patch_workload(
+        self, api: str, namespace: str, name: str, patch: Object, status: bool = False
+    ) -> Object:
         """Merge a patch into a Workload.
 
         Args:
+            api: version of Kueue's API.
             namespace: of the object.
             name: of the object.
             patch: carries uid and resourceVersion.
@@ -250,10 +256,11 @@ class Cluster(Protocol):
         """
         ...
 
-    async def delete_workload(self, namespace: str, name: str, uid: str) -> None:
+    async def delete_workload(self, api: str, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this Workload.
 
         Args:
+            api: version of Kueue's API.
             namespace: of the object.
             name: of the object.
             uid: of this very object.
@@ -263,14 +270,15 @@ class Cluster(Protocol):
         """
         ...
 
-    async def get_flavor(self, name: str) -> Object:
-        """A ResourceFlavor of Kueue."""
+    async def get_flavor(self, api: str, name: str) -> Object:
+        """A ResourceFlavor of Kueue, in a version of its API."""
         ...
 
-    async def get_priority(self, source: str, name: str) -> int:
+    async def get_priority(self, api: str, source: str, name: str) -> int:
         """Return the value of a priority class of pods, or of Kueue's own kind.
 
         Args:
+            api: version of Kueue's API.
             source: whose class it is, as Kueue names it.
             name: of the class.
 
@@ -599,16 +607,17 @@ class KubeCluster:
         """
         await self._delete(_custom(api_version, namespace, "podgroups", name), uid)
 
-    async def list_workloads(self) -> Listing:
+    async def list_workloads(self, api: str) -> Listing:
         items: list[Object] = []
         query = {"labelSelector": names.OURS}
-        version = await self._list_all(f"/apis/{names.KUEUE_API}", "workloads", query, None, items.extend)
+        version = await self._list_all(f"/apis/{api}", "workloads", query, None, items.extend)
         return Listing(items, version)
 
-    async def watch_workloads(self, since: str, hear: Callable[[str, Object], None]) -> None:
+    async def watch_workloads(self, api: str, since: str, hear: Callable[[str, Object], None]) -> None:
         """Call `hear(kind, workload)` for each change, until a watch ends.
 
         Args:
+            api: version of Kueue's API.
             since: resourceVersion of the list before.
             hear: is called for ADDED, MODIFIED and DELETED.
 
@@ -616,7 +625,7 @@ class KubeCluster:
             ApiError: the API server refuses, or breaks a watch off.
         """
         query = {"labelSelector": names.OURS, "resourceVersion": since}
-        prefix = f"/apis/{names.KUEUE_API}"
+        prefix = f"/apis/{api}"
         paths = [f"{prefix}/namespaces/{_part(name)}/workloads" for name in self._namespaces]
         watches = [
             asyncio.ensure_future(self._kube.watch(path, query, hear))
@@ -632,13 +641,16 @@ class KubeCluster:
             await asyncio.gather(*watches, return_exceptions=True)
 
     async def create_workload(self, workload: Object) -> Object:
-        path = _custom(names.KUEUE_API, workload["metadata"]["namespace"], "workloads")
+        path = _custom(workload["apiVersion"], workload["metadata"]["namespace"], "workloads")
         return await self._kube.request("POST", path, workload)
 
-    async def patch_workload(self, namespace: str, name: str, patch: Object, status: bool = False) -> Object:
+    async def patch_workload(
+        self, api: str, namespace: str, name: str, patch: Object, status: bool = False
+    ) -> Object:
         """Merge a patch into a Workload.
 
         Args:
+            api: version of Kueue's API.
             namespace: of the object.
             name: of the object.
             patch: carries uid and resourceVersion.
@@ -650,13 +662,14 @@ class KubeCluster:
         Raises:
             ApiError: 409: it was changed since.
         """
-        path = _custom(names.KUEUE_API, namespace, "workloads", name) + ("/status" if status else "")
+        path = _custom(api, namespace, "workloads", name) + ("/status" if status else "")
         return await self._kube.request("PATCH", path, patch, MERGE_PATCH)
 
-    async def delete_workload(self, namespace: str, name: str, uid: str) -> None:
+    async def delete_workload(self, api: str, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this Workload.
 
         Args:
+            api: version of Kueue's API.
             namespace: of the object.
             name: of the object.
             uid: of this very object.
@@ -664,22 +677,23 @@ class KubeCluster:
         Raises:
             ApiError: 409: the object is another one now.
         """
-        await self._delete(_custom(names.KUEUE_API, namespace, "workloads", name), uid)
+        await self._delete(_custom(api, namespace, "workloads", name), uid)
 
-    async def get_flavor(self, name: str) -> Object:
-        return await self._kube.request("GET", f"/apis/{names.KUEUE_API}/resourceflavors/{_part(name)}")
+    async def get_flavor(self, api: str, name: str) -> Object:
+        return await self._kube.request("GET", f"/apis/{api}/resourceflavors/{_part(name)}")
 
-    async def get_priority(self, source: str, name: str) -> int:
+    async def get_priority(self, api: str, source: str, name: str) -> int:
         """Return the value of a priority class of pods, or of Kueue's own kind.
 
         Args:
+            api: version of Kueue's API.
             source: whose class it is, as Kueue names it.
             name: of the class.
 
         Raises:
             ApiError: 404: there is none.
         """
-        kind = f"/apis/{names.KUEUE_API}/workloadpriorityclasses"
+        kind = f"/apis/{api}/workloadpriorityclasses"
         if source == POD_PRIORITY_SOURCE:
             kind = "/apis/scheduling.k8s.io/v1/priorityclasses"
         found = await self._kube.request("GET", f"{kind}/{_part(name)}")
@@ -796,7 +810,7 @@ def _part(text: str) -> str:
     Raises ApiError (404) for what no object can be called.
     """
     if text in ("", ".", ".."):
-        raise ApiError(404, "NotFound", f"{text!r} is no name of an object")
+        raise ApiRefusal(404, "NotFound", f"{text!r} is no name of an object")
     return quote(text, safe="")
 
 

@@ -342,6 +342,8 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         consistency_pending=reply.consistency_pending,
         checkpoint=_checkpoint(reply),
         checkpoint_error=reply.checkpoint_error,
+        held_back=reply.held_back,
+        protocol=_speaks(reply.speaks).newest,
         restored=f"{reply.restored.uri}/{reply.restored.name}" if reply.restored.name else "",
         restored_step=reply.restored.state.step,
         not_restored=tuple(reply.restored.skipped[:_MOST_ENTRIES]),

@@ -9,18 +9,27 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator import workloads
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.cache import Cache, Key, Protecting
 from springtide_operator.cluster import Cluster, is_gone
-from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import service
 from springtide_operator.manifests.gang import gang_scheduler, no_longer_asked_for, pod_group
+from springtide_operator.manifests.kueue import JobPods
 from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.manifests.protection import server_disruption_budget
 from springtide_operator.plan import keys, observe
-from springtide_operator.plan.actions import CreateCoordinator, CreateWorker, DeletePod, ReportWorkload
+from springtide_operator.plan.actions import (
+    CreateCoordinator,
+    CreateServer,
+    CreateWorker,
+    CreateWorkload,
+    DeletePod,
+    ReportWorkload,
+    UpdateWorkload,
+)
 from springtide_operator.plan.observation import Refusal, ServiceSeen
 from springtide_operator.plan.retry import room_was_made
 from springtide_operator.queues import Queues
@@ -90,6 +99,11 @@ class ClusterExecutor:
     def coordinator_image(self) -> str:
         """Return the image of coordinators for which neither manifest nor status names one."""
         return self._make.coordinator_image
+
+    @property
+    def server_image(self) -> str:
+        """Return the image of parameter servers for which neither manifest nor status names one."""
+        return self._make.server_image
 
     @property
     def policy_missing(self) -> bool:
@@ -210,12 +224,12 @@ class ClusterExecutor:
         self.memory.pod_group, self.memory.pod_group_gone = "", True
         return True
 
-    async def write_workload(self, job: Job, new: bool) -> bool:
-        """Write the job's Workload.
+    async def write_workload(self, job: Job, wanted: CreateWorkload | UpdateWorkload) -> bool:
+        """Make a Workload of the job, or write its spec anew.
 
         Args:
             job: as the plan saw it.
-            new: it is not there; False: its spec is written anew.
+            wanted: which one, and for how many pods.
 
         Returns:
             Whether it was carried out.
@@ -225,12 +239,12 @@ class ClusterExecutor:
             TemplateError: no pod can be made of a template.
         """
 
-        def pods(bare: Job) -> tuple[Object, Object, Object | None]:
+        def pods(bare: Job) -> JobPods:
             server = self._make.server(bare, 0, 0, "") if bare.spec.servers else None
-            return self._make.worker(bare, 0, 0, ""), self._make.coordinator(bare, 1), server
+            return JobPods(self._make.worker(bare, 0, 0, ""), self._make.coordinator(bare, 1), server)
 
         if self._queues is not None:
-            await workloads.write(self._cluster, self._queues, job, new, pods)
+            await workloads.write(self._cluster, self._queues, job, wanted, pods)
         return True
 
     async def report_workload(self, job: Job, report: ReportWorkload) -> bool:
@@ -302,14 +316,12 @@ class ClusterExecutor:
         pod = self._make.worker(job, action.slot, action.attempt, action.address, action.avoid)
         return await self._create(job, pod)
 
-    async def create_server(self, job: Job, slot: int, attempt: int, address: str) -> bool:
+    async def create_server(self, job: Job, action: CreateServer) -> bool:
         """Make a parameter server's pod.
 
         Args:
             job: as the plan saw it.
-            slot: which of the wanted servers it is, from 0.
-            attempt: number of the pod among those of the slot, from 0.
-            address: of the coordinator's Service.
+            action: with its slot and attempt, the coordinator's address, and its image.
 
         Returns:
             Whether it was made.
@@ -318,7 +330,9 @@ class ClusterExecutor:
             ApiError: the API server refuses.
             TemplateError: no pod can be made of the template.
         """
-        return await self._create(job, self._make.server(job, slot, attempt, address))
+        return await self._create(
+            job, self._make.server(job, action.slot, action.attempt, action.address, action.image)
+        )
 
     async def apply_server_budget(self, job: Job, servers: int) -> bool:
         """Apply the disruption budget of the job's servers.

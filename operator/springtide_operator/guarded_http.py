@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, Protocol
 import aiohttp
 from pydantic_core import from_json
 
-from springtide_operator import records, wire_json
+from springtide_kube import wire_json
+from springtide_operator import records
 
 log = logging.getLogger("springtide.operator")
 

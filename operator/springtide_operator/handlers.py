@@ -20,6 +20,7 @@ from typing import Any
 
 import kopf
 
+from springtide_kube.errors import CredentialsError
 from springtide_operator.api import names
 from springtide_operator.cluster import PAGE
 from springtide_operator.credentials import Login
@@ -103,7 +104,7 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 async def login(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
     try:
         return await _login.session(memo.get("operator"))
-    except kopf.LoginError as error:
+    except CredentialsError as error:
         raise kopf.TemporaryError(str(error), delay=5) from error
 
 

@@ -17,8 +17,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names, reasons
-from springtide_operator.kube import ApiError, Kube
+from springtide_operator.kube import Kube
 
 Object = dict[str, Any]
 Say = Callable[[str], None]

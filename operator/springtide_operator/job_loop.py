@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from springtide_kube.errors import ApiError
 from springtide_operator import warm_takeover as takeover
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import InvalidJob, Job
@@ -26,7 +27,6 @@ from springtide_operator.cluster import Cluster, is_gone, merge_patch
 from springtide_operator.coordinator_connection import CoordinatorConnection, news
 from springtide_operator.intervals import backoff_seconds
 from springtide_operator.job_credentials import JobCredentials
-from springtide_operator.kube import ApiError
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import LOOK_SECONDS, Lookout
 from springtide_operator.perform import Performer
@@ -266,6 +266,7 @@ class JobLoop:
             listening_since=self._lookout.listening_since,
             tls_default=self._tls,
             coordinator_image=self._performer.coordinator_image,
+            server_image=self._performer.server_image,
             crowd=self._crowd(self.key) if has_size_of_its_own(job) else (),
         )
         return nodes.with_node_health(found, self._clock())

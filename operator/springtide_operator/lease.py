@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator.cluster import Cluster, is_gone
-from springtide_operator.kube import ApiError
 from springtide_operator.releases import LEASE as NAME
 
 DURATION = 8.0

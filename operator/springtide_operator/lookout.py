@@ -19,8 +19,8 @@ from weakref import WeakSet
 
 import aiohttp
 
+from springtide_kube.errors import ApiError
 from springtide_operator.cluster import Cluster
-from springtide_operator.kube import ApiError
 from springtide_operator.plan.observation import (
     CoordinatorPod,
     LeaseSeen,

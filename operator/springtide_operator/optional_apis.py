@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from springtide_operator.kube import ApiError
+from springtide_kube.errors import ApiError
+from springtide_operator.plan.observation import newest_served
 
 log = logging.getLogger("springtide.operator")
 
@@ -76,9 +77,9 @@ class OptionalApis:
                 self._unsettled[api] = self._clock() + UNSETTLED_SECONDS
                 self._wanted.set()
 
-    def served(self, api: str) -> bool:
-        """Whether somebody has asked for it and it is there."""
-        return self._served.get(api, False)
+    def newest(self, apis: Sequence[str]) -> str:
+        """The first of several versions that is there; "" where none is, or one before it is not known."""
+        return newest_served(self._served, apis) or ""
 
     async def run(self) -> None:
         """Look for optional APIs for ever."""

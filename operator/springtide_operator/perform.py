@@ -7,9 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api.job import Job
 from springtide_operator.executor import ClusterExecutor, fields
-from springtide_operator.kube import ApiError
 from springtide_operator.manifests.worker import TemplateError
 from springtide_operator.plan.actions import Action, DeletePod, Turn
 from springtide_operator.plan.retry import refuse
@@ -40,6 +40,11 @@ class Performer:
     def coordinator_image(self) -> str:
         """Return the operator's own image for coordinators."""
         return self._executor.coordinator_image
+
+    @property
+    def server_image(self) -> str:
+        """Return the operator's own image for parameter servers."""
+        return self._executor.server_image
 
     @property
     def policy_missing(self) -> bool:

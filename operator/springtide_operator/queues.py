@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cache import Cache, Key
-from springtide_operator.cluster import Cluster
-from springtide_operator.kube import ApiError
+from springtide_operator.cluster import Cluster, is_gone
 from springtide_operator.logs import in_words
 from springtide_operator.plan import kueue
-from springtide_operator.plan.workload import WorkloadSeen, flavors_named, workload_seen
+from springtide_operator.plan.workload import WorkloadSeen, flavors_named, job_workload_seen
 
 log = logging.getLogger("springtide.operator")
 
@@ -35,8 +35,9 @@ FLAVOR_RETRY_SECONDS = 10.0
 
 
 class Queues:
-    """`changed(key)` is called for the job whose Workload changed; `ready()`: Kueue is served, and this
-    process acts.
+    """`changed(key)` is called for the job whose Workload changed; `api()`: the version of Kueue's API that
+    is used, "" where none is served, or this process does not act; `missing()` is called where that version
+    was not found, so that somebody looks for another.
     """
 
     def __init__(
@@ -44,15 +45,18 @@ class Queues:
         cluster: Cluster,
         jobs: Cache,
         changed: Callable[[Key], None],
-        ready: Callable[[], bool],
+        api: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
+        missing: Callable[[], None] = lambda: None,
     ) -> None:
         self._cluster = cluster
         self._jobs = jobs
         self._changed = changed
-        self._ready = ready
+        self.api = api
+        self._missing = missing
         self._clock = clock
-        self._raw: dict[str, Object] = {}  # by uid of the job
+        self._raw: dict[str, dict[str, Object]] = {}  # by uid of the job, then by name
+        self._unowned: dict[Key, Object] = {}  # by namespace and name: made for jobs by somebody else
         self._seen: dict[str, WorkloadSeen] = {}
         self._unreadable: dict[str, str] = {}
         self._flavors: dict[str, Object | str] = {}
@@ -64,31 +68,48 @@ class Queues:
     def seen(self, job_uid: str) -> WorkloadSeen | None:
         return self._seen.get(job_uid)
 
-    def raw(self, job_uid: str) -> Object | None:
-        return self._raw.get(job_uid)
+    def raw(self, job_uid: str, name: str = "") -> Object | None:
+        """Return a Workload of a job, as the API server gave it; without a name that which it runs by."""
+        if not name and (seen := self._seen.get(job_uid)) is not None:
+            name = seen.name
+        return self._raw.get(job_uid, {}).get(name)
+
+    def unowned(self, namespace: str, name: str) -> Object | None:
+        """Return a Workload that was made for a job, and that no job controls yet."""
+        return self._unowned.get((namespace, name))
 
     def put(self, workload: Object) -> None:
         """Take one as the API server gave it, unless a newer one is known."""
         uid = _controller(workload)
+        name = str(workload["metadata"]["name"])
+        key = (str(workload["metadata"]["namespace"]), name)
         if uid is None:
+            self._unowned[key] = workload
+            self._announce(workload)
             return
-        known = self._raw.get(uid)
+        self._unowned.pop(key, None)
+        known = self._raw.get(uid, {}).get(name)
         if known is not None and _same(known, workload) and _version(workload) <= _version(known):
             return
-        self._raw[uid] = workload
+        self._raw.setdefault(uid, {})[name] = workload
         self._read(uid)
 
     def unreadable(self, job_uid: str) -> str:
         """Why the job's Workload cannot be read; "" where it can."""
         return self._unreadable.get(job_uid, "")
 
-    def drop(self, job_uid: str) -> None:
-        """Forget the Workload of a job that was deleted."""
-        gone = self._raw.pop(job_uid, None)
-        self._unreadable.pop(job_uid, None)
-        self._seen.pop(job_uid, None)
-        if gone is not None:
-            self._announce(gone)
+    def drop(self, job_uid: str, name: str) -> None:
+        """Forget a Workload of a job that was deleted."""
+        gone = self._raw.get(job_uid, {}).pop(name, None)
+        if gone is None:
+            return
+        if not self._raw[job_uid]:
+            del self._raw[job_uid]
+            self._unreadable.pop(job_uid, None)
+            self._seen.pop(job_uid, None)
+        else:
+            self._read(job_uid)
+        self._announce(gone)
 
     def forget(self) -> None:
         """Another process has acted meanwhile, or will."""
@@ -105,14 +126,16 @@ class Queues:
                 await asyncio.sleep(LIST_SECONDS * min(15, 2**failures))
                 continue
             failures = 0
-            await self._follow(version)
+            await self._follow(version, self.api())
             await asyncio.sleep(LIST_SECONDS)
 
-    async def _follow(self, version: str) -> None:
+    async def _follow(self, version: str, api: str) -> None:
         """Watch from a list's version on, as long as it is of use and the server goes on."""
-        watch = asyncio.ensure_future(self._cluster.watch_workloads(version, self._take_event))
+        if not api:
+            return
+        watch = asyncio.ensure_future(self._cluster.watch_workloads(api, version, self._take_event))
         try:
-            while self.listed and self._ready() and self._queued():
+            while self.listed and self.api() == api and self._queued():
                 wanted = asyncio.ensure_future(self._look_wanted.wait())
                 await asyncio.wait({watch, wanted}, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 wanted.cancel()
@@ -122,16 +145,20 @@ class Queues:
                 await self._read_flavors()
         except ApiError as error:
             log.info("the watch of Workloads has ended, they are listed anew: %s", error)
+            if is_gone(error):
+                self._missing()
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
     def _take_event(self, kind: str, workload: Object) -> None:
-        uid = _controller(workload)
+        uid, name = _controller(workload), str(workload["metadata"]["name"])
         if kind != "DELETED":
             self.put(workload)
-        elif uid is not None and (known := self._raw.get(uid)) is not None and _same(known, workload):
-            self.drop(uid)
+        elif uid is None:
+            self._unowned.pop((str(workload["metadata"]["namespace"]), name), None)
+        elif (known := self.raw(uid, name)) is not None and _same(known, workload):
+            self.drop(uid, name)
         if any(name not in self._flavors for name in _flavors(workload)):
             self._look_wanted.set()
 
@@ -141,12 +168,15 @@ class Queues:
         Returns:
             The resourceVersion of the list; None where there is none.
         """
-        if not self._ready() or not self._queued():
+        api = self.api()
+        if not api or not self._queued():
             self.forget()  # what is known grows old
             return None
         try:
-            found = await self._cluster.list_workloads()
+            found = await self._cluster.list_workloads(api)
         except ApiError as error:
+            if is_gone(error):
+                self._missing()
             if str(error) == self.trouble:
                 return None
             log.warning("cannot list Workloads, so no queued job starts: %s", error)
@@ -154,12 +184,13 @@ class Queues:
             self._announce_all()
             return None
         news, self.trouble, self.listed = bool(self.trouble) or not self.listed, "", True
+        self._unowned.clear()
         for workload in found.items:
             self.put(workload)
-        there = {_controller(workload) for workload in found.items}
-        for uid, known in list(self._raw.items()):
-            if uid not in there and _version(known) <= int(found.resource_version):
-                self.drop(uid)
+        there = {workload["metadata"]["uid"] for workload in found.items}
+        for uid, name, known in self._all():
+            if known["metadata"]["uid"] not in there and _version(known) <= int(found.resource_version):
+                self.drop(uid, name)
         await self._read_flavors()
         if news:
             self._announce_all()
@@ -167,11 +198,12 @@ class Queues:
 
     async def _read_flavors(self) -> None:
         self._look_wanted.clear()
-        for name in sorted({name for raw in self._raw.values() for name in _flavors(raw)}):
+        for name in sorted({name for _, _, raw in self._all() for name in _flavors(raw)}):
             await self._read_flavor(name)
 
     async def _read_flavor(self, name: str) -> None:
-        if self._clock() < self._flavors_due.get(name, float("-inf")):
+        api = self.api()
+        if not api or self._clock() < self._flavors_due.get(name, float("-inf")):
             return
         before = self._flavors.get(name)
         if not names.is_name(name):
@@ -179,30 +211,32 @@ class Queues:
             self._flavors_due[name] = float("inf")
             return
         try:
-            self._flavors[name] = await self._cluster.get_flavor(name)
+            self._flavors[name] = await self._cluster.get_flavor(api, name)
             self._flavors_due[name] = self._clock() + FLAVOR_SECONDS
         except ApiError as error:
             self._flavors_due[name] = self._clock() + FLAVOR_RETRY_SECONDS
             if not isinstance(before, dict):
                 self._flavors[name] = f"the ResourceFlavor {name} cannot be read: {error}"
         if self._flavors.get(name) != before:
-            for uid, raw in list(self._raw.items()):
-                if name in _flavors(raw):
-                    self._read(uid)
+            for uid in {uid for uid, _, raw in self._all() if name in _flavors(raw)}:
+                self._read(uid)
+
+    def _all(self) -> list[tuple[str, str, Object]]:
+        """(uid of the job, name, Workload) of each."""
+        return [(uid, name, raw) for uid, of_job in self._raw.items() for name, raw in of_job.items()]
 
     def _read(self, uid: str) -> None:
-        before = self._unreadable.pop(uid, None)
+        before, raws = self._unreadable.pop(uid, None), self._raw[uid]
         try:
-            seen = workload_seen(self._raw[uid], self._flavors)
+            seen = job_workload_seen(raws.values(), self._flavors)
         except Exception as error:  # one Workload that nobody foresaw must not hide the others
-            name = self._raw[uid]["metadata"]["name"]
-            self._unreadable[uid] = f"the Workload {name} cannot be read ({in_words(error)})"
+            self._unreadable[uid] = f"the Workload {', '.join(raws)} cannot be read ({in_words(error)})"
             if before is None:
-                self._announce(self._raw[uid])
+                self._announce(next(iter(raws.values())))
             return
-        if self._seen.get(uid) != seen:
+        if seen is not None and self._seen.get(uid) != seen:
             self._seen[uid] = seen
-            self._announce(self._raw[uid])
+            self._announce(next(iter(raws.values())))
 
     def _announce(self, workload: Object) -> None:
         meta = workload["metadata"]

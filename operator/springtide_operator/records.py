@@ -26,7 +26,8 @@ _META = (
     "deletionGracePeriodSeconds",
 )
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion")
-_JOB_LABELS = (names.LABEL_QUEUE, names.LABEL_QUEUE_PRIORITY)
+_JOB_LABELS = (names.LABEL_QUEUE, names.LABEL_QUEUE_PRIORITY, names.PREBUILT_WORKLOAD)
+_JOB_ANNOTATIONS = (names.ANNOTATION_KEY_TURN, names.ANNOTATION_ELASTIC, names.PREBUILT_WORKLOAD)
 _OWN = f"{names.GROUP}/"
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _POD_STATUS = ("phase", "reason", "podIP")
@@ -61,7 +62,7 @@ def job(obj: Object) -> Object:
     labels = _pick(meta.get("labels") or {}, _JOB_LABELS)
     if labels:
         slim["metadata"]["labels"] = labels
-    annotations = _pick(meta.get("annotations") or {}, (names.ANNOTATION_KEY_TURN,))
+    annotations = _pick(meta.get("annotations") or {}, _JOB_ANNOTATIONS)
     if annotations:
         slim["metadata"]["annotations"] = annotations
     spec = obj.get("spec") or {}
@@ -109,6 +110,9 @@ def pod(obj: Object) -> Object:
             if key.startswith(_OWN)
         }
     slim_spec = _pick(spec, ("nodeName", "terminationGracePeriodSeconds"))
+    gates = [{"name": _short(one.get("name"), _MOST_WORD)} for one in spec.get("schedulingGates") or []]
+    if gates:
+        slim_spec["schedulingGates"] = gates[:_MOST]
     slim_spec["containers"] = [_container(one) for one in (spec.get("containers") or [])[:_MOST]]
     return {"kind": "Pod", "metadata": slim_meta, "spec": slim_spec, "status": _pod_status(status)}
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cluster import Cluster, is_gone
-from springtide_operator.kube import ApiError
 
 log = logging.getLogger("springtide.operator")
 
@@ -149,7 +149,7 @@ def _refusal(own: Claim, one: Holding) -> str:
 class Releases:
     """Looks at the Leases of the releases in this cluster.
 
-    Without a right to list Leases everywhere (with watchNamespaces) only that of its own namespace is seen.
+    Without the right to list Leases everywhere only that of its own namespace is seen.
 
     Tasks: used in the operator's event loop alone; `trouble` and `refused` are read by other tasks.
     """
@@ -160,7 +160,7 @@ class Releases:
         self._clock = clock
         # By namespace: the renewal seen last, since when, and whether it was seen to change.
         self._seen: dict[str, tuple[tuple[str, str], float, bool]] = {}
-        self._may_list = not own.watched
+        self._may_list = True
         self.trouble: str | None = "has not looked for other releases yet"
         self.refused = ""
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import base64
 import secrets
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cluster import Cluster
-from springtide_operator.kube import ApiError
 
 NAME = "springtide-root-key"
 KEY = "key"

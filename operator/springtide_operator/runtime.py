@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator import rootkey
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
@@ -26,12 +27,13 @@ from springtide_operator.executor import ClusterExecutor
 from springtide_operator.intervals import backoff_seconds, busy_seconds, calm_seconds, resync_seconds
 from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.job_loop import JobLoop
-from springtide_operator.kube import ApiError, Kube
+from springtide_operator.kube import Kube
 from springtide_operator.lease import Lease, Renewal
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import Hearing, Leases, Lookout
 from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.metrics import Metrics
+from springtide_operator.multikueue import MultiKueueJobs
 from springtide_operator.optional_apis import OptionalApis
 from springtide_operator.perform import Performer
 from springtide_operator.plan.observation import Observation, Sight
@@ -102,7 +104,25 @@ class Operator:
         self._apis = OptionalApis(self._cluster, self._meet, announced=not settings.watched)
         self._leases, self._hearing = Leases(self._cluster), Hearing()
         self.metrics.watch_nodes(self._observe_nodes)
-        self._queues = Queues(self._cluster, self.cache, self._changed, self._may_queue)
+        self._queues = Queues(
+            self._cluster,
+            self.cache,
+            self._changed,
+            self._queue_api,
+            missing=lambda: self._apis.note_definition(names.KUEUE_GROUP),
+        )
+        self._elsewhere = Cache(lambda key: self._multikueue.wake(), managed_by=names.MULTIKUEUE_CLASS)
+        queues = Queues(
+            self._cluster, self._elsewhere, lambda key: self._multikueue.wake(), self._elsewhere_api
+        )
+        self._queues_elsewhere = queues
+        self._multikueue = MultiKueueJobs(
+            self._elsewhere,
+            queues,
+            lambda key: self._new_performer(key, queues),
+            self._apis.known,
+            lambda: bool(self.acting and self._is_default and self._root_key is not None),
+        )
         self._loops: dict[Key, JobLoop] = {}
         self._semaphore = PrioritySemaphore()
         self._calls = PrioritySemaphore(CALLS_AT_A_TIME)
@@ -148,6 +168,11 @@ class Operator:
             asyncio.create_task(self._begin_anew("crowding", self._look_around_for_ever), name="crowding"),
             asyncio.create_task(self._begin_anew("optional APIs", self._apis.run), name="optional APIs"),
             asyncio.create_task(self._begin_anew("queues", self._queues.run), name="queues"),
+            asyncio.create_task(self._begin_anew("MultiKueue", self._multikueue.run), name="MultiKueue"),
+            asyncio.create_task(
+                self._begin_anew("MultiKueue's queues", self._queues_elsewhere.run),
+                name="MultiKueue's queues",
+            ),
         ]
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -230,6 +255,7 @@ class Operator:
         """
         if plural == names.PLURAL:
             self._take_in(kind, obj, self.cache.put_job, self.cache.drop_job)
+            self._take_in(kind, obj, self._elsewhere.put_job, self._elsewhere.drop_job)
         elif plural == "pods":
             self._take_in(kind, obj, self.cache.put_pod, self.cache.drop_pod)
         elif plural == "nodes":
@@ -257,6 +283,7 @@ class Operator:
     def _keep(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
         if plural == names.PLURAL:
             self.cache.keep_jobs(uids, resource_version, namespace)
+            self._elsewhere.keep_jobs(uids, resource_version, namespace)
         elif plural == "pods":
             self.cache.keep_pods(uids, resource_version, namespace)
         elif plural == "nodes":
@@ -405,14 +432,23 @@ class Operator:
             log.warning("nodes cannot be read, so jobs hear of a lost node only from Kubernetes: %s", error)
         self.metrics.nodes_readable(self.cache.nodes() is not None)
 
-    def _may_queue(self) -> bool:
-        return self.acting and self._apis.served(names.KUEUE_API)
+    @property
+    def _is_default(self) -> bool:
+        """Whether this release looks after jobs without a class, and so after those of MultiKueue."""
+        return self.settings.managed_by == names.DEFAULT_CLASS
+
+    def _queue_api(self) -> str:
+        return self._apis.newest(names.KUEUE_APIS) if self.acting else ""
+
+    def _elsewhere_api(self) -> str:
+        return self._queue_api() if self._is_default else ""
 
     def _lease_changed(self, held: bool) -> None:
         before = self._lease.last_of_another
         self._listed = held and before is not None and self._looked_after == before
         self._looked_after = None
         self._queues.forget()
+        self._queues_elsewhere.forget()
         if self._listed:
             self._meet()
             return
@@ -453,6 +489,8 @@ class Operator:
         """Have one loop for each job that exists, and wake it; what changed last comes first."""
         if self._ending:
             return
+        if key is None:
+            self._multikueue.wake()
         keys = [key] if key is not None else [*{*self._loops, *self.cache.job_keys()}]
         for one in sorted(keys, key=lambda one: self._changed_at.get(one, 0.0), reverse=True):
             try:
@@ -478,16 +516,13 @@ class Operator:
         if loop is not None:
             loop.wake()
 
-    def _new_loop(self, key: Key, uid: str) -> JobLoop:
-        def credentials(job: Job) -> JobCredentials:
-            assert self._root_key is not None, "a loop begins when the key is there"
-            return JobCredentials.of(self._root_key, job)
+    def _credentials(self, job: Job) -> JobCredentials:
+        assert self._root_key is not None, "nothing is made for a job before the key is there"
+        return JobCredentials.of(self._root_key, job)
 
-        def may_act() -> bool:
-            return self.acting
-
+    def _new_performer(self, key: Key, queues: Queues) -> Performer:
         make = ManifestMaker(
-            credentials,
+            self._credentials,
             self.settings.coordinator_image,
             self.settings.coordinator_pull_policy,
             self.settings.server_image,
@@ -495,8 +530,11 @@ class Operator:
             self.settings.doors,
             self.settings.certificate_seconds,
         )
-        executor = ClusterExecutor(self._cluster, self.cache, key, make, self._queues)
-        performer = Performer(executor, may_act, self.metrics.acted)
+        executor = ClusterExecutor(self._cluster, self.cache, key, make, queues)
+        return Performer(executor, lambda: self.acting, self.metrics.acted)
+
+    def _new_loop(self, key: Key, uid: str) -> JobLoop:
+        performer = self._new_performer(key, self._queues)
         connection = CoordinatorConnection("", self.settings.sync_timeout, self._connect)
         return JobLoop(
             key,
@@ -505,7 +543,7 @@ class Operator:
             self.cache,
             performer,
             connection,
-            may_act,
+            lambda: self.acting,
             self.metrics,
             self.settings.tick,
             lambda: calm_seconds(len(self._loops), self.settings.tick),
@@ -518,7 +556,7 @@ class Operator:
             self._queues,
             lookout=Lookout(*key, self._leases, hearing=self._hearing),
             tls=self.settings.jobs_tls,
-            credentials=credentials,
+            credentials=self._credentials,
             certificate_seconds=self.settings.certificate_seconds,
         )
 

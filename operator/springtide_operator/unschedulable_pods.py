@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names, reasons
 from springtide_operator.api.elasticity import ElasticityPolicy
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster
-from springtide_operator.kube import ApiError
 from springtide_operator.plan.elasticity import HELPED_SECONDS
 from springtide_operator.plan.observation import CoordinatorPod, ServerPod
 from springtide_operator.plan.observe import pod_problem

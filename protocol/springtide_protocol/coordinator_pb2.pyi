@@ -182,7 +182,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ..., bound_to_steps: _Optional[_Union[BoundToSteps, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "keeps_applied_batches", "bound_to_steps", "at_epoch_end", "storage", "speaks")
+    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "keeps_applied_batches", "bound_to_steps", "at_epoch_end", "storage", "speaks", "largest_group")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class Hello(_message.Message):
     AT_EPOCH_END_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     SPEAKS_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_GROUP_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     member: Member
     newest_incarnation: Incarnation
@@ -221,7 +222,8 @@ class Hello(_message.Message):
     at_epoch_end: bool
     storage: bool
     speaks: Speaks
-    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., keeps_applied_batches: _Optional[bool] = ..., bound_to_steps: _Optional[str] = ..., at_epoch_end: _Optional[bool] = ..., storage: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
+    largest_group: int
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., keeps_applied_batches: _Optional[bool] = ..., bound_to_steps: _Optional[str] = ..., at_epoch_end: _Optional[bool] = ..., storage: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., largest_group: _Optional[int] = ...) -> None: ...
 
 class BoundToSteps(_message.Message):
     __slots__ = ("reason",)
@@ -230,7 +232,7 @@ class BoundToSteps(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Parked(_message.Message):
-    __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "at_epoch_end", "cannot_go_back", "reached")
+    __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "at_epoch_end", "cannot_go_back", "reached", "largest_group")
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +243,7 @@ class Parked(_message.Message):
     AT_EPOCH_END_FIELD_NUMBER: _ClassVar[int]
     CANNOT_GO_BACK_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_GROUP_FIELD_NUMBER: _ClassVar[int]
     reason: ParkReason
     generation: GenerationName
     state: StateName
@@ -251,7 +254,8 @@ class Parked(_message.Message):
     at_epoch_end: bool
     cannot_go_back: bool
     reached: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ..., at_epoch_end: _Optional[bool] = ..., cannot_go_back: _Optional[bool] = ..., reached: _Optional[_Iterable[str]] = ...) -> None: ...
+    largest_group: int
+    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ..., at_epoch_end: _Optional[bool] = ..., cannot_go_back: _Optional[bool] = ..., reached: _Optional[_Iterable[str]] = ..., largest_group: _Optional[int] = ...) -> None: ...
 
 class StoreEntry(_message.Message):
     __slots__ = ("generation", "key", "value")
@@ -894,7 +898,7 @@ class Poison(_message.Message):
     def __init__(self, step: _Optional[int] = ..., samples: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class SyncReply(_message.Message):
-    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "failures", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "vanished", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "consistency_refused", "consistency_pending", "all_saved", "speaks")
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "failures", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "vanished", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "consistency_refused", "consistency_pending", "all_saved", "speaks", "held_back")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -948,6 +952,7 @@ class SyncReply(_message.Message):
     CONSISTENCY_PENDING_FIELD_NUMBER: _ClassVar[int]
     ALL_SAVED_FIELD_NUMBER: _ClassVar[int]
     SPEAKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     phase: Phase
     generation: GenerationName
@@ -987,4 +992,5 @@ class SyncReply(_message.Message):
     consistency_pending: str
     all_saved: bool
     speaks: Speaks
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Recovery, _Mapping]]] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., vanished: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., consistency_refused: _Optional[str] = ..., consistency_pending: _Optional[str] = ..., all_saved: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
+    held_back: str
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Recovery, _Mapping]]] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., vanished: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., consistency_refused: _Optional[str] = ..., consistency_pending: _Optional[str] = ..., all_saved: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., held_back: _Optional[str] = ...) -> None: ...

@@ -81,11 +81,11 @@ def made(chance: Random) -> Object:
     return job
 
 
-@pytest.mark.parametrize("api", ["", names.KUEUE_API, names.VOLCANO_API])
+@pytest.mark.parametrize("api", ["", names.KUEUE_V1BETA2, names.VOLCANO_API])
 def test_any_job_is_planned_or_refused_in_words(api: str) -> None:
     def check(job: Object) -> None:
         kept = records.job(json.loads(json.dumps(job, allow_nan=True)))
-        kept["metadata"]["labels"] = {names.LABEL_QUEUE: "q"} if api == names.KUEUE_API else {}
+        kept["metadata"]["labels"] = {names.LABEL_QUEUE: "q"} if api == names.KUEUE_V1BETA2 else {}
         world, began = World(job=kept, apis={api: True} if api else {}), time.process_time()
         try:
             for _ in range(2):

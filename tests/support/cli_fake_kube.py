@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from springtide_cli.kube import ApiRefusal, Unreachable
+from springtide_kube.errors import ApiRefusal, Unreachable
 
 Object = dict[str, Any]
 

@@ -169,9 +169,9 @@ class Member:
     def form(self) -> None:
         self.client.send(pb.WorkerMessage(formed=pb.Formed(generation=self.hello.generation)))
 
-    def park(self, reason: pb.ParkReason = pb.STANDBY) -> None:
+    def park(self, reason: pb.ParkReason = pb.STANDBY, largest_group: int = 0) -> None:
         self.hello.standing = pb.PARKED
-        parked = pb.Parked(reason=reason, layout_hash="layout")
+        parked = pb.Parked(reason=reason, layout_hash="layout", largest_group=largest_group)
         if self.hello.HasField("generation"):
             parked.generation.CopyFrom(self.hello.generation)
             parked.state.CopyFrom(self.hello.state)

@@ -297,6 +297,12 @@ class World:
             server.session = self._new()
             self.feed(ServerConnected(server.session, say.ServerHello(server.info, leaving=server.leaving)))
 
+    def connect(self, process: Process) -> None:
+        if isinstance(process, Server):
+            self.connect_server(process)
+        elif isinstance(process, Worker):
+            self.connect_worker(process)
+
     def connect_worker(self, worker: Worker) -> None:
         if not worker.alive or worker.session is not None:
             return

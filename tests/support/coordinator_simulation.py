@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator_decisions import handle
@@ -57,6 +58,7 @@ class World:
         last_step: int = 10_000,
         storage: Storage | None = None,
         turn: int = 1,
+        limits: Sequence[int] = (0,),
     ) -> None:
         """Make the job.
 
@@ -67,9 +69,11 @@ class World:
             last_step: of the script.
             storage: for checkpoints; None: there is none.
             turn: events that a coordinator takes in before it decides; time passing ends a turn.
+            limits: largest groups that pods have room for, in turn; 0: not told.
         """
         self.storage = storage
         self.turn = turn
+        self.limits = limits
         self.suspended = False
         self.now = 1000.0
         self.target, self.minimum, self.maximum = target, minimum, maximum
@@ -211,14 +215,17 @@ class World:
     def new_pod(self) -> None:
         uid = f"u{len(self.pods)}"
         self.pods[uid] = pod = Pod(uid, slot=len(self.pods))
+        self.add_process(pod)
+
+    def add_process(self, pod: Pod) -> None:
         worker = Worker(fresh_info(len(self.workers), pod), self.last_step, storage=self.storage)
+        worker.largest_group = self.limits[pod.slot % len(self.limits)]
         self.workers[worker.info.id] = worker
 
     def new_process(self, pod: Pod) -> None:
         """The launcher starts another process in the place of a dead one."""
         if pod.living and not any(w.alive for w in self.workers.values() if w.info.pod_uid == pod.uid):
-            worker = Worker(fresh_info(len(self.workers), pod), self.last_step, storage=self.storage)
-            self.workers[worker.info.id] = worker
+            self.add_process(pod)
 
     def act(self, worker: Worker, unlucky: bool = False) -> None:
         if not worker.runs:
@@ -314,6 +321,8 @@ class World:
             raise BrokenPromise(f"{len(start.members)} members, the maximum is {self.maximum}")
         for info in start.members:
             worker = self.workers[info.id]
+            if 0 < worker.largest_group < len(start.members):
+                raise BrokenPromise(f"{info.id} has no room for {len(start.members)} members")
             if worker.alive and worker.standing is not say.Standing.PARKED:
                 raise BrokenPromise(f"{info.id} is taken into {start.generation} and has not parked")
         alive = self._alive_states()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from coordinator_simulation import World
 from coordinator_worker_model import Storage
@@ -14,13 +15,15 @@ def walk(
     events: int = 300,
     last_step: int = 10_000,
     storage: Storage | None = None,
+    limits: Sequence[int] = (0,),
 ) -> World:
     """Do random things to a job, then let it go on undisturbed.
 
     Raises BrokenPromise when something does not hold, or when the undisturbed job makes no progress.
     """
     chance = random.Random(seed)
-    world = World(target=chance.choice([1, 2, 3]), last_step=last_step, storage=storage)
+    target = chance.choice([1, 2, 3])
+    world = World(target=target, last_step=last_step, storage=storage, limits=limits)
     for _ in range(events):
         one_event(world, chance)
     world.heal()

@@ -97,6 +97,7 @@ class Worker:
     save: say.Save | None = None
     committed: StateName | None = None  # its last commit
     untold: bool = False  # of which its reporting thread has not told yet
+    largest_group: int = 0  # processes of the largest group that it has room for; 0: it does not tell
     drifted: bool = False  # its state is not what its name says: it is to be sent it again
 
     @property
@@ -115,6 +116,7 @@ class Worker:
             leaving=self.leaving,
             ended_stage=self.ended_stages,
             checkpoints=self.storage is not None,
+            largest_group=self.largest_group,
         )
 
     def send(self, message: say.Incoming) -> None:
@@ -124,7 +126,15 @@ class Worker:
     def park(self, reason: say.ParkReason, detail: str = "", suspects: tuple[str, ...] = ()) -> None:
         if self.drifted and reason is say.ParkReason.BOUNDARY:
             self.state, self.drifted = None, False  # the others hold it
-        self.promise = say.Parked(reason, self.generation, self.state, "layout", detail, suspects)
+        self.promise = say.Parked(
+            reason,
+            self.generation,
+            self.state,
+            "layout",
+            detail,
+            suspects,
+            largest_group=self.largest_group,
+        )
         self.standing = say.Standing.PARKED
         self.over, self.boundary, self.boundary_asked, self.save = "", False, False, None
         self.send(self.promise)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from springtide_demo.kube import KubeError
+from springtide_kube.errors import ApiRefusal
 
 Object = dict[str, Any]
 STEP_SECONDS = 0.004
@@ -106,7 +106,7 @@ class FakeCluster:
 
     def evict(self, namespace: str, name: str) -> None:
         if name not in self.pods_:
-            raise KubeError(404, "not found")
+            raise ApiRefusal(404, "NotFound", "not found")
         end(self.pods_[name].process)
 
     # ---- what happens

@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import urllib3
 import yaml
 from e2e_hands import Hands, given_hands
 from required import require_tool
 
-from springtide_demo.kube import Kube, KubeError
+from springtide_demo.kube import Kube
+from springtide_kube.errors import ApiError, ApiRefusal
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "springtide"
@@ -128,7 +128,7 @@ class E2ECluster:
             try:
                 if result := attempt():
                     return result
-            except (RefusedError, KubeError, KeyError, urllib3.exceptions.HTTPError) as error:
+            except (RefusedError, ApiError, KeyError) as error:
                 last = f" (last: {type(error).__name__}: {error})"
             if time.monotonic() > deadline:
                 raise AssertionError(f"waited {seconds * self.slow:.0f} s for {what}{last}")
@@ -326,7 +326,7 @@ def _documents(path: Path) -> list[Object]:
 def _exists(cluster: E2ECluster, path: str) -> bool:
     try:
         cluster.read(path)
-    except KubeError as error:
+    except ApiRefusal as error:
         if error.code != 404:
             raise
         return False

@@ -11,7 +11,7 @@ from typing import Any
 
 from e2e_cluster import E2ECluster, RefusedError
 
-from springtide_demo.kube import KubeError
+from springtide_kube.errors import ApiRefusal
 
 Object = dict[str, Any]
 
@@ -203,7 +203,7 @@ class RunningJob:
             path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/log"
             try:
                 log = self.cluster.api.text(path)
-            except KubeError:
+            except ApiRefusal:
                 continue  # it has not started, or has just gone
             newest = max(
                 [newest, *(int(line.split()[1]) for line in log.splitlines() if line.startswith("step "))]

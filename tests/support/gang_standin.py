@@ -10,7 +10,8 @@ from typing import Any
 
 from e2e_cluster import E2ECluster
 
-from springtide_demo.kube import Kube, KubeError
+from springtide_demo.kube import Kube
+from springtide_kube.errors import ApiRefusal
 
 Object = dict[str, Any]
 
@@ -31,7 +32,7 @@ def bind_once(api: Kube, namespace: str, node: str) -> None:
             groups.setdefault((pod["spec"]["schedulerName"], name), []).append(pod)
     for (scheduler, name), pods in groups.items():
         prefix = SCHEDULERS[scheduler][0]
-        with contextlib.suppress(KubeError):  # gone, or changed meanwhile: the next round looks again
+        with contextlib.suppress(ApiRefusal):  # gone, or changed meanwhile: the next round looks again
             group = api.request("GET", f"/apis/{prefix}/namespaces/{namespace}/podgroups/{name}")
             if len(pods) < group["spec"]["minMember"]:
                 continue

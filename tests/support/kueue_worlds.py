@@ -24,7 +24,7 @@ def queued_world(replicas: int = 4, served: bool | None = True, **workers: Any) 
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "team-a"}
     world.flavors = {"spot": FLAVOR}
     if served is not None:
-        world.apis = {names.KUEUE_API: served}
+        world.apis = dict.fromkeys(names.KUEUE_APIS, served)
     return world
 
 

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
-from kubernetes import client, config
 from required import require_tool
 
+from springtide_kube.blocking import BlockingClient
+from springtide_kube.client import Caller
+from springtide_kube.content_types import JSON, MERGE_PATCH
+from springtide_kube.errors import ApiRefusal
 from springtide_local.cluster import Cluster
 from springtide_local.settings import NodeTimes, Settings
 from springtide_local.strays import program_of
@@ -33,13 +35,6 @@ QUICK = NodeTimes(heartbeat=0.1, grace=1.5, toleration=0.5)
 STEADY = NodeTimes(heartbeat=1.0, grace=20.0, toleration=20.0)
 EXTERNAL = os.environ.get("SPRINGTIDE_E2E_KUBECONFIG", "")
 IMAGE = os.environ.get("SPRINGTIDE_E2E_IMAGE", "springtide/worker:test")
-
-
-class ApiFailure(Exception):
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
 
 
 def until(condition: Callable[[], Any], what: str, timeout: float = 90.0) -> Any:
@@ -64,34 +59,14 @@ class Kube:
     namespace: str
 
     def __post_init__(self) -> None:
-        self._client = client.ApiClient(configuration=_configuration(self.kubeconfig))
+        self._client = BlockingClient(self.kubeconfig, Caller("springtide-tests"), timeout=30)
 
     def close(self) -> None:
-        self._client.rest_client.pool_manager.clear()
+        self._client.close()
 
-    def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
-        """The answer as JSON (or text). Raise ApiFailure."""
-        headers = {"Content-Type": kind, "Accept": "application/json"}
-        url = self._client.configuration.host + path
-        response = self._client.rest_client.pool_manager.request(
-            method,
-            url,
-            body=None if body is None else json.dumps(body),
-            headers=self._authorized(headers),
-            timeout=30,
-        )
-        text = response.data.decode()
-        json_answer = "json" in response.headers.get("Content-Type", "")
-        answer = json.loads(text) if json_answer else text
-        if response.status >= 300:
-            raise ApiFailure(
-                response.status, answer.get("message", text) if isinstance(answer, dict) else text
-            )
-        return answer
-
-    def _authorized(self, headers: dict[str, str]) -> dict[str, str]:
-        self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
-        return headers
+    def request(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Any:
+        """Return the answer. Raise ApiRefusal."""
+        return self._client.request(method, path, body, kind)
 
     def path(self, resource: str, name: str = "", group: str = "api/v1") -> str:
         return f"/{group}/namespaces/{self.namespace}/{resource}" + (f"/{name}" if name else "")
@@ -104,14 +79,12 @@ class Kube:
         return self.request("GET", self.path(resource, name, group))
 
     def list(self, resource: str, group: str = "api/v1", **query: str) -> list[Object]:
-        return self.request(
-            "GET", self.path(resource, group=group) + (f"?{urlencode(query)}" if query else "")
-        )["items"]
+        return self._client.request("GET", self.path(resource, group=group), **query)["items"]
 
     def gone(self, resource: str, name: str, group: str = "api/v1") -> bool:
         try:
             self.get(resource, name, group)
-        except ApiFailure as failure:
+        except ApiRefusal as failure:
             if failure.code == 404:
                 return True
             raise
@@ -123,7 +96,7 @@ class Kube:
         return answer
 
     def patch(self, resource: str, name: str, patch: Object, group: str = "api/v1") -> Object:
-        return self.request("PATCH", self.path(resource, name, group), patch, "application/merge-patch+json")
+        return self.request("PATCH", self.path(resource, name, group), patch, MERGE_PATCH)
 
     def pod(
         self, name: str, command: list[str] | None = None, spec: Object | None = None, **container: Any
@@ -162,15 +135,13 @@ class Kube:
         return self.wait_pod(name, lambda pod: pod["status"].get("phase") == phase, f"phase {phase}", timeout)
 
     def logs(self, name: str, **query: Any) -> str:
-        return self.request(
-            "GET", self.path("pods", f"{name}/log") + (f"?{urlencode(query)}" if query else "")
-        )
+        return self._client.text(self.path("pods", f"{name}/log"), **query)
 
     def try_logs(self, name: str, **query: Any) -> str:
         """Return a pod's log; "" as long as there is nothing to read from."""
         try:
             return self.logs(name, **query)
-        except ApiFailure as failure:
+        except ApiRefusal as failure:
             if failure.code not in (400, 404):
                 raise
             return ""
@@ -218,12 +189,6 @@ class Kube:
                     process.kill()
                     return
         raise AssertionError(f"kubectl {' '.join(args)} ended without {text!r}: {said}")
-
-
-def _configuration(kubeconfig: Path) -> client.Configuration:
-    configuration = client.Configuration()
-    config.load_kube_config(str(kubeconfig), client_configuration=configuration)
-    return configuration
 
 
 def state_of(pod: Object, container: str = "main") -> Object:

@@ -16,6 +16,7 @@ from springtide_coordinator.membership import (
     Membership,
     boundary,
     failure,
+    group_size,
     hello,
     saving,
     servers,
@@ -54,6 +55,10 @@ def _all_leavers(
     return list(leavers)
 
 
+def _all_of_pool(pool: Sequence[Record], holders: Sequence[Record] = (), most: int = 0) -> tuple[Record, ...]:
+    return tuple(pool[: most or len(pool)])
+
+
 def _servers_there(m: Membership, now: float) -> tuple[ServerInfo, ...]:
     return tuple(record.info for record in m.servers.values() if record.usable)
 
@@ -87,6 +92,8 @@ RULES: dict[str, list[Rule]] = {
     "end_together": [(boundary.ended_together, lambda generation, waiting: True)],
     # The last holders of the state write it to storage before they leave.
     "save_before_leaving": [(saving.saves, lambda m, record: False)],
+    # A generation is no larger than its members have room for.
+    "room_for_all": [(group_size.choose_members, _all_of_pool)],
     # A leaver goes when a member that stays holds the state.
     "leaver_hands_over": [(boundary.may_leave, _all_leavers)],
     # A server that others have copies of is not waited for.

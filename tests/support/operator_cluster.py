@@ -11,30 +11,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import kueue_standin
+from merge_patch import merged
 from operator_world import job_object
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cluster import Listing, Take
-from springtide_operator.kube import ApiError
 from springtide_operator.plan.ledger import timestamp
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.sync_client import SyncError
 
 Object = dict[str, Any]
-
-
-def merged(target: Object, patch: Object) -> Object:
-    """RFC 7386."""
-    result = dict(target)
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, dict):
-            before = result.get(key)
-            result[key] = merged(before if isinstance(before, dict) else {}, value)
-        else:
-            result[key] = value
-    return result
 
 
 class FakeCluster:
@@ -267,13 +255,15 @@ class FakeCluster:
         await self._call("delete_pod_group", name)
         self._delete("podgroups", namespace, name, uid)
 
-    async def list_workloads(self) -> Listing:
-        await self._call("list_workloads")
+    async def list_workloads(self, api: str) -> Listing:
+        await self._call("list_workloads", api)
+        self._found(api)
         return self._list("workloads")
 
-    async def watch_workloads(self, since: str, hear: Callable[[str, Object], None]) -> None:
+    async def watch_workloads(self, api: str, since: str, hear: Callable[[str, Object], None]) -> None:
         """Call `hear` for what has changed, until it is cancelled."""
-        await self._call("watch_workloads")
+        await self._call("watch_workloads", api)
+        self._found(api)
 
         def heard(plural: str, kind: str, obj: Object) -> None:
             if plural == "workloads":
@@ -290,28 +280,47 @@ class FakeCluster:
 
     async def create_workload(self, workload: Object) -> Object:
         await self._call("create_workload", workload["metadata"]["name"])
+        self._found(workload["apiVersion"])
+        self._as_kueue(lambda: kueue_standin.check_spec(workload))
         return self._create("workloads", workload)
 
-    async def patch_workload(self, namespace: str, name: str, patch: Object, status: bool = False) -> Object:
+    def _found(self, api: str) -> None:
+        if api not in self.apis:
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+
+    def _as_kueue(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except kueue_standin.RefusedWorkloadError as error:
+            raise ApiError(422, "Invalid", f"admission webhook vworkload.kb.io denied: {error}") from error
+
+    async def patch_workload(
+        self, api: str, namespace: str, name: str, patch: Object, status: bool = False
+    ) -> Object:
         await self._call("patch_workload_status" if status else "patch_workload", name)
+        self._found(api)
         old = self._get("workloads", namespace, name)
         for key in ("uid", "resourceVersion"):
             if old["metadata"][key] != patch["metadata"][key]:
                 raise ApiError(409, "Conflict", f"the {key} is another one")
-        kept = {key: patch[key] for key in (("status",) if status else ("metadata", "spec"))}
-        return self.put("workloads", merged(copy.deepcopy(old), kept))
+        kept = {key: patch[key] for key in (("status",) if status else ("metadata", "spec")) if key in patch}
+        new = {**merged(copy.deepcopy(old), kept), "apiVersion": api}
+        self._as_kueue(lambda: kueue_standin.check_update(old, new))
+        return self.put("workloads", new)
 
-    async def delete_workload(self, namespace: str, name: str, uid: str) -> None:
+    async def delete_workload(self, api: str, namespace: str, name: str, uid: str) -> None:
         await self._call("delete_workload", name)
+        self._found(api)
         if self._get("workloads", namespace, name)["metadata"]["uid"] != uid:
             raise ApiError(409, "Conflict", "the uid is another one")
         self.remove("workloads", namespace, name)
 
-    async def get_flavor(self, name: str) -> Object:
+    async def get_flavor(self, api: str, name: str) -> Object:
         await self._call("get_flavor", name)
+        self._found(api)
         return copy.deepcopy(self._get("resourceflavors", "", name))
 
-    async def get_priority(self, source: str, name: str) -> int:
+    async def get_priority(self, api: str, source: str, name: str) -> int:
         await self._call("get_priority", name)
         return int(self._get(source, "", name)["value"])
 

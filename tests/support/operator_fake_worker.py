@@ -40,7 +40,8 @@ elif mode == "run":
 
 
 def fake_job(name: str, image: str, mode: str = "run", replicas: int = 1, **spec: Any) -> Object:
-    """A TrainingJob of pretended workers. `pod` and `container` add to its template, `labels` are the job's;
+    """A TrainingJob of pretended workers. `pod` and `container` add to its template, `labels` and
+    `annotations` are the job's;
     other keywords are fields of the spec.
     """
     container = {
@@ -61,7 +62,11 @@ def fake_job(name: str, image: str, mode: str = "run", replicas: int = 1, **spec
     return {
         "apiVersion": "springtide.dev/v1alpha1",
         "kind": "TrainingJob",
-        "metadata": {"name": name, "labels": spec.pop("labels", {})},
+        "metadata": {
+            "name": name,
+            "labels": spec.pop("labels", {}),
+            "annotations": spec.pop("annotations", {}),
+        },
         "spec": {"workers": workers, **spec},
     }
 

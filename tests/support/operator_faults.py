@@ -15,7 +15,7 @@ import standstill
 from e2e_cluster import OPERATOR_LABELS, OPERATOR_NAMESPACE, E2ECluster
 from operator_fake_worker import FakeJob
 
-from springtide_demo.kube import KubeError
+from springtide_kube.errors import ApiRefusal
 from springtide_local.cluster import Cluster
 from springtide_local.strays import program_of
 from springtide_operator.plan.values import parse_time
@@ -102,7 +102,7 @@ class Faults:
         self._awake()
         try:
             said = fault()
-        except KubeError as error:
+        except ApiRefusal as error:
             said = f"{fault.__name__}: {error}"
         self.log.append(f"{time.monotonic() - self._began:6.1f} s  {said}")
 
@@ -147,13 +147,13 @@ class Faults:
     def _worker(self) -> Object:
         live = [p for p in self.job.pods().values() if "deletionTimestamp" not in p["metadata"]]
         if not live:
-            raise KubeError(404, "there is no worker")
+            raise ApiRefusal(404, "NotFound", "there is no worker")
         return self.random.choice(sorted(live, key=lambda pod: str(pod["metadata"]["name"])))
 
     def _coordinator(self) -> Object:
         pods = list(self.job.pods("coordinator").values())
         if not pods:
-            raise KubeError(404, "there is no coordinator")
+            raise ApiRefusal(404, "NotFound", "there is no coordinator")
         return pods[-1]
 
     def _path(self, pod: Object, sub: str = "") -> str:

@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import kueue_standin
+from merge_patch import merged
+
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import kueue
@@ -48,9 +51,10 @@ from springtide_operator.plan.observation import (
     Report,
     ServerReport,
     ServiceSeen,
+    newest_served,
 )
 from springtide_operator.plan.retry import refuse
-from springtide_operator.plan.workload import workload_seen
+from springtide_operator.plan.workload import job_workload_seen
 
 Object = dict[str, Any]
 
@@ -107,11 +111,13 @@ class World:
     service_gone: bool = False
     report: Report | None = None
     coordinator_image: str = ""  # of the operator that acts
+    server_image: str = ""  # the same
     apis: dict[str, bool] = field(default_factory=dict)  # optional ones: served or not
     pod_group: str = ""  # the version that was applied
     pod_group_gone: bool = False
     pod_groups: dict[str, int] = field(default_factory=dict)  # minMember by name
-    workload: Object | None = None  # Kueue's
+    workload: Object | None = None  # Kueue's: the job's first, or that which has taken its place
+    successor: Object | None = None  # that is to take its place
     workloads_listed: bool = True
     flavors: dict[str, Object | str] = field(default_factory=dict)
     secret_made: bool = False
@@ -168,7 +174,7 @@ class World:
             service_gone=self.service_gone,
             secret_made=self.secret_made,
             apis=dict(self.apis),
-            workload=workload_seen(self.workload, self.flavors) if self.workload is not None else None,
+            workload=job_workload_seen(filter(None, (self.workload, self.successor)), self.flavors),
             workloads_listed=self.workloads_listed,
             pod_group=self.pod_group,
             pod_group_gone=self.pod_group_gone,
@@ -178,6 +184,7 @@ class World:
             certificate_seconds=self.certificate_seconds,
             report=self.report,
             coordinator_image=self.coordinator_image,
+            server_image=self.server_image,
             refusals=dict(self.refusals),
             unreachable_since=self.unreachable_since,
             nodes=dict(self.nodes) or None,
@@ -248,7 +255,8 @@ class World:
             self.refusals.pop("server", None)
             name = names.server_name(job.name, action.slot, action.attempt)
             if not any(pod["metadata"]["name"] == name for pod in self.pods.values()):
-                self.add(server_pod(job, action.slot, action.attempt, action.address))
+                image = action.image or names.PARAMETER_SERVER_IMAGE
+                self.add(server_pod(job, action.slot, action.attempt, action.address, image))
         elif isinstance(action, ApplyServerBudget):
             self.server_budget = action.servers
         elif isinstance(action, DeleteJob):
@@ -276,29 +284,49 @@ class World:
     def act_on_workload(
         self, action: CreateWorkload | UpdateWorkload | ReportWorkload | DeleteWorkload
     ) -> None:
-        job = kueue.unplaced(self.parsed())
-        server = server_pod(job, 0, 0, "") if job.spec.servers else None
-        made = kueue.workload(job, worker_pod(job, 0, 0, ""), coordinator_pod(job, 1), None, server)
-        old, now = self.workload, timestamp(self.now)
+        """Carry out as `workloads` does, and refuse what Kueue's webhook and the rules of its CRD refuse."""
+        job, now = kueue.unplaced(self.parsed()), timestamp(self.now)
+        if isinstance(action, CreateWorkload | UpdateWorkload):
+            server = server_pod(job, 0, 0, "") if job.spec.servers else None
+            pods = kueue.JobPods(worker_pod(job, 0, 0, ""), coordinator_pod(job, 1), server)
+            api = newest_served(self.apis, names.KUEUE_APIS) or names.KUEUE_V1BETA2
+            ask = kueue.Ask(api, None, action.name, action.replaces, dict(action.counts))
+            made = kueue.workload(job, pods, ask)
+            kueue_standin.check_spec(made)
         if isinstance(action, CreateWorkload):
             self.counter += 1
             made["metadata"] |= {"uid": f"uid-{self.counter}", "resourceVersion": "1"}
-            self.workload = made
+            if self.workload is None:
+                self.workload = made
+            else:
+                assert self.successor is None, "one Workload at a time asks for more"
+                self.successor = made
             return
+        old = self.workload
+        if self.successor is not None and action.name == self.successor["metadata"]["name"]:
+            old = self.successor
         assert old is not None
         if isinstance(action, DeleteWorkload):
             assert action.uid == old["metadata"]["uid"]
-            self.workload = None
-        elif isinstance(action, UpdateWorkload):
-            assert not old.get("status", {}).get("admission"), "pod sets cannot be changed while admitted"
+            if old is self.workload:
+                self.workload, self.successor = self.successor, None
+            else:
+                self.successor = None
+            return
+        before = copy.deepcopy(old)
+        if isinstance(action, UpdateWorkload):
+            assert action.name == old["metadata"]["name"]
             old["metadata"]["annotations"] = made["metadata"]["annotations"]
             old["spec"] = made["spec"]
         elif action.what == "Finished":
             old["status"].update(kueue.finished(old, action.succeeded, action.message, now))
         elif action.what == "PodsReady":
             old["status"].update(kueue.pods_ready(old, now))
+        elif action.what == "Reclaimed":
+            old["status"].update(kueue.reclaimed(old, dict(action.counts)))
         else:
-            old["status"].update(kueue.released(old, action.evicted, action.message, now))
+            old["status"] = merged(old["status"], kueue.released(old, action.evicted, action.message, now))
+        kueue_standin.check_update(before, old)
 
     def add(self, pod: Object) -> Object:
         self.counter += 1

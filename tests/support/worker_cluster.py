@@ -102,6 +102,16 @@ class WorkerCluster:
 
     # ---- verbs
 
+    def change_release(self, zygote: Zygote, script: Path) -> None:
+        """Make all processes from now on of another release.
+
+        Args:
+            zygote: of that release.
+            script: of its tests.
+        """
+        self._zygote = self.coordinator_zygote = self.server_zygote = zygote
+        self._script = script
+
     def start_coordinator(self, same_pod: bool = False) -> None:
         """Start the next incarnation: of a new pod, or of the container in the same pod."""
         if not same_pod:

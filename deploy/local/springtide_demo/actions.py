@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from springtide_demo import scenario
-from springtide_demo.kube import Kube, KubeError
+from springtide_demo.kube import Kube
 from springtide_demo.observe import PodView, node_to_drain
+from springtide_kube.errors import ApiRefusal
 from springtide_local.strays import program_of
 
 
@@ -55,7 +56,7 @@ def carry_out(kind: str, kube: Kube, namespace: str, job: str, seen: Seen) -> Ac
 
     Raises:
         NotPossibleError: there is no process that the event could hit.
-        KubeError: the API server refuses.
+        ApiRefusal: the API server refuses.
         ValueError: the story has no such event.
     """
     if kind == scenario.KILL_WORKER:
@@ -99,7 +100,7 @@ def _drain(kube: Kube, seen: Seen) -> Act:
     for pod in here:
         try:
             kube.evict(pod["metadata"]["namespace"], pod["metadata"]["name"])
-        except KubeError as error:
+        except ApiRefusal as error:
             if error.code != 404:  # it has gone meanwhile
                 raise
     names = ", ".join(pod["metadata"]["name"] for pod in here)

@@ -1,96 +1,29 @@
-"""The few calls to the Kubernetes API that the demo needs, as plain JSON."""
+"""The few calls to the Kubernetes API that the demo needs."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import yaml
-from kubernetes import config
+
+from springtide_kube.blocking import BlockingClient
+from springtide_kube.client import Caller
+from springtide_kube.content_types import APPLY_PATCH, MERGE_PATCH
+from springtide_kube.discovery import Discovery
+from springtide_kube.errors import ApiRefusal
 
 Object = dict[str, Any]
 
 JOBS = "/apis/springtide.dev/v1alpha1/namespaces/{namespace}/trainingjobs"
-_MERGE = "application/merge-patch+json"
 
 
-class KubeError(Exception):
-    """The API server refused: its code and its message."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(f"{message} (HTTP {code})")
-        self.code = code
-
-
-class Kube:
+class Kube(BlockingClient):
     """A connection to one cluster."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        self._api = config.new_client_from_config(str(kubeconfig))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._api.close()
-
-    def request(
-        self, method: str, path: str, body: Any = None, content_type: str = "application/json", **query: str
-    ) -> Object:
-        """Send a request, and return the answer's JSON.
-
-        Args:
-            method: of HTTP.
-            path: of the URL, from `/api` or `/apis` on.
-            body: plain JSON; None: no body.
-            content_type: of the body.
-            query: parameters of the URL.
-
-        Raises:
-            KubeError: the server refuses. urllib3's errors come through when nobody answers within 10 s.
-        """
-        text = self.text(path, method, body, content_type, **query)
-        answer: Object = json.loads(text)
-        return answer
-
-    def text(
-        self,
-        path: str,
-        method: str = "GET",
-        body: Any = None,
-        content_type: str = "application/json",
-        **query: str,
-    ) -> str:
-        """Send a request, and return the answer as it is (logs are no JSON).
-
-        Args:
-            path: of the URL, from `/api` or `/apis` on.
-            method: of HTTP.
-            body: plain JSON; None: no body.
-            content_type: of the body.
-            query: parameters of the URL.
-
-        Raises:
-            KubeError: the server refuses. urllib3's errors come through when nobody answers within 10 s.
-        """
-        parameters = self._api.param_serialize(
-            method,
-            path,
-            query_params=list(query.items()),
-            header_params={"Accept": "application/json, */*", "Content-Type": content_type},
-            body=body,
-            auth_settings=["BearerToken"],
-        )
-        response = self._api.call_api(*parameters, _request_timeout=10)
-        text: str = response.read().decode(errors="replace")
-        if not 200 <= response.status < 300:
-            try:
-                message = str(json.loads(text).get("message") or text)
-            except ValueError:
-                message = text
-            raise KubeError(response.status, message)
-        return text
+        super().__init__(kubeconfig, Caller("springtide-demo", "springtide-demo"))
+        self._discovery = Discovery(self.client)
 
     def apply(self, obj: Object, namespace: str = "default") -> Object:
         """Apply an object server-side, by force.
@@ -103,12 +36,12 @@ class Kube:
             The object as the server has it now.
 
         Raises:
-            KubeError: the server refuses.
+            ApiRefusal: the server refuses.
         """
-        where = self._path(obj, namespace)
-        return self.request(
-            "PATCH", where, obj, "application/apply-patch+yaml", fieldManager="springtide-demo", force="true"
-        )
+        where = self.run(self._discovery.path(obj, namespace))
+        if where is None:
+            raise ApiRefusal(404, "NotFound", f"the server has no kind {obj['kind']} in {obj['apiVersion']}")
+        return self.request("PATCH", where, obj, APPLY_PATCH, force="true")
 
     def apply_file(self, path: Path) -> list[str]:
         """Apply every document of a YAML file; return `kind/name` of each."""
@@ -126,7 +59,7 @@ class Kube:
             selector: by labels, as kubectl's `-l` has it.
 
         Raises:
-            KubeError: the server refuses.
+            ApiRefusal: the server refuses.
         """
         answer = self.request("GET", f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
         return list(answer["items"])
@@ -144,7 +77,7 @@ class Kube:
             name: of the job.
 
         Raises:
-            KubeError: the server refuses, or there is none.
+            ApiRefusal: the server refuses, or there is none.
         """
         return self.request("GET", f"{JOBS.format(namespace=namespace)}/{name}")
 
@@ -160,14 +93,14 @@ class Kube:
             The Scale as the server has it now.
 
         Raises:
-            KubeError: the server refuses.
+            ApiRefusal: the server refuses.
         """
         path = f"{JOBS.format(namespace=namespace)}/{name}/scale"
-        return self.request("PATCH", path, {"spec": {"replicas": replicas}}, _MERGE)
+        return self.request("PATCH", path, {"spec": {"replicas": replicas}}, MERGE_PATCH)
 
     def cordon(self, node: str) -> Object:
         """Mark a node unschedulable."""
-        return self.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}}, _MERGE)
+        return self.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}}, MERGE_PATCH)
 
     def evict(self, namespace: str, pod: str) -> Object:
         """Evict a pod, as `kubectl drain` does.
@@ -180,7 +113,7 @@ class Kube:
             The server's answer.
 
         Raises:
-            KubeError: 429: a disruption budget does not allow it now.
+            ApiRefusal: 429: a disruption budget does not allow it now.
         """
         body = {
             "apiVersion": "policy/v1",
@@ -188,20 +121,6 @@ class Kube:
             "metadata": {"name": pod, "namespace": namespace},
         }
         return self.request("POST", f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction", body)
-
-    def _path(self, obj: Object, namespace: str) -> str:
-        group, _, version = str(obj["apiVersion"]).rpartition("/")
-        prefix = f"/apis/{group}/{version}" if group else f"/api/{version}"
-        kind, name = obj["kind"], obj["metadata"]["name"]
-        for resource in self.request("GET", prefix)["resources"]:
-            if resource["kind"] == kind and "/" not in resource["name"]:
-                inside = (
-                    f"/namespaces/{obj['metadata'].get('namespace', namespace)}"
-                    if resource["namespaced"]
-                    else ""
-                )
-                return f"{prefix}{inside}/{resource['name']}/{name}"
-        raise KubeError(404, f"the server has no kind {kind} in {obj['apiVersion']}")
 
 
 def load(path: Path) -> list[Object]:

@@ -15,11 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-import urllib3
-
 from springtide_demo import prometheus, reference, report, timeline
 from springtide_demo.commits import Commit
-from springtide_demo.kube import Kube, KubeError, load
+from springtide_demo.kube import Kube, load
 from springtide_demo.machine import Machine
 from springtide_demo.manifest import Sample, read_sample, with_step_logs
 from springtide_demo.observe import PodView, pod_view
@@ -28,6 +26,7 @@ from springtide_demo.steplog import StepLogs
 from springtide_demo.story import OPERATOR_NAMESPACE, OPERATOR_SELECTOR, Story, StoryError
 from springtide_demo.survivors import unexpected_ends
 from springtide_demo.view import View
+from springtide_kube.errors import ApiError
 from springtide_local.cluster import Cluster, ClusterError
 from springtide_local.settings import Settings
 
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result, lines = _tell(view, root, out)
         view.verdict(lines, [str(out / "report.json"), str(out / "timeline.svg")])
         return result
-    except (StoryError, KubeError, ClusterError, ValueError, RuntimeError, TimeoutError, OSError) as error:
+    except (StoryError, ApiError, ClusterError, ValueError, RuntimeError, TimeoutError, OSError) as error:
         print(f"springtide demo: {error}\nwhat was seen lies in {out}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -192,7 +191,7 @@ def until(
         try:
             if result := attempt():
                 return result
-        except (KubeError, urllib3.exceptions.HTTPError) as error:
+        except ApiError as error:
             problem = f": {error}"
         now, load = time.monotonic(), machine.lately()
         if patience.look(marks(), now, load.others):

@@ -12,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import urllib3
-
-from springtide_demo.kube import Kube, KubeError
+from springtide_demo.kube import Kube
+from springtide_kube.errors import ApiError
 
 Object = dict[str, Any]
 
@@ -64,7 +63,7 @@ class TargetWriter:
             while not self._over.wait(EVERY_SECONDS):
                 try:
                     pods = kube.request("GET", "/api/v1/pods", labelSelector=SELECTOR)["items"]
-                except (KubeError, urllib3.exceptions.HTTPError):
+                except ApiError:
                     continue
                 found = targets(pods)
                 if found != written:

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import urllib3
-
 from springtide_demo import actions, scenario
 from springtide_demo.commits import History, samples_per_second, steps_per_second
-from springtide_demo.kube import Kube, KubeError
+from springtide_demo.kube import Kube
 from springtide_demo.machine import Machine
 from springtide_demo.observe import PodView, WorkerWatch, pod_view
 from springtide_demo.patience import Patience
@@ -20,6 +18,7 @@ from springtide_demo.scenario import Done, Observation, Pace
 from springtide_demo.steplog import StepLogs
 from springtide_demo.survivors import Target
 from springtide_demo.view import Snapshot, View, WorkerRow
+from springtide_kube.errors import ApiError
 
 OPERATOR_NAMESPACE = "springtide-system"
 OPERATOR_SELECTOR = "springtide.dev/role=operator"
@@ -126,8 +125,8 @@ class Story:
             listed = [pod_view(p) for p in self.kube.pods(self.namespace, f"springtide.dev/job={self.job}")]
             operators = [pod_view(p) for p in self.kube.pods(OPERATOR_NAMESPACE, OPERATOR_SELECTOR)]
             self._job = self.kube.job(self.namespace, self.job)
-        except (KubeError, urllib3.exceptions.HTTPError) as error:
-            self._waiting = f"the API server does not answer: {error}"
+        except ApiError as error:
+            self._waiting = f"the cluster cannot be looked at: {error}"
             return
         moment = time.time()
         self._workers = [pod for pod in listed if "-worker-" in pod.name]
@@ -170,7 +169,7 @@ class Story:
         seen = actions.Seen(self._workers, self._coordinator, self._operator, self.history.active())
         try:
             act = actions.carry_out(decision.kind, self.kube, self.namespace, self.job, seen)
-        except (actions.NotPossibleError, KubeError, urllib3.exceptions.HTTPError) as error:
+        except (actions.NotPossibleError, ApiError) as error:
             self._waiting = f"{decision.kind} has to wait: {error}"
             return
         self.done = (*self.done, Done(decision.kind, act.at, act.pid))

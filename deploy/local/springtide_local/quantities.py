@@ -7,6 +7,7 @@ rounded up, as Kubernetes does.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -62,8 +63,13 @@ def units(resource: str, value: str | int | float) -> int:
     Raises:
         ValueError: it is no quantity.
     """
+    return _whole(resource == "cpu", str(value))
+
+
+@functools.lru_cache(maxsize=4096)  # a cluster's pods spell a few quantities, thousands of times
+def _whole(thousandths: bool, value: str) -> int:
     number = parse_quantity(value)
-    return math.ceil(number * 1000) if resource == "cpu" else math.ceil(number)
+    return math.ceil(number * 1000) if thousandths else math.ceil(number)
 
 
 def format_units(resource: str, amount: int) -> str:

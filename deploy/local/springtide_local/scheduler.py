@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from springtide_local.clock import timestamp
 from springtide_local.events import EventRecorder
@@ -24,6 +24,19 @@ from springtide_local.selection import matches_node_terms, matches_selector, tol
 Object = dict[str, Any]
 _log = logging.getLogger(__name__)
 _NAME = "default-scheduler"
+
+
+class Demand(NamedTuple):
+    """Amounts that a pod takes of its node, in the units of `quantities`."""
+
+    requested: dict[str, int]
+    assumed: dict[str, int]
+    host_ports: set[tuple[str, int]]
+
+
+def demand_of(pod: Object) -> Demand:
+    """Return what a pod takes of its node."""
+    return Demand(pod_requests(pod), assumed_requests(pod), _host_ports(pod))
 
 
 @dataclass
@@ -46,12 +59,19 @@ class NodeState:
         value = (self.node.get("status") or {}).get("allocatable", {}).get(resource)
         return 0 if value is None else units(resource, value)
 
-    def add(self, pod: Object) -> None:
-        for name, amount in pod_requests(pod).items():
+    def add(self, pod: Object, demand: Demand | None = None) -> None:
+        """Count a pod that is on this node.
+
+        Args:
+            pod: the Pod.
+            demand: of the pod, where it is known already.
+        """
+        demand = demand or demand_of(pod)
+        for name, amount in demand.requested.items():
             self.requested[name] = self.requested.get(name, 0) + amount
-        for name, amount in assumed_requests(pod).items():
+        for name, amount in demand.assumed.items():
             self.assumed[name] = self.assumed.get(name, 0) + amount
-        self.host_ports |= _host_ports(pod)
+        self.host_ports |= demand.host_ports
         self.pods.append(pod)
 
 
@@ -231,6 +251,8 @@ class Scheduler:
         self._wake = asyncio.Event()
         # Bound by us, but not yet seen so by the informer: uid of the pod -> node.
         self._assumed: dict[str, str] = {}
+        # By uid of the pod: its version and demand. There are thousands of pods, and one changes at a time.
+        self._demands: dict[str, tuple[str, Demand]] = {}
         self._pods.on_change(self._on_pod)
         for informer in (self._nodes, self._claims):
             informer.on_change(lambda change: self._wake.set())
@@ -281,6 +303,8 @@ class Scheduler:
         bound = bool(pod["spec"].get("nodeName"))
         if change.type == "DELETED" or bound:
             self._assumed.pop(pod["metadata"]["uid"], None)
+        if change.type == "DELETED":
+            self._demands.pop(pod["metadata"]["uid"], None)
         # Most changes are of statuses of running pods: they make no room and ask for none.
         if change.type == "DELETED" or not bound or finished(pod) != (old is not None and finished(old)):
             self._wake.set()
@@ -290,8 +314,15 @@ class Scheduler:
         for pod in self._pods.all():
             node = pod["spec"].get("nodeName") or self._assumed.get(pod["metadata"]["uid"])
             if node in states and not finished(pod):
-                states[node].add(pod)
+                states[node].add(pod, self._demand(pod))
         return list(states.values())
+
+    def _demand(self, pod: Object) -> Demand:
+        uid, version = pod["metadata"]["uid"], pod["metadata"]["resourceVersion"]
+        known = self._demands.get(uid)
+        if known is None or known[0] != version:
+            known = self._demands[uid] = version, demand_of(pod)
+        return known[1]
 
     def _bind(self, pod: Object, decision: Decision) -> bool:
         metadata = pod["metadata"]

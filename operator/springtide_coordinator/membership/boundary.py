@@ -12,6 +12,7 @@ from springtide_coordinator.membership.consistency import why_epoch_end, why_oth
 from springtide_coordinator.membership.events import Effect, LoopEnded
 from springtide_coordinator.membership.failure import proof_of_death
 from springtide_coordinator.membership.generation import Generation
+from springtide_coordinator.membership.group_size import choose_parts
 from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Boundary, EndOk, Leave, ParkReason, Standing
 from springtide_coordinator.membership.saving import leave_deadline, saves, time_to_go
@@ -103,6 +104,23 @@ def standbys(m: Membership, generation: Generation | None) -> list[Record]:
     return [r for r in m.connected() if r.parked and not r.leaving and r.info.id not in inside]
 
 
+def joiners(m: Membership, trains: Sequence[Record]) -> list[Record]:
+    """Return the processes outside of the current generation that the next one would have, the eldest first;
+    none where it would not be larger.
+
+    Args:
+        m: facts of the membership.
+        trains: members of the current generation, which all hold its state.
+    """
+    inside = {record.info.id for record in trains}
+    staying = [record for record in trains if not record.leaving]
+    leaving = [record for record in trains if record.leaving]
+    outside = sorted(standbys(m, m.current), key=lambda record: record.parked_at)
+    following = choose_parts([*staying, *outside], leaving, trains, m.maximum)
+    larger = sum(not record.leaving for record in following) > len(staying)
+    return [record for record in following if larger and record.info.id not in inside]
+
+
 def why_leave(m: Membership, trains: list[Record], now: float) -> tuple[str, str] | None:
     """Return why a boundary is to be asked for so that members can leave.
 
@@ -118,7 +136,7 @@ def why_leave(m: Membership, trains: list[Record], now: float) -> tuple[str, str
     if not leavers:
         return None
     holders = len(trains) - len(leavers)
-    waiting = len(standbys(m, m.current))
+    waiting = len(joiners(m, trains))
     going = may_leave(m, leavers, holders + waiting, holders, now)
     if going:
         return "leave", ", ".join(f"{r.info.label} leaves ({r.leave_reason})" for r in going)
@@ -145,13 +163,13 @@ def why_join(
     """
     staying = sum(not record.leaving for record in trains)
     room = m.maximum - staying if m.maximum else len(m.members)
-    joiners = sorted(standbys(m, generation), key=lambda record: record.parked_at)
-    if room <= 0 or not joiners:
+    coming_in = joiners(m, trains)
+    if room <= 0 or not coming_in:
         return None
     coming = any(r.standing is Standing.STARTING and not r.leaving for r in m.connected())
-    if coming and len(joiners) < room and now - joiners[0].parked_at < m.settings.joiners:
+    if coming and len(coming_in) < room and now - coming_in[0].parked_at < m.settings.joiners:
         return None
-    return "join", ", ".join(record.info.label for record in joiners[:room]) + " joins"
+    return "join", ", ".join(record.info.label for record in coming_in) + " joins"
 
 
 def dismiss(m: Membership, now: float) -> list[Effect]:

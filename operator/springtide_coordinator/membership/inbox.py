@@ -102,6 +102,7 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
     keep_layout(m, record, message.layout_hash)
     record.park_reason = message.reason
     record.detail, record.suspects, record.reached = message.detail, message.suspects, message.reached
+    record.largest_group = message.largest_group or record.largest_group
     record.at_stage = None
     m.state_existed = m.state_existed or message.state is not None
     return []

@@ -127,6 +127,7 @@ class Hello:
     at_epoch_end: bool = (
         False  # its state is an epoch's end, where all have stopped and no range was given out since
     )
+    largest_group: int = 0  # processes of the largest generation that it can connect to; 0: not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ class Parked:
     cannot_go_back: bool = False  # there is no checkpoint that it could take in the place of its state
     at_epoch_end: bool = False  # as in Hello
     reached: tuple[str, ...] = ()  # ids of the servers that it has heard in the generation
+    largest_group: int = 0  # as in Hello
 
 
 @dataclass(frozen=True, slots=True)

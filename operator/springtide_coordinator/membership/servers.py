@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from springtide_coordinator.membership import failure
 from springtide_coordinator.membership.events import Effect, EndStream, MemberLost, Send
 from springtide_coordinator.membership.failure import (
     MACHINE_SILENT,
@@ -400,15 +401,18 @@ def is_needed(m: Membership, server: str) -> bool:
     """Return whether the newest generation has a server, or asks it for the state while it forms.
 
     A coordinator that is new may not have heard yet of the generation that trains, which then has the server.
+    A generation whose members are all out of sight may go on when one of them is back, and needs its servers.
 
     Args:
         m: facts of the membership.
         server: its id.
     """
     current = m.current
-    if current is None and not m.finished:
-        return not m.settled
-    if current is None or m.finished or all(member in current.lost for member in current.ids):
+    if m.finished or (current is None and m.settled):
+        return False
+    if current is None or not m.settled:
+        return True
+    if all(failure.proof_of_death(m, info) for info in current.members):
         return False
     if any(info.id == server for info in current.serving):
         return server not in current.lost_servers

@@ -23,6 +23,7 @@ from springtide_coordinator.membership.failure import (
     why_parked,
 )
 from springtide_coordinator.membership.generation import Generation, compose
+from springtide_coordinator.membership.group_size import choose_parts, why_smaller
 from springtide_coordinator.membership.hello import settle
 from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Consistency, ParkReason, Refused, ServerInfo, Standing
@@ -103,12 +104,14 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     if not participants:
         return Plan((), tuple(leavers), None, "leave", "", False) if leavers else no_members(m)
     if chosen is None:
-        waiting = may_start_fresh(m) or enough_to_start(m, len(participants), now)
+        waiting = may_start_fresh(m) or enough_to_start(m, len(pool), now)
     elif strength(m, participants) < max(1, m.minimum):
         waiting = Status(
             "BelowMinimum",
             f"{len(participants)} processes are ready, the job needs at least {m.minimum}",
         )
+    if strength(m, participants) < max(1, m.minimum) and (limits := why_smaller(pool, m.maximum)):
+        waiting = Status("BelowMinimum", f"the job needs at least {m.minimum} processes, and {limits}")
     servers = choose_servers(m, now)
     if waiting is None and isinstance(servers, Status):
         waiting = servers
@@ -267,7 +270,7 @@ def newer_state_at_risk(m: Membership, pool: Sequence[Record], chosen: StateName
 
 def cap(m: Membership, pool: list[Record], chosen: StateName | None) -> list[Record]:
     """Return at most `maximum` of the pool: holders of the state, then members of the last generation, then
-    by rank.
+    by rank; of those as many as have room for each other.
 
     Leavers do not count: they are there to hand over their state, and go at the next boundary.
 
@@ -285,7 +288,18 @@ def cap(m: Membership, pool: list[Record], chosen: StateName | None) -> list[Rec
     )
     staying = [record for record in pool if not record.leaving]
     leaving = [record for record in pool if record.leaving]
-    return staying[: m.maximum or len(staying)] + leaving
+    holders = [record for record in pool if chosen is not None and record.state == chosen]
+    return choose_parts(staying, leaving, holders, m.maximum)
+
+
+def why_held_back(m: Membership) -> str:
+    """Return why processes that are ready do not take part, and what to do; "" where all do that may.
+
+    Args:
+        m: facts of the membership.
+    """
+    ready = [r for r in m.connected() if not r.leaving and (r.parked or m.in_current(r.info.id))]
+    return "" if m.finished else why_smaller(ready, m.maximum)
 
 
 def no_members(m: Membership) -> Status:

@@ -40,6 +40,7 @@ class GangScheduling(StrEnum):
     AUTO = "Auto"
     VOLCANO = "Volcano"
     COSCHEDULING = "Coscheduling"
+    KUBERNETES = "Kubernetes"
     NONE = "None"
 
 
@@ -457,8 +458,9 @@ class TrainingJobSpec(ApiModel):
         default=GangScheduling.AUTO,
         description="Who starts minReplicas workers and the coordinator together or not at all, by a PodGroup"
         " that the operator keeps. Auto: Volcano or Coscheduling (scheduler-plugins) where the template's"
-        " schedulerName is theirs. Without their API pods are started one by one, and Degraded says so."
-        " Holds for pods made afterwards.",
+        " schedulerName is theirs. Kubernetes: its own PodGroups (scheduling.k8s.io, from 1.36 on, with the"
+        " feature gates GenericWorkload and GangScheduling). Without their API pods are started one by"
+        " one, and Degraded says so. Holds for pods made afterwards.",
     )
     pod_cleanup: PodCleanup = Field(
         default=PodCleanup.RUNNING,

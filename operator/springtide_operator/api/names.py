@@ -50,17 +50,32 @@ ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 # APIs that a cluster may have: gang schedulers, Kueue.
 VOLCANO_API = "scheduling.volcano.sh/v1beta1"
 COSCHEDULING_API = "scheduling.x-k8s.io/v1alpha1"
-KUEUE_API = "kueue.x-k8s.io/v1beta1"
+# PodGroups of Kubernetes itself: 1.36 has v1alpha2, 1.37 the others. The first that is served is used.
+POD_GROUP_GROUP = "scheduling.k8s.io"
+POD_GROUP_V1ALPHA2 = f"{POD_GROUP_GROUP}/v1alpha2"
+POD_GROUP_APIS = (f"{POD_GROUP_GROUP}/v1beta1", f"{POD_GROUP_GROUP}/v1alpha3", POD_GROUP_V1ALPHA2)
+KUEUE_GROUP = "kueue.x-k8s.io"
+KUEUE_V1BETA2 = f"{KUEUE_GROUP}/v1beta2"
+KUEUE_V1BETA1 = f"{KUEUE_GROUP}/v1beta1"
+KUEUE_APIS = (KUEUE_V1BETA2, KUEUE_V1BETA1)  # the first that is served is used
 OPTIONAL_APIS = {  # with the resource that counts
     VOLCANO_API: "podgroups",
     COSCHEDULING_API: "podgroups",
-    KUEUE_API: "workloads",
+    **dict.fromkeys(POD_GROUP_APIS, "podgroups"),  # up to 1.21 v1beta1 had priority classes only
+    **dict.fromkeys(KUEUE_APIS, "workloads"),
 }
 
+KUEUE_GATE = "kueue.x-k8s.io/admission"  # scheduling gate of pods that Kueue admits one by one
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 LABEL_QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
+PREBUILT_WORKLOAD = "kueue.x-k8s.io/prebuilt-workload-name"  # label or annotation of a job
+MULTIKUEUE_CLASS = "kueue.x-k8s.io/multikueue"  # spec.managedBy of jobs that run in other clusters
 LABEL_QUEUE_JOB_UID = "kueue.x-k8s.io/job-uid"
 ANNOTATION_WORKLOAD_VERSION = f"{GROUP}/workload-version"
+# Kueue's words for a job that may grow while it is admitted: on the job, and on the Workloads of its sizes.
+ANNOTATION_ELASTIC = f"{KUEUE_GROUP}/elastic-job"
+ANNOTATION_SLICE_OF = f"{KUEUE_GROUP}/workload-slice-name"
+ANNOTATION_REPLACES = f"{KUEUE_GROUP}/workload-slice-replacement-for"
 
 ROLE_COORDINATOR = "coordinator"
 ROLE_WORKER = "worker"
@@ -77,6 +92,7 @@ TOKEN = "SPRINGTIDE_TOKEN"  # variable of the process that belongs to the job, i
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _WORKER = re.compile(r"-worker-(\d{1,9})-(\d{1,9})$")
+_SLICE = re.compile(r"-slice-(\d{1,9})$")
 _SERVER = re.compile(r"-ps-(\d{1,9})-(\d{1,9})$")
 
 
@@ -192,14 +208,21 @@ def pod_group_name(job: str, uid: str) -> str:
     return f"{job}-{uid[:8]}"
 
 
-def workload_name(job: str, uid: str) -> str:
+def workload_name(job: str, uid: str, number: int = 0) -> str:
     """Return the name of Kueue's Workload of a job, with the uid as in `pod_group_name`.
 
     Args:
         job: its name.
         uid: of the job.
+        number: how many Workloads were replaced before it, because the job grew.
     """
-    return f"{job}-{uid[:8]}"
+    return f"{job}-{uid[:8]}" + (f"-slice-{number}" if number else "")
+
+
+def parse_workload_number(name: str) -> int:
+    """How many Workloads were replaced before the one of that name; 0 for the first."""
+    found = _SLICE.search(name)
+    return int(found[1]) if found else 0
 
 
 def secret_name(job: str, uid: str, key: str = "") -> str:

@@ -20,7 +20,8 @@ Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 
 # What steers must not be what somebody else wrote: names stay names, and APIs the two that are known.
 _LABEL_NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-_GANG_APIS = f"^({'|'.join(re.escape(api) for api in (names.VOLCANO_API, names.COSCHEDULING_API))})$"
+_GANGS = (names.VOLCANO_API, names.COSCHEDULING_API, *names.POD_GROUP_APIS)
+_GANG_APIS = f"^({'|'.join(re.escape(api) for api in _GANGS)})$"
 
 PlacementsOfSets = Annotated[
     dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
@@ -72,6 +73,11 @@ class ParameterServersStatus(ApiModel):
     ready: Count = Field(default=0, description="Their pods that are ready.")
     outdated: Count = Field(default=0, description="Their pods made from an older template.")
     summary: Short = Field(default="", description="ready/desired, for people.")
+    image: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None,
+        description="Image of their pods, unless the template names one: that of the operator that made the"
+        " job's first one. Another operator's takes its place at a boundary.",
+    )
     consistency: Short = Field(
         default="",
         description="In which the workers train; it follows strategy.parameterServer at a step boundary.",
@@ -206,7 +212,9 @@ class QueueStatus(ApiModel):
 class GangStatus(ApiModel):
     """The PodGroup by which pods are started together."""
 
-    scheduler: Short = Field(description="Volcano or Coscheduling.", pattern="^(Volcano|Coscheduling)$")
+    scheduler: Short = Field(
+        description="Volcano, Coscheduling or Kubernetes.", pattern="^(Volcano|Coscheduling|Kubernetes)$"
+    )
     api_version: Short = Field(description="Of the PodGroup.", pattern=_GANG_APIS)
     pod_group: Short = Field(description="Its name.", pattern=_LABEL_NAME)
     min_member: Count = Field(description="Pods that are started together or not at all.")

@@ -269,6 +269,6 @@ def coordinator_pod(
         },
         "spec": spec,
     }
-    gang.mark(job, pod["metadata"])
+    gang.mark(job, pod)
     kueue.place(job, pod, kueue.COORDINATOR)
     return pod

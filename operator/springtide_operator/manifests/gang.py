@@ -1,7 +1,8 @@
 """PodGroups: gang schedulers start a group's pods together or not at all.
 
 Volcano (`scheduling.volcano.sh/v1beta1`) finds a pod's group in an annotation, the coscheduling plugin of
-kubernetes-sigs/scheduler-plugins (`scheduling.x-k8s.io/v1alpha1`) in a label.
+kubernetes-sigs/scheduler-plugins (`scheduling.x-k8s.io/v1alpha1`) in a label, Kubernetes' own scheduler
+(`scheduling.k8s.io`, from 1.36 on) in the field `schedulingGroup` of the pod's spec.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 
 @dataclass(frozen=True)
 class GangScheduler:
-    """One that knows PodGroups. `part`: of a pod's metadata, in which `key` names the pod's group."""
+    """One that knows PodGroups. `part`: of a pod's metadata, in which `key` names the pod's group; "": the
+    field `key` of its spec does. `fixed`: the size of a group cannot change.
+    """
 
     name: str
     api: str
     part: str
     key: str
     scheduler_names: tuple[str, ...]
+    fixed: bool = False
 
 
 VOLCANO = GangScheduler(
@@ -40,16 +44,35 @@ COSCHEDULING = GangScheduler(
     "scheduling.x-k8s.io/pod-group",
     ("scheduler-plugins-scheduler", "scheduler-plugins", "coscheduling"),
 )
-_ALL = (VOLCANO, COSCHEDULING)
+KUBERNETES = tuple(
+    GangScheduler("Kubernetes", api, "", "schedulingGroup", (), fixed=api == names.POD_GROUP_V1ALPHA2)
+    for api in names.POD_GROUP_APIS
+)
+_ALL = (VOLCANO, COSCHEDULING, *KUBERNETES)
 
 
-def gang_scheduler(job: Job) -> GangScheduler | None:
-    """Return the scheduler that is to start the job's pods together; None where nobody is asked, or where the
-    template names a PodGroup of its own.
+def gang_schedulers(job: Job) -> tuple[GangScheduler, ...]:
+    """Return the scheduler that is to start the job's pods together, in each version of its API, the
+    preferred one first; none where nobody is asked, or where the template names a PodGroup of its own.
     """
     chosen = job.spec.gang_scheduling
     if chosen is GangScheduling.NONE:
-        return None
+        return ()
+    template = job.spec.workers.template
+    if chosen is GangScheduling.KUBERNETES:
+        return () if _inside(template, "spec").get("schedulingGroup") else KUBERNETES
+    found = _by_name(job)
+    return (found,) if found is not None else ()
+
+
+def gang_scheduler(job: Job) -> GangScheduler | None:
+    """Return the scheduler whose PodGroup the job has by its status; None where it has none."""
+    api = (job.status.get("gang") or {}).get("apiVersion")
+    return next((one for one in gang_schedulers(job) if one.api == api), None)
+
+
+def _by_name(job: Job) -> GangScheduler | None:
+    chosen = job.spec.gang_scheduling
     template = job.spec.workers.template
     wanted = _inside(template, "spec").get("schedulerName")
     for one in _ALL:
@@ -70,18 +93,21 @@ def _inside(source: Object, key: str) -> Object:
     return found if isinstance(found, dict) else {}
 
 
-def mark(job: Job, metadata: Object) -> None:
+def mark(job: Job, pod: Object) -> None:
     """Put a pod into the job's PodGroup, if status says that it has one.
 
     Args:
         job: with its status.
-        metadata: of the pod; it is changed in place.
+        pod: is changed in place.
     """
     group = job.status.get("gang") or {}
     for one in _ALL:
         if group.get("apiVersion") == one.api:
             name = names.pod_group_name(job.name, job.uid)
-            metadata.setdefault(one.part, {}).setdefault(one.key, name)
+            if one.part:
+                pod["metadata"].setdefault(one.part, {}).setdefault(one.key, name)
+            else:
+                pod["spec"].setdefault(one.key, {"podGroupName": name})
 
 
 def pod_group(job: Job, scheduler: GangScheduler, min_member: int, pods: list[tuple[Object, int]]) -> Object:
@@ -98,6 +124,8 @@ def pod_group(job: Job, scheduler: GangScheduler, min_member: int, pods: list[tu
     asked = sum_of_requests(pods)
     if asked:
         spec["minResources"] = asked
+    if scheduler in KUBERNETES:
+        spec = {"schedulingPolicy": {"gang": {"minCount": min_member}}}
     if scheduler is VOLCANO:
         priority = (template.get("spec") or {}).get("priorityClassName")
         queue = ((template.get("metadata") or {}).get("annotations") or {}).get(VOLCANO_QUEUE)

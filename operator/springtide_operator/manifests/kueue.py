@@ -1,8 +1,9 @@
 """Kueue's Workload for a job, and what its admission means for the job's pods.
 
-Kueue (kueue.x-k8s.io/v1beta1) knows the controllers of a few kinds; for any other kind the controller keeps
-the Workload itself, as Kueue's own job framework does: pod sets while no quota is reserved, and the
-conditions Finished, PodsReady and, once the pods of an evicted job are gone, the end of its reservation.
+Kueue (kueue.x-k8s.io) knows the controllers of a few kinds; for any other kind the controller keeps the
+Workload itself, as Kueue's own job framework does: pod sets while no quota is reserved, and the conditions
+Finished, PodsReady and, once the pods of an evicted job are gone, the end of its reservation. v1beta1 and
+v1beta2 differ, in what is written here, only in how a Workload names its priority class.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from springtide_operator.api import names
@@ -19,12 +20,18 @@ from springtide_operator.manifests.errors import TemplateError
 
 Object = dict[str, Any]
 
+FORMAT = 2  # of what is written to Workloads: those that wait are written anew when it changes
 COORDINATOR = "coordinator"  # names of pod sets
 WORKERS = "workers"
 SERVERS = "parameter-servers"
 
 QUEUE_PRIORITY_SOURCE = "kueue.x-k8s.io/workloadpriorityclass"
 POD_PRIORITY_SOURCE = "scheduling.k8s.io/priorityclass"
+ELASTIC_ANNOTATIONS = (names.ANNOTATION_ELASTIC, names.ANNOTATION_SLICE_OF, names.ANNOTATION_REPLACES)
+_CLASS_KINDS = {  # in v1beta2
+    QUEUE_PRIORITY_SOURCE: (names.KUEUE_GROUP, "WorkloadPriorityClass"),
+    POD_PRIORITY_SOURCE: ("scheduling.k8s.io", "PriorityClass"),
+}
 
 # What Kueue looks at in a pod: requests, and what decides which flavors fit.
 _POD_FIELDS = (
@@ -35,6 +42,7 @@ _POD_FIELDS = (
     "runtimeClassName",
     "overhead",
     "resources",
+    "resourceClaims",  # quota of devices: by the classes of the templates that they name
     "schedulerName",
     "topologySpreadConstraints",
 )
@@ -58,10 +66,37 @@ def priority_class(job: Job) -> tuple[str, str]:
     return (POD_PRIORITY_SOURCE, pods) if pods else ("", "")
 
 
+def prebuilt_name(job: Job) -> str:
+    """The Workload that somebody else, as MultiKueue, has made for the job; "" for none."""
+    said = job.annotations.get(names.PREBUILT_WORKLOAD) or job.labels.get(names.PREBUILT_WORKLOAD)
+    return said or ""
+
+
+def adoption(job: Job) -> Object:
+    """Return the metadata by which a Workload that was made for the job becomes the job's."""
+    return {
+        "labels": {**names.labels(job.name), names.LABEL_QUEUE_JOB_UID: job.uid},
+        "ownerReferences": [job.owner_reference],
+    }
+
+
+def is_elastic(job: Job) -> bool:
+    """Whether the job's annotation asks Kueue to let it grow while it is admitted."""
+    return job.annotations.get(names.ANNOTATION_ELASTIC) == "true"
+
+
+def sizes(job: Job) -> dict[str, int]:
+    """Pods that the job asks for, by those pod sets that can change their size."""
+    found = {WORKERS: job.spec.workers.replicas}
+    return found | ({SERVERS: job.spec.servers} if job.spec.servers else {})
+
+
 def workload_version(job: Job) -> str:
     """12 hex digits of what the Workload is made from; it is written on it as an annotation."""
     workers = job.spec.workers
     made_from = [
+        FORMAT,
+        is_elastic(job),
         queue_name(job),
         priority_class(job),
         workers.replicas,
@@ -74,60 +109,94 @@ def workload_version(job: Job) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def workload(
-    job: Job, worker: Object, coordinator: Object, priority: int | None, server: Object | None = None
-) -> Object:
-    """Return the job's Workload.
+@dataclass(frozen=True)
+class JobPods:
+    """A pod of each role, as it would be made without an admission; `server`: None where the job has none."""
+
+    worker: Object
+    coordinator: Object
+    server: Object | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a Workload is to say besides the job's pods.
+
+    Attributes:
+        api: the version of Kueue's API in which it is written.
+        priority: value of the job's priority class; None: it has none.
+        name: of the Workload; "": the job's first.
+        replaces: the name of the Workload whose place it takes.
+        counts: pods by pod set, where they are not those of the spec.
+    """
+
+    api: str
+    priority: int | None = None
+    name: str = ""
+    replaces: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def workload(job: Job, pods: JobPods, ask: Ask) -> Object:
+    """Return a Workload of the job.
 
     Args:
         job: the TrainingJob.
-        worker: a worker's pod, as it would be made without an admission.
-        coordinator: the coordinator's pod, likewise.
-        priority: value of the job's priority class; None: it has none.
-        server: a parameter server's pod, likewise; None: the job has none.
+        pods: one of each role.
+        ask: which Workload, and for how many pods.
     """
+    first = names.workload_name(job.name, job.uid)
+    annotations = {names.ANNOTATION_WORKLOAD_VERSION: workload_version(job)}
+    if is_elastic(job):
+        annotations |= {names.ANNOTATION_ELASTIC: "true", names.ANNOTATION_SLICE_OF: first}
+    if ask.replaces:
+        annotations[names.ANNOTATION_REPLACES] = f"{job.namespace}/{ask.replaces}"
     return {
-        "apiVersion": names.KUEUE_API,
+        "apiVersion": ask.api,
         "kind": "Workload",
         "metadata": {
-            "name": names.workload_name(job.name, job.uid),
+            "name": ask.name or first,
             "namespace": job.namespace,
             "labels": {**names.labels(job.name), names.LABEL_QUEUE_JOB_UID: job.uid},
-            "annotations": {names.ANNOTATION_WORKLOAD_VERSION: workload_version(job)},
+            "annotations": annotations,
             "ownerReferences": [job.owner_reference],
         },
-        "spec": workload_spec(job, worker, coordinator, priority, server),
+        "spec": _spec(job, pods, ask),
     }
 
 
-def workload_spec(
-    job: Job, worker: Object, coordinator: Object, priority: int | None, server: Object | None = None
-) -> Object:
-    """Return the spec of the job's Workload.
-
-    The coordinator comes first; workers may be fewer than `replicas`, down to `minReplicas`.
-
-    Args:
-        job: the TrainingJob.
-        worker: a worker's pod, as it would be made without an admission.
-        coordinator: the coordinator's pod, likewise.
-        priority: value of the job's priority class; None: it has none.
-        server: a parameter server's pod, likewise; None: the job has none.
+def _spec(job: Job, pods: JobPods, ask: Ask) -> Object:
+    """The coordinator comes first; workers may be fewer than `replicas`, down to `minReplicas`, except where
+    the job is to grow while it is admitted: Kueue allows only one of both.
     """
-    workers = job.spec.workers
+    workers, counts = job.spec.workers, {**sizes(job), **ask.counts}
     pod_sets: list[Object] = [
-        {"name": COORDINATOR, "count": 1, "template": _template(coordinator)},
-        {"name": WORKERS, "count": workers.replicas, "template": _template(worker)},
+        {"name": COORDINATOR, "count": 1, "template": _template(pods.coordinator)},
+        {"name": WORKERS, "count": counts[WORKERS], "template": _template(pods.worker)},
     ]
-    if workers.min_replicas < workers.replicas:
+    if workers.min_replicas < workers.replicas and not is_elastic(job):
         pod_sets[1]["minCount"] = workers.min_replicas
-    if server is not None:
-        pod_sets.append({"name": SERVERS, "count": job.spec.servers, "template": _template(server)})
+    if pods.server is not None:
+        pod_sets.append({"name": SERVERS, "count": counts[SERVERS], "template": _template(pods.server)})
     spec: Object = {"queueName": queue_name(job), "podSets": pod_sets}
     source, name = priority_class(job)
-    if name and priority is not None:
-        spec |= {"priorityClassName": name, "priorityClassSource": source, "priority": priority}
+    if name and ask.priority is not None:
+        spec |= {**_priority_class(ask.api, source, name), "priority": ask.priority}
     return spec
+
+
+def _priority_class(api: str, source: str, name: str) -> Object:
+    if api == names.KUEUE_V1BETA1:
+        return {"priorityClassName": name, "priorityClassSource": source}
+    group, kind = _CLASS_KINDS[source]
+    return {"priorityClassRef": {"group": group, "kind": kind, "name": name}}
+
+
+def fields_to_clear(api: str) -> tuple[str, ...]:
+    """Fields of a Workload's spec that a merge patch has to take away where the job has no such class."""
+    if api == names.KUEUE_V1BETA1:
+        return ("priorityClassName", "priorityClassSource", "priority")
+    return ("priorityClassRef", "priority")
 
 
 def _template(pod: Object) -> Object:
@@ -195,6 +264,19 @@ def pods_ready(raw: Object, now: str) -> Object:
     return {"conditions": _set(raw, now, ("PodsReady", True, "Started", "the job trains"))}
 
 
+def reclaimed(raw: Object, counts: Mapping[str, int]) -> Object:
+    """Return the status that gives quota back for pods that the job needs no more. Kueue allows these numbers
+    to grow only, while quota is reserved.
+
+    Args:
+        raw: the Workload as it is.
+        counts: pods that are needed no more, by pod set.
+    """
+    before = {one["name"]: one for one in (raw.get("status") or {}).get("reclaimablePods") or []}
+    now = {name: {"name": name, "count": count} for name, count in counts.items()}
+    return {"reclaimablePods": list((before | now).values())}
+
+
 def released(raw: Object, reason: str, message: str, now: str) -> Object:
     """Return the status after an eviction, when no pod is left: the reservation ends, and the job waits
     again.
@@ -212,7 +294,8 @@ def released(raw: Object, reason: str, message: str, now: str) -> Object:
     ]
     if _condition(raw, "PodsReady") is not None:
         changes.append(("PodsReady", False, "Evicted", "the job has no pods"))
-    return {"admission": None, "conditions": _set(raw, now, *changes)}
+    # What was given back of this admission is asked for again with the next one.
+    return {"admission": None, "reclaimablePods": None, "conditions": _set(raw, now, *changes)}
 
 
 def _condition(raw: Object, kind: str) -> Object | None:

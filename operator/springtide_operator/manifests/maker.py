@@ -76,7 +76,7 @@ class ManifestMaker:
         pod = worker_pod(job, slot, attempt, address, avoid)
         return with_defaults(pod, self.defaults, main_container_name(job.spec.workers.template))
 
-    def server(self, job: Job, slot: int, attempt: int, address: str) -> Object:
+    def server(self, job: Job, slot: int, attempt: int, address: str, image: str = "") -> Object:
         """Return a parameter server's pod.
 
         Args:
@@ -84,9 +84,10 @@ class ManifestMaker:
             slot: which of the wanted pods it is, from 0.
             attempt: number of the pod among those of the slot, from 0.
             address: of the coordinator's Service.
+            image: unless the job names one; "": the operator's own.
 
         Raises:
             TemplateError: no pod can be made of the template.
         """
-        pod = server_pod(job, slot, attempt, address, self.server_image, self.pull_policy)
+        pod = server_pod(job, slot, attempt, address, image or self.server_image, self.pull_policy)
         return with_defaults(pod, self.defaults, SERVER_CONTAINER)

@@ -121,7 +121,7 @@ def server_pod(
         },
         "spec": spec,
     }
-    gang.mark(job, pod["metadata"])
+    gang.mark(job, pod)
     kueue.place(job, pod, kueue.SERVERS)
     return pod
 

@@ -114,7 +114,7 @@ def worker_pod(
         },
         "spec": spec,
     }
-    gang.mark(job, pod["metadata"])
+    gang.mark(job, pod)
     kueue.place(job, pod, kueue.WORKERS)
     return pod
 

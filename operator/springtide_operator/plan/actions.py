@@ -82,12 +82,12 @@ class Executor(Protocol):
         """
         ...
 
-    async def write_workload(self, job: Job, new: bool) -> bool:
-        """POST the job's Workload, or write its spec anew, unless somebody else has changed it.
+    async def write_workload(self, job: Job, wanted: CreateWorkload | UpdateWorkload) -> bool:
+        """POST a Workload of the job, or write its spec anew, unless somebody else has changed it.
 
         Args:
             job: as the plan saw it.
-            new: it is not there; False: its spec is written anew.
+            wanted: which, and how many pods it asks for.
 
         Returns:
             Whether it was carried out.
@@ -143,14 +143,12 @@ class Executor(Protocol):
         """
         ...
 
-    async def create_server(self, job: Job, slot: int, attempt: int, address: str) -> bool:
+    async def create_server(self, job: Job, action: CreateServer) -> bool:
         """Make a parameter server's pod.
 
         Args:
             job: as the plan saw it.
-            slot: which of the wanted servers it is, from 0.
-            attempt: number of the pod among those of the slot, from 0.
-            address: of the coordinator's Service.
+            action: with its slot and attempt, the coordinator's address, and its image.
 
         Returns:
             Whether it was carried out.
@@ -364,10 +362,17 @@ class DeletePodGroup(BaseAction):
 
 @dataclass(frozen=True)
 class CreateWorkload(BaseAction):
-    """POST the job's Workload; AlreadyExists is as good."""
+    """POST a Workload of the job; AlreadyExists is as good.
+
+    `replaces`: the Workload whose place it takes once it is admitted, because the job is to grow. `counts`:
+    pods by pod set, where they are not those of the spec.
+    """
 
     version: str
     reason: str
+    name: str = ""  # "": the job's first
+    replaces: str = ""
+    counts: tuple[tuple[str, int], ...] = ()
     kind: ClassVar[str] = "create_workload"
     role: ClassVar[str] = "workload"
     turn: ClassVar[Turn] = Turn.FIRST
@@ -383,15 +388,18 @@ class CreateWorkload(BaseAction):
         Returns:
             Whether it was carried out.
         """
-        return await on.write_workload(job, new=True)
+        return await on.write_workload(job, self)
 
 
 @dataclass(frozen=True)
 class UpdateWorkload(BaseAction):
-    """Write the Workload's spec anew, unless somebody else has changed it."""
+    """Write a Workload's spec anew, unless somebody else has changed it (see `CreateWorkload`)."""
 
     version: str
     reason: str
+    name: str = ""
+    replaces: str = ""
+    counts: tuple[tuple[str, int], ...] = ()
     kind: ClassVar[str] = "update_workload"
     role: ClassVar[str] = "workload"
     turn: ClassVar[Turn] = Turn.FIRST
@@ -407,18 +415,22 @@ class UpdateWorkload(BaseAction):
         Returns:
             Whether it was carried out.
         """
-        return await on.write_workload(job, new=False)
+        return await on.write_workload(job, self)
 
 
 @dataclass(frozen=True)
 class ReportWorkload(BaseAction):
-    """Write the Workload's status: Finished, PodsReady, or Released (no pod of an evicted job is left)."""
+    """Write a Workload's status: Finished, PodsReady, Released (no pod of an evicted job is left), or
+    Reclaimed (the job needs fewer pods from now on).
+    """
 
     what: str
     reason: str
+    name: str = ""
     succeeded: bool = False
     evicted: str = ""  # with Released: Kueue's reason of the eviction
     message: str = ""
+    counts: tuple[tuple[str, int], ...] = ()  # with Reclaimed: pods that are needed no more, by pod set
     kind: ClassVar[str] = "report_workload"
     role: ClassVar[str] = "workload"
     turn: ClassVar[Turn] = Turn.FIRST
@@ -527,6 +539,7 @@ class CreateServer(BaseAction):
     attempt: int
     address: str  # of the coordinator
     reason: str
+    image: str = ""  # unless the manifest names one; "": the operator's own
     kind: ClassVar[str] = "create_server"
     role: ClassVar[str] = "server"
     turn: ClassVar[Turn] = Turn.FIRST
@@ -544,7 +557,7 @@ class CreateServer(BaseAction):
         Returns:
             Whether it was carried out.
         """
-        return await on.create_server(job, self.slot, self.attempt, self.address)
+        return await on.create_server(job, self)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ A number is never used for a second pod: it cannot be known whether an earlier o
 
 Its image stays the one of the operator that made the job's first one, whatever operator makes the next:
 workers bring the library of their own image. It becomes the present operator's at a boundary
-(`image_of_next`).
+(`images.of_coordinator`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from springtide_operator.api import reasons
-from springtide_operator.plan import sight
+from springtide_operator.plan import images, sight
 from springtide_operator.plan.actions import (
     Action,
     ApplyService,
@@ -23,9 +23,8 @@ from springtide_operator.plan.actions import (
     Event,
 )
 from springtide_operator.plan.ledger import Ledger
-from springtide_operator.plan.observation import CoordinatorPod, MemberReport, Observation, ServerReport
+from springtide_operator.plan.observation import CoordinatorPod, Observation
 from springtide_operator.plan.retry import QUICK_SECONDS, held_back
-from springtide_protocol.versions import PROTOCOL_VERSION
 
 ROLE = "coordinator"
 MIN_LIFE_SECONDS = 2.0  # between two pods, so that a node that evicts at once gets no flood
@@ -96,7 +95,7 @@ def decide(
         youngest = max((c.created_at for c in observation.coordinators), default=float("-inf"))
         soon = 0.0 <= now - youngest < MIN_LIFE_SECONDS or now < ledger.backoff(ROLE).until
         if not soon and not held_back(observation, "coordinator", now):
-            image, moved = image_of_next(observation, ledger), ""
+            image, moved = images.of_coordinator(observation, ledger), ""
             if ledger.coordinator_image not in ("", image):
                 moved = f", with the image {image} in the place of {ledger.coordinator_image}"
             ledger.coordinator_image = image
@@ -129,39 +128,6 @@ def decide(
             text = f"coordinator {ledger.incarnation} takes its place"
             actions.append(DeletePod(pod.name, pod.uid, reasons.DELETE_SUPERSEDED, text))
     return actions, events
-
-
-def image_of_next(observation: Observation, ledger: Ledger) -> str:
-    """Return the image of the next coordinator: the one noted in status, or the operator's own at a boundary.
-
-    A boundary is a moment at which no other release can be in the way: no pod of the job runs, or the
-    coordinator that is replaced said of all that run that they speak the operator's version.
-
-    Args:
-        observation: of the job.
-        ledger: with the incarnation of the coordinator that is replaced.
-    """
-    own, noted = observation.coordinator_image, ledger.coordinator_image
-    if not noted or not own:
-        return noted or own
-    # Those that are to go may still run.
-    running = [pod.uid for pod in observation.workers if pod.end is None]
-    running += [pod.uid for pod in observation.servers if pod.phase not in ("Succeeded", "Failed")]
-    spoken = _spoken(observation, ledger)
-    return own if all(spoken.get(uid, 0) >= PROTOCOL_VERSION for uid in running) else noted
-
-
-def _spoken(observation: Observation, ledger: Ledger) -> dict[str, int]:
-    """Return by pod (uid) the newest protocol version that all its connected processes speak."""
-    report = observation.report_of(ledger.incarnation)
-    if report is None:
-        return {}
-    every: list[MemberReport | ServerReport] = [*report.members, *report.servers]
-    spoken: dict[str, int] = {}
-    for told in every:
-        if told.connected:
-            spoken[told.pod_uid] = min(told.protocol, spoken.get(told.pod_uid, told.protocol))
-    return spoken
 
 
 def _count_end(pod: CoordinatorPod | None, ledger: Ledger, now: float) -> None:

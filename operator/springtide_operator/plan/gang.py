@@ -12,10 +12,16 @@ from typing import Any
 
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
-from springtide_operator.manifests.gang import GangScheduler, gang_scheduler, known_api
+from springtide_operator.manifests.gang import (
+    KUBERNETES,
+    GangScheduler,
+    gang_scheduler,
+    gang_schedulers,
+    known_api,
+)
 from springtide_operator.manifests.worker import template_hash
 from springtide_operator.plan.actions import Action, ApplyPodGroup, DeletePodGroup, Event
-from springtide_operator.plan.observation import Observation, Problem
+from springtide_operator.plan.observation import Observation, Problem, newest_served
 from springtide_operator.plan.retry import held_back
 
 ROLE = "podgroup"
@@ -23,8 +29,7 @@ ROLE = "podgroup"
 
 def api(job: Job) -> list[str]:
     """The APIs that this policy must know to be served or not."""
-    scheduler = gang_scheduler(job)
-    return [scheduler.api] if scheduler is not None else []
+    return [scheduler.api for scheduler in gang_schedulers(job)]
 
 
 def members(job: Job) -> int:
@@ -39,13 +44,21 @@ def version(job: Job, scheduler: GangScheduler) -> str:
         job: with the sizes.
         scheduler: that gets the PodGroup.
     """
-    return f"{scheduler.api} {members(job)} {template_hash(job)}"
+    return f"{scheduler.api} {_members(job, scheduler)} {template_hash(job)}"
 
 
 def trusted(job: Job) -> str:
     """The version of the PodGroup that a job must have by its status; "" for none."""
     scheduler = gang_scheduler(job)
-    return version(job, scheduler) if scheduler is not None and "gang" in job.status else ""
+    return version(job, scheduler) if scheduler is not None else ""
+
+
+def _members(job: Job, scheduler: GangScheduler) -> int:
+    """The size of the job's PodGroup: as it was made, where it cannot change."""
+    made = job.status.get("gang") or {}
+    if scheduler.fixed and made.get("apiVersion") == scheduler.api:
+        return int(made.get("minMember") or members(job))
+    return members(job)
 
 
 def with_gang(job: Job, observation: Observation, over: bool = False) -> Job:
@@ -65,7 +78,7 @@ def with_gang(job: Job, observation: Observation, over: bool = False) -> Job:
             "scheduler": scheduler.name,
             "apiVersion": scheduler.api,
             "podGroup": names.pod_group_name(job.name, job.uid),
-            "minMember": members(job),
+            "minMember": _members(job, scheduler),
         }
     elif known_api(_api(old)) and not (
         observation.pod_group_gone or observation.apis.get(str(_api(old))) is False
@@ -81,13 +94,13 @@ def waits(job: Job, observation: Observation) -> str:
         job: with its status.
         observation: of the job.
     """
-    scheduler = gang_scheduler(job)
-    if scheduler is None or job.halted:
+    known = gang_schedulers(job)
+    if not known or job.halted:
         return ""
-    served = observation.apis.get(scheduler.api)
-    if served is None:
-        return f"it is not known yet whether the cluster serves {scheduler.api}"
-    return f"the PodGroup for {scheduler.name} comes first" if served and not observation.pod_group else ""
+    api = newest_served(observation.apis, [one.api for one in known])
+    if api is None:
+        return f"it is not known yet whether the cluster serves {' or '.join(one.api for one in known)}"
+    return f"the PodGroup for {known[0].name} comes first" if api and not observation.pod_group else ""
 
 
 def decide(job: Job, observation: Observation, now: float, over: bool = False) -> list[Action]:
@@ -110,8 +123,8 @@ def decide(job: Job, observation: Observation, now: float, over: bool = False) -
         wanted = version(job, scheduler)
         if observation.pod_group == wanted:
             return []
-        text = f"{scheduler.name} is to start at least {members(job)} pods together"
-        return [ApplyPodGroup(members(job), wanted, text)]
+        text = f"{scheduler.name} is to start at least {_members(job, scheduler)} pods together"
+        return [ApplyPodGroup(_members(job, scheduler), wanted, text)]
     asked = known_api(_api(job.status.get("gang")))  # what is deleted is ours by name, whatever status says
     ending = over or bool(job.halted)
     pods_left = any(pod.end is None for pod in observation.workers) or bool(observation.coordinators)
@@ -132,12 +145,14 @@ def problem(job: Job, observation: Observation) -> Problem | None:
     Returns:
         None when it is there, or none is named.
     """
-    scheduler = gang_scheduler(job)
-    if scheduler is None or job.halted or observation.apis.get(scheduler.api) is not False:
+    known = gang_schedulers(job)
+    apis = [one.api for one in known]
+    if not known or job.halted or newest_served(observation.apis, apis) != "":
         return None
+    how = "switch it on" if known == KUBERNETES else f"install {known[0].name}"
     text = (
-        f"the cluster does not serve {scheduler.api}, so pods are not started together: install"
-        f" {scheduler.name}, or set gangScheduling to None"
+        f"the cluster does not serve {' or '.join(apis)}, so pods are not started together: {how},"
+        " or set gangScheduling to None"
     )
     return Problem(reasons.GANG_UNAVAILABLE, text)
 
@@ -162,7 +177,8 @@ def _api(entry: Any) -> object:
 
 def _present(job: Job, observation: Observation) -> GangScheduler | None:
     """Return the scheduler that gets a PodGroup now; None where there is none."""
-    scheduler = gang_scheduler(job)
-    if scheduler is None or job.halted or not observation.apis.get(scheduler.api):
+    if job.halted:
         return None
-    return scheduler
+    known = gang_schedulers(job)
+    api = newest_served(observation.apis, [one.api for one in known])
+    return next((one for one in known if one.api == api), None)

@@ -2,8 +2,12 @@
 
 Kueue's decision stands in `status.queue`, and everything else reads it there: a job that is not admitted is
 halted, so its workers leave as for a suspension, and an admitted one has at most the workers that were
-admitted. Where Kueue's API is not served the label means nothing, and the condition says so; a job that was
-handed to Kueue before stays as Kueue left it.
+admitted. Where Kueue's API is not served nobody can admit: a job that names a queue does not start, and one
+that was admitted before goes on with what it was given, and never with more.
+
+A job that shrinks gives quota back for pods that are gone. One that grows waits for its next admission, or,
+where its annotation calls it elastic, has a second Workload that asks for all pods and takes the place of the
+first when Kueue admits it (Kueue's workload slices).
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from springtide_operator.api import names, reasons
+from springtide_operator.api.elasticity import ElasticityPolicy
 from springtide_operator.api.job import Job
 from springtide_operator.api.model import PodCleanup
 from springtide_operator.manifests import kueue as manifest
@@ -25,7 +30,7 @@ from springtide_operator.plan.actions import (
     ReportWorkload,
     UpdateWorkload,
 )
-from springtide_operator.plan.observation import Observation, Problem
+from springtide_operator.plan.observation import Observation, Problem, newest_served
 from springtide_operator.plan.retry import held_back
 from springtide_operator.plan.workload import WorkloadSeen
 
@@ -35,7 +40,7 @@ STATUS = "queue"
 
 def api(job: Job) -> list[str]:
     """The APIs that this policy must know to be served or not."""
-    return [names.KUEUE_API] if queue_name(job) or STATUS in job.status else []
+    return [*names.KUEUE_APIS] if queue_name(job) or STATUS in job.status else []
 
 
 def concerns(raw: Mapping[str, Any]) -> bool:
@@ -80,8 +85,8 @@ def waits(job: Job, observation: Observation) -> str:
         job: with its status.
         observation: of the job.
     """
-    if queue_name(job) and STATUS not in job.status and names.KUEUE_API not in observation.apis:
-        return f"it is not known yet whether the cluster serves {names.KUEUE_API}"
+    if queue_name(job) and STATUS not in job.status and _served(observation) is None:
+        return f"it is not known yet whether the cluster serves {names.KUEUE_GROUP}"
     return ""
 
 
@@ -96,12 +101,15 @@ def decide(job: Job, asked: Job, observation: Observation, now: float) -> list[A
     """
     if not _readable(observation) or held_back(observation, ROLE, now):
         return []
+    if manifest.prebuilt_name(job):
+        return _with_prebuilt(job, asked, observation)
     found = observation.workload
     if not queue_name(job) or job.spec.suspend:
-        if found is None or found.deleting or (job.spec.suspend and _pods_left(observation)):
+        if found is None or (job.spec.suspend and _pods_left(observation)):
             return []
-        why = "the job is suspended" if job.spec.suspend else "the job names no queue any more"
-        return [DeleteWorkload(found.name, found.uid, why)]
+        return _delete_all(
+            found, "the job is suspended" if job.spec.suspend else "the job names no queue any more"
+        )
     if found is None:
         text = f"the job waits for the queue {queue_name(job)}"
         return [CreateWorkload(workload_version(asked), text)]
@@ -109,16 +117,109 @@ def decide(job: Job, asked: Job, observation: Observation, now: float) -> list[A
         return []
     if found.reserved and not _pods_left(observation):
         if found.queue != queue_name(job):
-            return [DeleteWorkload(found.name, found.uid, f"the job goes to the queue {queue_name(job)}")]
+            return _delete_all(found, f"the job goes to the queue {queue_name(job)}")
         if found.evicted is not None:
             text = "no pod of the evicted job is left"
-            return [ReportWorkload("Released", text, evicted=found.evicted, message=found.message)]
+            return [
+                ReportWorkload("Released", text, found.name, evicted=found.evicted, message=found.message)
+            ]
     if not found.reserved and found.version != workload_version(asked):
-        return [UpdateWorkload(workload_version(asked), "the job was changed while it waits")]
-    going = bool((job.status.get(STATUS) or {}).get("admitted"))
-    if going and not found.pods_ready and conditions.is_true(job.status, reasons.RUNNING):
-        return [ReportWorkload("PodsReady", "the job trains")]
-    return []
+        text = "the job was changed while it waits"
+        return [UpdateWorkload(workload_version(asked), text, found.name, found.replaces)]
+    if not found.holds:
+        return _delete_successor(found, "the job is evicted")
+    actions: list[Action] = []
+    if not found.pods_ready and conditions.is_true(job.status, reasons.RUNNING):
+        actions.append(ReportWorkload("PodsReady", "the job trains", found.name))
+    for name, uid in found.others:
+        actions.append(DeleteWorkload(name, uid, f"the Workload {found.name} has taken its place"))
+    return [*actions, *_give_back(asked, found, observation), *_grow(asked, found)]
+
+
+def _with_prebuilt(job: Job, asked: Job, observation: Observation) -> list[Action]:
+    """Decide about a Workload that somebody else has made for the job: its spec and its life are theirs."""
+    found = observation.workload
+    if found is None:
+        name = manifest.prebuilt_name(job)
+        return [CreateWorkload("", f"the job takes the Workload {name}", name)] if queue_name(job) else []
+    if found.deleting or found.finished:
+        return []
+    if found.evicted is not None and found.reserved and not _pods_left(observation):
+        text = "no pod of the evicted job is left"
+        return [ReportWorkload("Released", text, found.name, evicted=found.evicted, message=found.message)]
+    if not found.holds or job.spec.suspend:
+        return []
+    actions: list[Action] = []
+    if not found.pods_ready and conditions.is_true(job.status, reasons.RUNNING):
+        actions.append(ReportWorkload("PodsReady", "the job trains", found.name))
+    return [*actions, *_give_back(asked, found, observation)]
+
+
+def decide_elsewhere(job: Job, observation: Observation, now: float) -> list[Action]:
+    """Decide what to ask of Kueue for a job that MultiKueue runs in another cluster: the job has no pods
+    here, and its status is MultiKueue's.
+
+    Args:
+        job: without its status.
+        observation: with its Workload and refusals.
+        now: unix seconds.
+    """
+    actions = decide(job, job, observation, now)
+    return [one for one in actions if not (isinstance(one, ReportWorkload) and one.what == "Reclaimed")]
+
+
+def _give_back(asked: Job, found: WorkloadSeen, observation: Observation) -> list[Action]:
+    """Give back the quota of pods that the job needs no more, and that are gone."""
+    live = {
+        WORKERS: sum(pod.end is None for pod in observation.workers),
+        SERVERS: len(observation.servers),
+    }
+    needed = {name: max(count, live[name]) for name, count in _needed(asked, found).items()}
+    spare = {name: found.asked[name] - count for name, count in needed.items() if count < found.counts[name]}
+    if not spare:
+        return []
+    text = "the job needs fewer pods: " + ", ".join(f"{needed[name]} {name}" for name in spare)
+    return [ReportWorkload("Reclaimed", text, found.name, counts=tuple(spare.items()))]
+
+
+def _needed(asked: Job, found: WorkloadSeen) -> dict[str, int]:
+    """Pods that the job has a use for, by pod set of its Workload: what is asked for, and what
+    `elasticity.policy: Capacity` may take within the quota.
+    """
+    needed = {name: count for name, count in manifest.sizes(asked).items() if name in found.counts}
+    if asked.spec.elasticity.policy is ElasticityPolicy.CAPACITY and WORKERS in needed:
+        most = min(asked.spec.workers.maximum, found.counts[WORKERS])
+        needed[WORKERS] = max(needed[WORKERS], most)
+    return needed
+
+
+def _grow(asked: Job, found: WorkloadSeen) -> list[Action]:
+    """Ask for more pods while the job goes on with those that it has, by a second Workload for them all."""
+    wanted = {name: count for name, count in _needed(asked, found).items() if count > found.counts[name]}
+    if not wanted or not manifest.is_elastic(asked):
+        return _delete_successor(found, "the job is to grow no more")
+    counts = tuple((name, wanted.get(name, found.counts[name])) for name in _needed(asked, found))
+    version, next_one = workload_version(asked), found.successor
+    text = "the job is to grow: " + ", ".join(f"{count} {name}" for name, count in counts)
+    if next_one is None:
+        name = names.workload_name(asked.name, asked.uid, found.number + 1)
+        return [CreateWorkload(version, text, name, found.name, counts)]
+    if next_one.replaces != found.name or next_one.evicted is not None or next_one.finished:
+        return _delete_successor(found, "it is to be asked anew")
+    same = all(next_one.asked.get(name) == count for name, count in counts)
+    if next_one.reserved or (same and next_one.version == version):
+        return []
+    return [UpdateWorkload(version, text, next_one.name, found.name, counts)]
+
+
+def _delete_successor(found: WorkloadSeen, why: str) -> list[Action]:
+    return [DeleteWorkload(found.successor.name, found.successor.uid, why)] if found.successor else []
+
+
+def _delete_all(found: WorkloadSeen, why: str) -> list[Action]:
+    actions: list[Action] = [DeleteWorkload(name, uid, why) for name, uid in found.others]
+    actions += _delete_successor(found, why)
+    return [*actions, *([] if found.deleting else [DeleteWorkload(found.name, found.uid, why)])]
 
 
 def finish(job: Job, observation: Observation, succeeded: bool, now: float) -> list[Action]:
@@ -133,13 +234,16 @@ def finish(job: Job, observation: Observation, succeeded: bool, now: float) -> l
     found = observation.workload
     if not _readable(observation) or held_back(observation, ROLE, now):
         return []
-    if found is None or found.deleting or found.finished:
+    if found is None:
         return []
+    if found.deleting or found.finished:
+        return _delete_successor(found, "the job has ended")
     running = any(pod.end is None for pod in observation.workers)
     if running and job.spec.pod_cleanup is not PodCleanup.NONE:
         return []
     message = str(job.status.get("message") or "")[:1024]
-    return [ReportWorkload("Finished", "the job has ended", succeeded=succeeded, message=message)]
+    end = ReportWorkload("Finished", "the job has ended", found.name, succeeded=succeeded, message=message)
+    return [end, *_delete_successor(found, "the job has ended")]
 
 
 def problem(job: Job, observation: Observation) -> Problem | None:
@@ -153,11 +257,10 @@ def problem(job: Job, observation: Observation) -> Problem | None:
         None when all is well.
     """
     name, entry = queue_name(job), job.status.get(STATUS) or {}
-    if name and observation.apis.get(names.KUEUE_API) is False:
-        does = "stays as Kueue left it" if entry else "runs without a queue"
-        text = f"the job names the queue {name}, but the cluster does not serve {names.KUEUE_API}: it {does}"
-        return Problem(reasons.QUEUE_UNAVAILABLE, text)
-    if name and observation.apis.get(names.KUEUE_API) and observation.workloads_trouble:
+    served = _served(observation)
+    if name and served == "":
+        return Problem(reasons.QUEUE_UNAVAILABLE, f"the job names the queue {name}, but {_away(entry)}")
+    if name and served and observation.workloads_trouble:
         text = f"Kueue's Workloads cannot be listed: {observation.workloads_trouble}"
         return Problem(reasons.WORKLOAD_REFUSED, text)
     count, asked = entry.get("workers"), entry.get("asked", 0)
@@ -165,16 +268,40 @@ def problem(job: Job, observation: Observation) -> Problem | None:
         text = f"the queue {entry['name']} admitted {count} of {asked} workers"
         if count < job.spec.workers.min_replicas:
             text += f", fewer than minReplicas ({job.spec.workers.min_replicas}): training cannot start"
-        return Problem(reasons.QUEUE_LIMITS_SIZE, text + "; suspend and resume the job to ask again")
+        return Problem(reasons.QUEUE_LIMITS_SIZE, text + _how_to_grow(job, observation))
     count, asked = entry.get("servers", 0), entry.get("serversAsked", 0)
     if entry.get("admitted") and count < asked:
         text = f"the queue {entry['name']} admitted {count} of {asked} parameter servers"
-        return Problem(reasons.QUEUE_LIMITS_SIZE, text + "; suspend and resume the job to ask again")
+        return Problem(reasons.QUEUE_LIMITS_SIZE, text + _how_to_grow(job, observation))
     return None
 
 
+def _away(entry: Mapping[str, Any]) -> str:
+    text = f"the cluster does not serve {' or '.join(names.KUEUE_APIS)}"
+    if entry.get("admitted"):
+        return f"{text}: it keeps what it was admitted with, and gets no more"
+    return f"{text}, so nobody can admit it: install Kueue, or take the label {names.LABEL_QUEUE} off"
+
+
+def _how_to_grow(job: Job, observation: Observation) -> str:
+    found = observation.workload
+    if found is not None and found.successor is not None:
+        return f"; the Workload {found.successor.name} asks for more: {found.successor.message or 'it waits'}"
+    if manifest.is_elastic(job):
+        return ""
+    return (
+        f"; suspend and resume the job to ask again, or make jobs with the annotation"
+        f' {names.ANNOTATION_ELASTIC}: "true", which grow while they train'
+    )
+
+
+def _served(observation: Observation) -> str | None:
+    """The version of Kueue's API that is used; "" for none, None where that is not known yet."""
+    return newest_served(observation.apis, names.KUEUE_APIS)
+
+
 def _readable(observation: Observation) -> bool:
-    return bool(observation.apis.get(names.KUEUE_API)) and observation.workloads_listed
+    return bool(_served(observation)) and observation.workloads_listed
 
 
 def _pods_left(observation: Observation) -> bool:
@@ -183,13 +310,19 @@ def _pods_left(observation: Observation) -> bool:
 
 
 def _entry(job: Job, observation: Observation) -> dict[str, Any] | None:
-    name, old = queue_name(job), job.status.get(STATUS)
+    name: str = queue_name(job)
+    old: dict[str, Any] | None = job.status.get(STATUS)
     if not name:
         return old if observation.workload is not None else None
-    served = observation.apis.get(names.KUEUE_API)
-    if not served or not observation.workloads_listed:
-        if old is None and not served:
-            return None
+    served = _served(observation)
+    if served is None:
+        return old
+    if served == "":
+        if old is not None and old.get("admitted") and not job.spec.suspend:
+            return old
+        reason = reasons.JOB_SUSPENDED if job.spec.suspend else (old or {}).get("reason") or reasons.QUEUED
+        return _waiting(job, reason, _away({}))
+    if not observation.workloads_listed:
         return old or _waiting(job, reasons.QUEUED, f"the queue {name} is asked")
     return _workload_status(job, name, observation.workload, old or {})
 
@@ -214,6 +347,8 @@ def _workload_status(
     if found.queue != name and found.reserved:
         return _waiting(job, reasons.EVICTED, f"the job leaves the queue {found.queue}")
     if not found.admitted:
+        if found.takes_over and found.reserved and old.get("admitted"):
+            return dict(old)  # its quota is another Workload's now, which waits for admission checks
         return _waiting(job, reasons.QUEUED, found.message or "the queue has not admitted it yet")
     if found.trouble and not old.get("admitted"):
         return _waiting(job, reasons.QUEUED, f"it is admitted, but {found.trouble}")
@@ -235,7 +370,7 @@ def _workload_status(
 def _waiting(job: Job, reason: str, message: str) -> dict[str, Any]:
     return {
         "name": manifest.queue_name(job),
-        "workload": names.workload_name(job.name, job.uid),
+        "workload": manifest.prebuilt_name(job) or names.workload_name(job.name, job.uid),
         "admitted": False,
         "reason": reason,
         "message": message[:1024],

@@ -137,6 +137,7 @@ class Ledger:
     coordinator_ended: int = 0  # the highest incarnation whose end is in the backoff
     address: str = ""
     coordinator_image: str = ""  # of its pods, unless the manifest names one; "": none was made yet
+    server_image: str = ""  # the same, of parameter servers
     fatal: str | None = None  # what a rule says FailJob about; the same round ends the job
 
     @classmethod
@@ -162,6 +163,7 @@ class Ledger:
             coordinator_ended=coordinator.get("ended", 0),
             address=coordinator.get("address", ""),
             coordinator_image=coordinator.get("image", ""),
+            server_image=(status.get("parameterServers") or {}).get("image", ""),
         )
 
     def to_status(self) -> dict[str, Any]:

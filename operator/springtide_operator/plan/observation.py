@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from springtide_operator.plan.workload import WorkloadSeen
 from springtide_protocol.versions import PROTOCOL_VERSION
+
+
+def newest_served(known: Mapping[str, bool], apis: Iterable[str]) -> str | None:
+    """Return which of several versions of an API is to be used.
+
+    Args:
+        known: which APIs are served or not; absent: it is not known yet.
+        apis: the versions, in order of preference.
+
+    Returns:
+        The first that is served; "" where none is; None where it is not known yet.
+    """
+    for api in apis:
+        if api not in known:
+            return None
+        if known[api]:
+            return api
+    return ""
 
 
 @dataclass(frozen=True)
@@ -359,6 +377,8 @@ class Report:
     consistency_pending: str = ""  # that the wanted one comes at the end of the epoch
     checkpoint: CheckpointReport | None = None
     checkpoint_error: str = ""  # why newer ones fail
+    protocol: int = PROTOCOL_VERSION  # the newest version that the coordinator speaks
+    held_back: str = ""  # why processes that are ready do not take part
     restored: str = ""  # URI of the checkpoint that training went on from
     restored_step: int = 0
     not_restored: tuple[str, ...] = ()  # newer ones that could not be used, and why
@@ -462,6 +482,7 @@ class Observation:
     steady: float | None = None  # what the clock says by which things were first seen; None: unix seconds
     tls_default: bool = False  # the operator's, for jobs that do not say
     coordinator_image: str = ""  # the operator's own; "": not told
+    server_image: str = ""  # the same
     crowd: tuple[str, ...] = ()  # pods of others that no node takes, and that this job could make room for
 
     def seen_for(self, since: float, now: float) -> float:

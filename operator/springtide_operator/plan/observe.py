@@ -265,12 +265,19 @@ def pod_problem(pod: Object, who: str) -> Problem | None:
             )
     said = unplaced(pod)
     if said is not None:
-        return Problem(
-            reasons.UNSCHEDULABLE,
-            f"{who} cannot be scheduled: {_short(said.get('message') or 'no node fits')}",
-            said["reason"],
-        )
+        text = f"{who} cannot be scheduled: {_short(said.get('message') or 'no node fits')}"
+        return Problem(reasons.UNSCHEDULABLE, text + _gates(pod), said["reason"])
     return None
+
+
+def _gates(pod: Object) -> str:
+    gates = [str(one.get("name")) for one in (pod.get("spec") or {}).get("schedulingGates") or []]
+    if names.KUEUE_GATE in gates:
+        return (
+            f"; Kueue takes it for a pod of its own ({names.KUEUE_GATE}): name the queue by the label"
+            f" {names.LABEL_QUEUE} of the job, and let Kueue know of jobs (integrations.externalFrameworks)"
+        )
+    return f" ({', '.join(gates[:3])[:300]})" if gates else ""
 
 
 def _starting_since(pod: Object) -> float | None:

@@ -70,6 +70,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_vanished(observation),
         *_backing_off(job, observation, ledger, now),
         *_unreachable(job, observation, ledger, now),
+        *_held_back(observation),
         *_checkpoints(observation),
     ]
 
@@ -77,6 +78,13 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
 def _unknown_nodes(observation: Observation, now: float) -> list[Problem]:
     found = nodes.problem(observation, now)
     return [found] if found is not None else []
+
+
+def _held_back(observation: Observation) -> list[Problem]:
+    report = observation.report
+    if report is None or not report.held_back:
+        return []
+    return [Problem(reasons.OPEN_FILES_LIMIT_SIZE, report.held_back)]
 
 
 def _checkpoints(observation: Observation) -> list[Problem]:

@@ -14,7 +14,7 @@ from typing import Any
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.server import server_template_hash
-from springtide_operator.plan import keys
+from springtide_operator.plan import images, keys
 from springtide_operator.plan.actions import (
     Action,
     ApplyServerBudget,
@@ -166,7 +166,8 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
             why = f"the last pod of slot {slot} ended: {before.ended}"
         edited = before is not None and before.edited
         ledger.servers[slot] = Slot(attempt, replaces=_lost(before), edited=edited)
-        actions.append(CreateServer(slot, attempt, address, why))
+        ledger.server_image = images.of_server(observation, ledger)
+        actions.append(CreateServer(slot, attempt, address, why, ledger.server_image))
     return actions
 
 
@@ -355,7 +356,8 @@ def status(job: Job, observation: Observation, ledger: Ledger, over: bool = Fals
         "outdated": sum(pod.template is not None and pod.template != hashed for pod in pods),
         "summary": f"{ready}/{want}",
     }
-    return counts | in_force(job.status, observation, ledger)
+    noted = {"image": ledger.server_image} if ledger.server_image else {}
+    return counts | noted | in_force(job.status, observation, ledger)
 
 
 def in_force(old: Mapping[str, Any], observation: Observation, ledger: Ledger) -> dict[str, object]:

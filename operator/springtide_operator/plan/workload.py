@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from springtide_operator.api import names
@@ -11,9 +11,24 @@ from springtide_operator.api import names
 Object = dict[str, Any]
 
 
+REPLACED = "WorkloadSliceReplaced"  # reason of Finished: another Workload of the job has its quota
+
+
 @dataclass(frozen=True)
 class WorkloadSeen:
-    """`counts`, `placements`: by pod set, from the admission. `trouble`: why placements cannot be told."""
+    """A Workload of a job, and the others that the job has while it grows.
+
+    Attributes:
+        counts: by pod set, how many pods may run: those admitted, less those that were given back.
+        asked: by pod set, what its spec says.
+        placements: by pod set, from the admission.
+        trouble: why placements cannot be told.
+        replaces: the name of the Workload whose place it takes.
+        replaced: another Workload has taken its place.
+        successor: the Workload that waits to take its place.
+        takes_over: it has taken the place of another; it may not be admitted in full yet.
+        others: names and uids of Workloads that are of no use any more.
+    """
 
     name: str
     uid: str
@@ -29,8 +44,52 @@ class WorkloadSeen:
     message: str = ""  # Kueue's word on why it waits, or was evicted
     cluster_queue: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[str, int] = field(default_factory=dict)
     placements: Mapping[str, Object] = field(default_factory=dict)
     trouble: str = ""
+    replaces: str = ""
+    replaced: bool = False
+    successor: WorkloadSeen | None = None
+    takes_over: bool = False
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def number(self) -> int:
+        """How many Workloads of the job were replaced before it."""
+        return names.parse_workload_number(self.name)
+
+    @property
+    def holds(self) -> bool:
+        """Whether pods may run by its admission."""
+        return self.admitted and self.evicted is None and not self.finished and not self.deleting
+
+
+def job_workload_seen(raws: Iterable[Object], flavors: Mapping[str, Object | str]) -> WorkloadSeen | None:
+    """Return the Workload by which a job is admitted or waits, with the others in their relation to it.
+
+    A job that grows while it is admitted has two: the one that it runs by, and one that asks for more and
+    takes the place of the first when Kueue admits it.
+
+    Args:
+        raws: all Workloads of the job, as the API server gives them.
+        flavors: ResourceFlavors by name, or in words why one cannot be read.
+    """
+    found = sorted((workload_seen(raw, flavors) for raw in raws), key=lambda one: one.number)
+    live = [one for one in found if not one.replaced]
+    if not live:
+        return found[-1] if found else None
+    holding = [one for one in live if one.holds]
+    current = holding[-1] if holding else live[0]
+    later = [one for one in live if one.number > current.number and not one.deleting]
+    successor = later[-1] if later else None
+    there = {one.name for one in found if one.replaced}
+    others = [one for one in found if one is not current and one is not successor and not one.deleting]
+    return replace(
+        current,
+        successor=successor,
+        takes_over=current.replaces in there,
+        others=tuple((one.name, one.uid) for one in others),
+    )
 
 
 def workload_seen(raw: Object, flavors: Mapping[str, Object | str]) -> WorkloadSeen:
@@ -49,19 +108,26 @@ def workload_seen(raw: Object, flavors: Mapping[str, Object | str]) -> WorkloadS
     admission = status.get("admission") or {}
     evicted = conditions["Evicted"] if true("Evicted") else None
     asked = {one["name"]: one.get("count", 1) for one in spec.get("podSets") or []}
-    counts, placements, trouble = dict(asked), {}, ""
+    given_back = {one["name"]: one.get("count", 0) for one in status.get("reclaimablePods") or []}
+    counts = {name: count - given_back.get(name, 0) for name, count in asked.items()}
+    placements, trouble = {}, ""
     for assignment in admission.get("podSetAssignments") or []:
         name = assignment["name"]
-        counts[name] = assignment.get("count", asked.get(name, 1))
+        admitted = assignment.get("count", asked.get(name, 1))
+        counts[name] = min(admitted, counts.get(name, admitted))
         placements[name], missing = _placement(assignment, status.get("admissionChecks") or [], flavors)
         trouble = trouble or missing
     told = evicted or conditions.get("QuotaReserved") or {}
     waits = _waiting_checks(status.get("admissionChecks") or []) if true("QuotaReserved") else ""
+    annotations = meta.get("annotations") or {}
     return WorkloadSeen(
         name=meta["name"],
         uid=meta["uid"],
         queue=spec.get("queueName") or "",
-        version=(meta.get("annotations") or {}).get(names.ANNOTATION_WORKLOAD_VERSION, ""),
+        version=annotations.get(names.ANNOTATION_WORKLOAD_VERSION, ""),
+        asked=asked,
+        replaces=str(annotations.get(names.ANNOTATION_REPLACES) or "").rpartition("/")[2],
+        replaced=true("Finished") and conditions["Finished"].get("reason") == REPLACED,
         deleting="deletionTimestamp" in meta,
         active=spec.get("active", True),
         reserved=true("QuotaReserved"),

@@ -10,9 +10,10 @@ import pytest
 import yaml
 from chart_render import pick, render
 
+from springtide_kube.errors import ApiError
 from springtide_operator import helm_test
 from springtide_operator.helm_test import JobTest, TestError, judge, main, read_job
-from springtide_operator.kube import ApiError, Kube
+from springtide_operator.kube import Kube
 
 JOB = {"kind": "TrainingJob", "metadata": {"name": "tiny", "namespace": "n"}}
 JOB_PATH = "/apis/springtide.dev/v1alpha1/namespaces/n/trainingjobs/tiny"

@@ -271,9 +271,7 @@ def _slow_script() -> str:
     return TRAIN
 
 
-def test_operator_of_named_namespaces_needs_no_cluster_rights(
-    place: Installation,
-) -> None:
+def test_operator_of_named_namespaces_has_its_rights_there(place: Installation) -> None:
     if place.operators():  # the story's other parts may have been left out
         place.run("helm", "uninstall", "springtide", "-n", NAMESPACE, "--wait", "--timeout", "180s")
     values = {"watchNamespaces": ["lab"], "replicas": 1, "rbac": {"aggregateToUserRoles": False}}
@@ -297,4 +295,5 @@ def test_operator_of_named_namespaces_needs_no_cluster_rights(
     assert ("watch", "springtide.dev", "trainingjobs") in asked
     assert ("list", "apiextensions.k8s.io", "customresourcedefinitions") not in asked
     assert ("list", "", "nodes") not in asked
+    assert ("list", "coordination.k8s.io", "leases") in asked, "it looks for other releases"
     place.run("helm", "uninstall", "named", "-n", "named-system", "--wait", "--timeout", "180s")

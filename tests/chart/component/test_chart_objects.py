@@ -162,7 +162,9 @@ def bindings(objects: list[Object], account: str) -> dict[tuple[str, str], list[
 def test_named_namespaces_need_no_cluster_wide_right() -> None:
     everywhere = bindings(render(), "springtide-operator")
     named = bindings(
-        render({"watchNamespaces": ["a", "b"], "rbac": {"aggregateToUserRoles": False}}),
+        render(
+            {"watchNamespaces": ["a", "b"], "rbac": {"aggregateToUserRoles": False, "otherReleases": False}}
+        ),
         "springtide-operator",
     )
     assert set(everywhere) == {
@@ -193,6 +195,8 @@ def test_named_namespaces_need_no_cluster_wide_right() -> None:
     }
     classes = {"apiGroups": ["scheduling.k8s.io"], "resources": ["priorityclasses"], "verbs": ["get"]}
     assert everywhere["ClusterRole", ""] == [*named["Role", "a"], nodes, flavors, classes, releases, crds]
+    seeing = bindings(render({"watchNamespaces": ["a", "b"]}), "springtide-operator")
+    assert seeing == named | {("ClusterRole", ""): [releases]}
 
 
 @EACH_FILE

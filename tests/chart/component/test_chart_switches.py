@@ -51,6 +51,27 @@ def test_job(objects: list[Object]) -> Object:
     return job
 
 
+def kueue_rights(objects: list[Object]) -> list[tuple[str, str, str, str]]:
+    """(namespace/name, verb, group, resource) that accounts outside of the release are granted."""
+    roles = {(x["kind"], x["metadata"]["name"]): x["rules"] for x in objects if x["kind"].endswith("Role")}
+    found = []
+    for binding in objects:
+        if binding["kind"] != "ClusterRoleBinding":
+            continue
+        for one in binding["subjects"]:
+            if one["namespace"] == "springtide-system":
+                continue
+            for rule in roles["ClusterRole", binding["roleRef"]["name"]]:
+                found += [
+                    (f"{one['namespace']}/{one['name']}", verb, group, resource)
+                    for verb in rule["verbs"]
+                    for group in rule["apiGroups"]
+                    for resource in rule["resources"]
+                ]
+    return found
+
+
+KUEUE = "kueue-system/kueue-controller-manager"
 test_job.__test__ = False  # type: ignore[attr-defined]
 
 TOLERATION = {"key": "a", "operator": "Exists"}
@@ -218,6 +239,13 @@ CASES: list[Case] = [
         ["springtide-edit", f"{OPERATOR}-jobs", "springtide-view"],
         [f"{OPERATOR}-jobs"],
     ),
+    (
+        "kueue.serviceAccount",
+        "kueue-system/kueue-controller-manager",
+        kueue_rights,
+        [],
+        [(KUEUE, verb, "springtide.dev", "trainingjobs") for verb in ("get", "list", "watch")],
+    ),
     ("podDisruptionBudget.enabled", False, lambda o: "PodDisruptionBudget" in kinds(o), True, False),
     (
         "podDisruptionBudget.maxUnavailable",
@@ -328,6 +356,14 @@ CASES: list[Case] = [
 # Values that say something only beside another one.
 TOGETHER: list[tuple[str, dict[str, Any], dict[str, Any], Callable[[list[Object]], Any], Any, Any]] = [
     (
+        "rbac.otherReleases",
+        {"watchNamespaces": ["a"]},
+        {"watchNamespaces": ["a"], "rbac": {"otherReleases": False}},
+        lambda o: [x["metadata"]["name"] for x in o if "-releases" in x["metadata"]["name"]],
+        [f"springtide-system-{OPERATOR}-releases"] * 2,
+        [],
+    ),
+    (
         "serviceAccount.create",
         {"serviceAccount": {"name": "sa"}},
         {"serviceAccount": {"name": "sa", "create": False}},
@@ -344,6 +380,16 @@ TOGETHER: list[tuple[str, dict[str, Any], dict[str, Any], Callable[[list[Object]
         [16443],
     ),
 ]
+TOGETHER.append(
+    (
+        "kueue.multiKueue",
+        {"kueue": {"serviceAccount": KUEUE}},
+        {"kueue": {"serviceAccount": KUEUE, "multiKueue": True}},
+        lambda o: [right[1:] for right in kueue_rights(o) if right[3] == "trainingjobs/status"],
+        [],
+        [(verb, "springtide.dev", "trainingjobs/status") for verb in ("get", "update", "patch")],
+    )
+)
 for _kind, _key in (
     ("ServiceMonitor", "serviceMonitor"),
     ("PodMonitor", "podMonitor"),

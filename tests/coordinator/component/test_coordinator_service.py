@@ -196,6 +196,32 @@ async def test_the_operator_is_answered_with_the_right_token_only(stack: ExitSta
     assert reply.message
 
 
+async def test_no_more_train_than_have_room_and_operator_is_told(stack: ExitStack, tmp_path: Path) -> None:
+    server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="3", SPRINGTIDE_MAXIMUM="4")
+    members = [member(stack, server, f"w{i}", i) for i in range(3)]
+    for one in members:
+        one.hello.largest_group = 2
+        one.client.wait_connected(10)
+        one.park(largest_group=2)
+    start = members[0].wait("start").start
+    assert [one.id for one in start.members] == ["w0", "w1"]
+    request = pb.SyncRequest(
+        target=3, minimum=1, maximum=4, living=[pb.Pod(uid=f"w{i}") for i in range(3)], observed=True
+    )
+    async with SyncClient(server.address, TOKEN) as client:
+        reply = await client.sync(request, 20)
+    assert "room on w0 for generations of 2, w1 for generations of 2" in reply.held_back
+    assert not members[2].all("start")
+    members[0].close()  # it dies: the spare has its place
+    members[1].wait("prepare")
+    members[1].park(pb.DROPPED)
+    assert [one.id for one in members[2].wait("start").start.members] == ["w1", "w2"]
+    async with SyncClient(server.address, TOKEN) as client:
+        del request.living[0]
+        reply = await client.sync(request, 20)
+    assert not reply.held_back
+
+
 async def test_an_absent_coordinator_is_worth_a_retry() -> None:
     async with SyncClient("127.0.0.1:9", TOKEN) as client:
         with pytest.raises(SyncError, match=r"127\.0\.0\.1:9") as caught:

@@ -29,9 +29,10 @@ class LifeOfAJob(RuleBasedStateMachine):
         last_step=st.sampled_from([6, 10_000]),
         rounds=st.integers(0, 12),
         turn=st.sampled_from([1, 2, 5]),
+        limits=st.sampled_from([(0,), (2,), (1, 3), (2, 0, 1)]),
     )
-    def begin(self, workers: int, last_step: int, rounds: int, turn: int) -> None:
-        self.world = World(target=workers, last_step=last_step, turn=turn)
+    def begin(self, workers: int, last_step: int, rounds: int, turn: int, limits: tuple[int, ...]) -> None:
+        self.world = World(target=workers, last_step=last_step, turn=turn, limits=limits)
         for _ in range(rounds):
             self.world.round()
 
@@ -140,6 +141,12 @@ def test_random_walks_break_no_promise(last_step: int) -> None:
     assert furthest > 4  # the walks get somewhere
 
 
+def test_walks_with_low_limits_make_no_group_without_room() -> None:
+    limits = [(2,), (1, 3), (2, 0, 1), (3, 2, 2, 1)]
+    worlds = [walk(seed, limits=limits[seed % len(limits)]) for seed in range(100)]
+    assert max(world.top() for world in worlds) > 4
+
+
 def test_whoever_is_suspended_or_drained_leaves_nothing_unsaved() -> None:
     """The same with checkpoints, and with jobs that are suspended at any moment."""
     stores = [Storage() for _ in range(100)]
@@ -158,6 +165,7 @@ def test_whoever_is_suspended_or_drained_leaves_nothing_unsaved() -> None:
         "end_together",
         "leaver_hands_over",
         "save_before_leaving",
+        "room_for_all",
     ],
 )
 def test_without_the_rule_a_promise_breaks(rule: str) -> None:
@@ -166,7 +174,8 @@ def test_without_the_rule_a_promise_breaks(rule: str) -> None:
             storage = Storage() if rule == "save_before_leaving" else None
             last_step = 6 if rule == "end_together" else 10_000
             with without(rule):
-                walk(seed, last_step=last_step, storage=storage)
+                limits = (2, 1) if rule == "room_for_all" else (0,)
+                walk(seed, last_step=last_step, storage=storage, limits=limits)
         except BrokenPromise:
             return
     pytest.fail(f"300 walks without the rule {rule} broke no promise: the rule or its check does nothing")

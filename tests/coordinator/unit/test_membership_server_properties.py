@@ -8,6 +8,7 @@ that it notices.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -20,6 +21,7 @@ from membership_rules import without
 WHICH = st.integers(0, 5)
 OFTEN = ["step"] * 4 + ["elapse", "operator", "reconnect"] * 2
 SELDOM = ["delete", "break", "scale", "slow", "copied"]
+OUT_OF_SIGHT = ["restart", "break worker", "connect one", "connect one"]
 
 
 def one_of(things: list[Server] | list[Worker], which: int) -> Server | Worker | None:
@@ -114,9 +116,9 @@ LifeWithServers.TestCase.settings = settings(max_examples=120, stateful_step_cou
 TestLifeWithServers = LifeWithServers.TestCase
 
 
-def walk(seed: int, events: int = 60, kills: bool = True) -> World:
+def walk(seed: int, events: int = 60, kills: bool = True, more: Sequence[str] = ()) -> World:
     """Random things by seed, then undisturbed. Raises BrokenPromise."""
-    kinds = [*OFTEN, *SELDOM, "kill" if kills else "delete"]
+    kinds = [*OFTEN, *SELDOM, *more, "kill" if kills else "delete"]
     chance = random.Random(seed)
     sizes = chance.randint(1, 3), chance.randint(1, 2)
     world = World(*sizes, replication=chance.randint(1, 2))
@@ -131,6 +133,12 @@ def walk(seed: int, events: int = 60, kills: bool = True) -> World:
                 world.delete_server_pod(server)
             case "break" if server is not None:
                 world.break_stream(server)
+            case "break worker" if worker := one_of(list(world.workers.values()), chance.randrange(6)):
+                world.break_stream(worker)
+            case "connect one":
+                world.connect(chance.choice([*world.servers.values(), *world.workers.values()]))
+            case "restart":
+                world.restart_coordinator()
             case "elapse":
                 world.elapse(chance.choice([0.1, 1.0]))
             case "scale":
@@ -157,6 +165,13 @@ def test_random_walks_break_no_promise() -> None:
 def test_live_servers_replaced_or_scaled_cost_no_state() -> None:
     for seed in range(150):
         world = walk(seed, kills=False)
+        assert not world.void, f"seed {seed} lost {world.void}"
+        assert not world.m.states_lost
+
+
+def test_server_that_leaves_stays_while_workers_are_out_of_sight() -> None:
+    for seed in range(300):
+        world = walk(seed, kills=False, more=OUT_OF_SIGHT)
         assert not world.void, f"seed {seed} lost {world.void}"
         assert not world.m.states_lost
 

@@ -394,6 +394,48 @@ def test_new_coordinator_lets_no_server_go_before_workers_report() -> None:
     assert not room.told("s0", say.ServerLeave)
 
 
+def test_new_coordinator_keeps_a_server_of_a_later_generation() -> None:
+    """The first worker to report was cut off a generation ago: that one had other servers."""
+    room = Room(servers=1, incarnation=(2, 0))
+    room.serve("s0b", attempt=1, pod="s0b", leaving=True)
+    room.sync("w0", "w1", serving=("s0b",))
+    both = (info("w0"), info("w1"))
+    room.hello(
+        "w0",
+        say.Standing.PARKED,
+        generation=generation(3),
+        members=both,
+        state=state(5, 3),
+        servers=(server("s0"),),
+    )
+    room.tick(1)
+    assert not room.told("s0b", say.ServerLeave)
+    room.hello(
+        "w1",
+        say.Standing.ACTIVE,
+        generation=generation(4),
+        members=(info("w1"),),
+        state=state(9, 4),
+        servers=(server("s0b", attempt=1, pod="s0b"),),
+    )
+    room.tick(1)
+    assert room.servers == ("s0b",)
+    assert not room.told("s0b", say.ServerLeave)
+
+
+def test_server_stays_while_its_workers_are_out_of_sight() -> None:
+    room = trains(servers=1, workers=1)
+    room.leaving["s0"] = room.now + 60
+    everybody(room, "s0")
+    room.lose("w0")
+    room.tick(3)
+    everybody(room, "s0")
+    assert room.status.reason != "Running"
+    assert not room.told("s0", say.ServerLeave), "w0 may come back, and needs the parameters"
+    room.sync(serving=("s0",))
+    assert room.told("s0", say.ServerLeave) == 1, "its pod is gone: nobody comes back"
+
+
 def test_new_coordinator_lets_a_server_without_workers_go() -> None:
     room = Room(servers=1, target=1, incarnation=(2, 0))
     room.serve("s0", leaving=True)

@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from springtide_demo import actions, reference, scenario
-from springtide_demo.kube import KubeError
 from springtide_demo.manifest import read_sample, with_step_logs
 from springtide_demo.observe import pod_view
 from springtide_demo.report import Promise
 from springtide_demo.steplog import StepLogs
 from springtide_demo.view import Snapshot, View, WorkerRow, sparkline
+from springtide_kube.errors import ApiRefusal
 
 RECORD = {
     "step": 1,
@@ -137,7 +137,7 @@ class FakeKube:
 
     def evict(self, namespace: str, pod: str) -> None:
         if pod in self._refuses:
-            raise KubeError(self._refuses[pod], "no")
+            raise ApiRefusal(self._refuses[pod], "", "no")
         self.calls.append(("evict", namespace, pod))
 
 
@@ -202,7 +202,7 @@ def test_draining_cordons_first_and_evicts_everything_on_node() -> None:
         ("evict", "default", "other"),
     ]
     assert {"uid-digits-worker-0-0", "uid-other"} <= act.uids
-    with pytest.raises(KubeError):
+    with pytest.raises(ApiRefusal):
         actions.carry_out(
             scenario.DRAIN_NODE, FakeKube(here, {"other": 429}), "default", "digits", seen(here[0])
         )  # type: ignore[arg-type]

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from springtide_demo.kube import KubeError
 from springtide_demo.machine import Load, Machine, Reading, load, own_ticks, reading
 from springtide_demo.main import until
 from springtide_demo.patience import Patience
 from springtide_demo.story import StoryError
+from springtide_kube.errors import ApiRefusal
 
 SPIN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
 
@@ -84,12 +84,12 @@ def test_a_loop_beside_us_is_others_and_ours_is_not() -> None:
 
 def test_a_wait_in_which_nothing_moves_names_it_and_the_refusal() -> None:
     def refused() -> bool:
-        raise KubeError(503, "the server is not ready")
+        raise ApiRefusal(503, "ServiceUnavailable", "the server is not ready")
 
     with pytest.raises(StoryError) as ended:
         until(refused, "deploy/crd to be accepted", Machine(), seconds=0.2)
     assert "waited for deploy/crd to be accepted, and nothing has moved for" in str(ended.value)
-    assert "the server is not ready (HTTP 503)" in str(ended.value)
+    assert "the server is not ready (503 ServiceUnavailable)" in str(ended.value)
 
 
 def test_a_wait_goes_on_while_something_moves() -> None:

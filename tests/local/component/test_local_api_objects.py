@@ -129,6 +129,31 @@ def test_definition_that_kubernetes_refuses_is_refused(api: Api) -> None:
     assert 'unknown field "spec.versions[0].schema.openAPIV3Schema.properties.spec.maxlength"' in str(answer)
 
 
+def test_patch_by_another_version_is_taken(api: Api, namespace: str) -> None:
+    group = "versions.test.springtide.dev"
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    versions = [
+        {"name": name, "served": True, "storage": name == "v2", "schema": schema} for name in ("v1", "v2")
+    ]
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"gadgets.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"plural": "gadgets", "kind": "Gadget"},
+            "versions": versions,
+        },
+    }
+    api.ok("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    there = f"/apis/{group}/%s/namespaces/{namespace}/gadgets"
+    api.ok("POST", there % "v2", {"apiVersion": f"{group}/v2", "kind": "Gadget", "metadata": {"name": "a"}})
+    patched = api.ok("PATCH", f"{there % 'v1'}/a", {"spec": {"x": 1}}, MERGE)
+    assert (patched["apiVersion"], patched["spec"]) == (f"{group}/v1", {"x": 1})
+    assert api.ok("GET", f"{there % 'v2'}/a")["apiVersion"] == f"{group}/v2"
+
+
 def test_a_rule_and_a_transition_rule_refuse(api: Api, widgets: str, namespace: str) -> None:
     path = Home(widgets, namespace).widgets
     status, answer, _ = api.request("POST", path, widget(size=11))

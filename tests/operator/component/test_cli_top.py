@@ -12,9 +12,9 @@ from rich.console import Console
 
 from springtide_cli import topview
 from springtide_cli.errors import Refused
-from springtide_cli.kube import ApiRefusal
 from springtide_cli.top import COORDINATORS, Top, parse, show
 from springtide_cli.topview import Numbers, Row
+from springtide_kube.errors import ApiRefusal
 
 NOW = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
 JOBS = "/apis/springtide.dev/v1alpha1/trainingjobs"

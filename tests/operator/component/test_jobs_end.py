@@ -25,7 +25,7 @@ from e2e_cluster import (
 from e2e_jobs import TRAIN, RunningJob, job, script
 from required import require_tool
 
-from springtide_demo.kube import KubeError
+from springtide_kube.errors import ApiRefusal
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -199,7 +199,7 @@ def test_pods_of_a_deleted_namespace_are_gone(system: E2ECluster, start: Start) 
     def gone() -> bool:
         try:
             system.api.request("GET", f"/api/v1/namespaces/{jobs[0].namespace}")
-        except KubeError as error:
+        except ApiRefusal as error:
             return "not found" in str(error)
         return False
 

@@ -18,9 +18,9 @@ from kueue_worlds import FLAVOR, admit, evict, queued_world
 from operator_cluster import FakeCluster
 from operator_running import operator, until
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cache import Cache
-from springtide_operator.kube import ApiError
 from springtide_operator.plan.actions import CreateCoordinator, CreateWorker
 from springtide_operator.queues import Queues
 
@@ -111,9 +111,10 @@ class Life(RuleBasedStateMachine):
             world.round()
             world.kubelet()
             world.now += 10
-        assigned = world.workload["status"]["admission"]["podSetAssignments"][1]["count"]
+        granted = kueue.quota(world.workload)["workers"]
         asked = world.job["spec"]["workers"]["replicas"]
-        assert len(world.workers()) == min(assigned, asked)
+        assert granted <= asked, "what is not needed was given back"
+        assert len(world.workers()) == granted
         assert world.status["restarts"]["failures"] == 0
 
 
@@ -126,7 +127,7 @@ class Lab:
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
-        self.cluster.apis.add(names.KUEUE_API)
+        self.cluster.apis |= {names.KUEUE_V1BETA2}
         self.cluster.objects["resourceflavors", "", "spot"] = copy.deepcopy(FLAVOR)
         job = self.cluster.add_job(replicas=3)
         job["metadata"]["labels"] = {names.LABEL_QUEUE: "team-a", names.LABEL_QUEUE_PRIORITY: "urgent"}
@@ -163,7 +164,7 @@ def test_operator_lists_reads_and_writes_what_kueue_waits_for(
             cluster.objects[key] = {"value": 1000, "metadata": {"name": "urgent"}}
             await until(lambda: lab.workload() is not None, "the Workload", 30)
             spec = lab.workload()["spec"]  # type: ignore[index]
-            assert (spec["priorityClassName"], spec["priority"]) == ("urgent", 1000)
+            assert (spec["priorityClassRef"]["name"], spec["priority"]) == ("urgent", 1000)
             cluster.put("workloads", kueue.admitted(lab.workload(), 2, "spot"))  # type: ignore[arg-type]
             await until(lambda: len(cluster.pods()) == 2, "the admitted workers", 30)
             assert all(pod["spec"]["nodeSelector"] == {"pool": "spot"} for pod in cluster.pods())
@@ -225,7 +226,7 @@ def test_what_was_listed_long_ago_is_not_believed() -> None:
     cache = Cache()
     cache.put_job(lab.cluster.job())
     ready = True
-    queues = Queues(lab.cluster, cache, lambda key: None, lambda: ready)
+    queues = Queues(lab.cluster, cache, lambda key: None, lambda: names.KUEUE_V1BETA2 if ready else "")
     asyncio.run(queues.look())
     assert queues.listed
     ready = False  # Kueue is being upgraded, or another operator acts
@@ -235,7 +236,7 @@ def test_what_was_listed_long_ago_is_not_believed() -> None:
 
 def test_without_jobs_in_queues_kueue_is_not_asked_for_anything() -> None:
     cluster = FakeCluster()
-    cluster.apis.add(names.KUEUE_API)
+    cluster.apis |= {names.KUEUE_V1BETA2}
     cluster.add_job()
 
     async def story() -> None:
@@ -244,3 +245,75 @@ def test_without_jobs_in_queues_kueue_is_not_asked_for_anything() -> None:
             assert cluster.calls["serves"] == cluster.calls["list_workloads"] == 0
 
     asyncio.run(story())
+
+
+def multikueue_lab(label: str = "team-a") -> Lab:
+    """A manager cluster of MultiKueue: the job runs elsewhere."""
+    lab = Lab()
+    job = lab.cluster.job()
+    job["metadata"]["labels"] = {names.LABEL_QUEUE: label} if label else {}
+    job["spec"]["managedBy"] = names.MULTIKUEUE_CLASS
+    lab.cluster.put("trainingjobs", job)
+    return lab
+
+
+async def test_job_of_multikueue_has_a_workload_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("springtide_operator.queues.LIST_SECONDS", 0.05)
+    lab = multikueue_lab()
+    cluster = lab.cluster
+    async with operator(cluster):
+        await until(lambda: lab.workload() is not None, "the Workload")
+        made = lab.workload()
+        assert made is not None
+        assert [one["count"] for one in made["spec"]["podSets"]] == [1, 3]
+        assert made["metadata"]["ownerReferences"][0]["kind"] == names.KIND
+        cluster.put("workloads", kueue.admitted(made))
+        status = {"state": "Running", "coordinator": {"address": "10.9.9.9:7070"}}  # another cluster's
+        cluster.put("trainingjobs", {**cluster.job(), "status": status})
+        await until(lambda: cluster.calls["watch_workloads"], "a watch")
+        cluster.put("workloads", kueue.evicted(lab.workload()))  # type: ignore[arg-type]
+        await until(lambda: lab.condition("QuotaReserved") == "False", "the reservation to end")
+        job = cluster.job()
+        job["spec"]["suspend"] = True
+        cluster.put("trainingjobs", job)
+        await until(lambda: lab.workload() is None, "the Workload to go with a suspended job")
+        assert cluster.job()["status"] == status
+        assert cluster.pods() == cluster.pods(names.ROLE_COORDINATOR) == []
+        assert not [key for key in cluster.objects if key[0] in ("services", "networkpolicies", "secrets")]
+
+
+async def test_job_copied_by_multikueue_takes_the_workload_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker cluster of MultiKueue, which has copied the Workload first, without its owner."""
+    monkeypatch.setattr("springtide_operator.queues.LIST_SECONDS", 0.05)
+    lab = multikueue_lab()
+    async with operator(lab.cluster):
+        await until(lambda: lab.workload() is not None, "the manager's Workload")
+    copied = copy.deepcopy(lab.workload())
+    assert copied is not None
+
+    there = Lab()
+    job = there.cluster.job()
+    job["metadata"]["labels"] = {
+        names.LABEL_QUEUE: "team-a",
+        names.PREBUILT_WORKLOAD: copied["metadata"]["name"],
+    }
+    there.cluster.put("trainingjobs", job)
+    async with operator(there.cluster):
+        await until(lambda: "and there is none" in there.degraded(), "the missing one to be told", 30)
+        meta = {key: copied["metadata"][key] for key in ("name", "namespace", "annotations")}
+        meta["labels"] = {names.LABEL_JOB: "digits", "kueue.x-k8s.io/multikueue-origin": "manager"}
+        meta["uid"] = "remote-uid"
+        there.cluster.put("workloads", {**copied, "metadata": meta, "status": {}})
+
+        def owned() -> bool:
+            found = there.workload()
+            owners = (found or {}).get("metadata", {}).get("ownerReferences") or []
+            return bool(owners) and owners[0]["uid"] == job["metadata"]["uid"]
+
+        await until(owned, "the job to take it", 30)
+        there.cluster.put("workloads", kueue.admitted(there.workload()))  # type: ignore[arg-type]
+        await until(lambda: len(there.cluster.pods()) == 3, "the workers", 30)
+        assert there.cluster.calls["create_workload"] == 0
+        assert there.workload()["spec"] == copied["spec"]  # type: ignore[index]

@@ -11,8 +11,8 @@ import pytest
 from operator_cluster import FakeCluster
 from operator_running import operator, until
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
-from springtide_operator.kube import ApiError
 from springtide_operator.plan import nodes, sight
 from springtide_operator.plan.values import timestamp
 

@@ -11,16 +11,12 @@ import kopf
 import pytest
 from aiohttp import web
 from kopf._cogs.structs.credentials import Vault
+from kube_connections import to
 
-from springtide_operator.credentials import (
-    REREAD_SECONDS,
-    Credentials,
-    Login,
-    find_credentials,
-    read_service_account,
-    server_url,
-)
-from springtide_operator.kube import ApiError, Kube
+from springtide_kube.connection import REREAD_SECONDS, Connection, Connections, in_cluster
+from springtide_kube.errors import ApiError, CredentialsError
+from springtide_operator.credentials import Login, find_connection
+from springtide_operator.kube import Kube
 from springtide_operator.settings import SERVICE_ACCOUNT_DIR, read_settings
 
 AUTHORITY = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -55,26 +51,19 @@ def pod(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_server_is_the_address_that_the_kubelet_gives(host: str, url: str, pod: Path) -> None:
-    assert server_url(host, "443") == url
-    environ = {
-        SERVICE_ACCOUNT_DIR: str(pod),
-        "KUBERNETES_SERVICE_HOST": host,
-        "KUBERNETES_SERVICE_PORT": "443",
-    }
-    found = read_service_account(environ)
-    assert found is not None
-    assert (found.server, found.token, found.default_namespace) == (url, "first", "tide")
-    assert found.ca_data == AUTHORITY
+    found = in_cluster(pod, {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "443"})
+    assert (found.server, found.headers, found.namespace) == (url, {"Authorization": "Bearer first"}, "tide")
+    assert found.configuration.ca_cert_data == AUTHORITY
 
 
-def test_a_pod_needs_neither_kubeconfig_nor_a_name(pod: Path) -> None:
-    found = find_credentials()
+async def test_a_pod_needs_neither_kubeconfig_nor_a_name(pod: Path) -> None:
+    found = await find_connection()
     assert found.server == "https://10.96.0.1:443"
-    assert found.token == "first"
+    assert token(found) == "first"
     assert read_settings({SERVICE_ACCOUNT_DIR: str(pod)}).namespace == "tide"
 
 
-def test_kubeconfig_wins_when_it_is_set(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kubeconfig_wins_when_it_is_set(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -83,36 +72,40 @@ def test_kubeconfig_wins_when_it_is_set(pod: Path, monkeypatch: pytest.MonkeyPat
     }
     (pod / "config").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(pod / "config"))
-    assert find_credentials().server == "https://far:6443"
+    assert (await find_connection()).server == "https://far:6443"
 
 
-def test_what_a_pod_lacks_is_named(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_pod_lacks_is_named(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (pod / "token").write_text(" \n")
-    with pytest.raises(kopf.LoginError, match="token is empty"):
-        find_credentials()
+    with pytest.raises(CredentialsError, match="token is empty"):
+        await find_connection()
     (pod / "token").unlink()
-    with pytest.raises(kopf.LoginError, match="automountServiceAccountToken"):
-        find_credentials()
+    with pytest.raises(CredentialsError, match="automountServiceAccountToken"):
+        await find_connection()
     (pod / "token").write_text("first")
     monkeypatch.delenv("KUBERNETES_SERVICE_PORT")
-    with pytest.raises(kopf.LoginError, match="KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT"):
-        find_credentials()
+    with pytest.raises(CredentialsError, match="KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT"):
+        await find_connection()
 
 
-def test_files_are_read_again_and_a_bad_moment_is_survived(pod: Path) -> None:
+async def test_files_are_read_again_and_a_bad_moment_is_survived(pod: Path) -> None:
     now = [0.0]
-    credentials = Credentials(clock=lambda: now[0])
-    assert credentials.current().token == "first"
+    connections = Connections(find_connection, clock=lambda: now[0])
+    assert token(await connections.current()) == "first"
     (pod / "token").write_text("second")
-    assert credentials.current().token == "first"
+    assert token(await connections.current()) == "first"
     now[0] += REREAD_SECONDS + 1
-    assert credentials.current().token == "second"
+    assert token(await connections.current()) == "second"
     (pod / "token").write_text("")
     now[0] += REREAD_SECONDS + 1
-    assert credentials.current().token == "second"
-    credentials.forget()
-    with pytest.raises(kopf.LoginError):
-        credentials.current()
+    assert token(await connections.current()) == "second"
+    connections.forget()
+    with pytest.raises(CredentialsError):
+        await connections.current()
+
+
+def token(found: Connection) -> str:
+    return found.headers["Authorization"].removeprefix("Bearer ")
 
 
 class Server:
@@ -145,8 +138,8 @@ async def server() -> AsyncIterator[Server]:
 
 
 def reader(server: Server, pod: Path) -> Any:
-    """Return credentials whose token is in a file, for plain HTTP."""
-    return lambda: kopf.ConnectionInfo(server=server.url, token=(pod / "token").read_text().strip())
+    """Return what reads credentials whose token is in a file, for plain HTTP."""
+    return to(server.url, lambda: (pod / "token").read_text().strip())
 
 
 async def test_a_refused_request_reads_the_token_again(server: Server, pod: Path) -> None:
@@ -168,8 +161,8 @@ async def test_a_refused_request_reads_the_token_again(server: Server, pod: Path
 
 async def test_watches_of_kopf_carry_a_replaced_token(server: Server, pod: Path) -> None:
     now = [0.0]
-    credentials = Credentials(reader(server, pod), clock=lambda: now[0])
-    info = await Login(credentials, clock=lambda: 100.0).session()
+    connections = Connections(reader(server, pod), clock=lambda: now[0])
+    info = await Login(connections, clock=lambda: 100.0).session()
     assert info.server == server.url
     async with info.aiohttp_session as session:
         assert (await session.get(server.url)).status == 200
@@ -183,7 +176,7 @@ async def test_watches_of_kopf_carry_a_replaced_token(server: Server, pod: Path)
 async def test_kopf_takes_a_login_after_a_refusal_as_new(server: Server, pod: Path) -> None:
     """kopf ends the operator ("Ran out of valid credentials") for a login that was refused before."""
     now = [0.0]
-    login = Login(Credentials(reader(server, pod)), clock=lambda: now[0])
+    login = Login(Connections(reader(server, pod)), clock=lambda: now[0])
     vault = Vault()
     await vault.populate({"login": await login.session()})
     for _ in range(3):

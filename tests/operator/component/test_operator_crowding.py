@@ -8,9 +8,9 @@ from typing import Any
 from operator_cluster import FakeCluster
 from operator_running import operator, until
 
+from springtide_kube.errors import ApiError
 from springtide_operator import unschedulable_pods as crowding
 from springtide_operator.cache import Cache
-from springtide_operator.kube import ApiError
 from springtide_operator.plan.ledger import timestamp
 from springtide_operator.unschedulable_pods import HELPED_SECONDS, UnschedulablePods
 

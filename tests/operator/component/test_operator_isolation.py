@@ -12,18 +12,23 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from kube_connections import to
 from operator_cluster import FakeCluster, FakeCoordinator
 from operator_running import operator, until
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names, reasons
 from springtide_operator.cache import Cache
 from springtide_operator.cluster import KubeCluster
 from springtide_operator.coordinator_connection import to_report
 from springtide_operator.guarded_http import GuardedResponse, Page, Taken, response_class
-from springtide_operator.kube import ApiError, Kube
+from springtide_operator.kube import Kube
+from springtide_operator.optional_apis import OptionalApis
 from springtide_operator.plan import conditions, observe
 from springtide_operator.plan.outcome import read_end
 from springtide_operator.plan.values import parse_time, timestamp
+from springtide_operator.queues import Queues
+from springtide_operator.releases import Releases
 from springtide_operator.runtime import Operator
 from springtide_protocol import coordinator_pb2 as pb
 
@@ -166,6 +171,49 @@ async def test_a_task_that_ends_ends_the_process(monkeypatch: pytest.MonkeyPatch
     assert len(deaths) == 1
 
 
+BACKGROUND = [
+    (Queues, "run", "queues"),
+    (OptionalApis, "run", "optional APIs"),
+    (Releases, "look", "releases"),
+]
+
+
+@pytest.mark.parametrize(("owner", "method", "name"), BACKGROUND, ids=[name for *_, name in BACKGROUND])
+async def test_a_task_that_raises_begins_anew(
+    owner: type, method: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, calls = getattr(owner, method), []
+
+    async def broken_once(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyError("spec")
+        return await whole(*given)
+
+    monkeypatch.setattr(owner, method, broken_once)
+    cluster = FakeCluster()
+    cluster.add_job(replicas=1)
+    async with operator(cluster) as made:
+        await until(lambda: len(calls) > 1, "a second try")
+        await until(lambda: cluster.pods(), "a worker")
+        assert made.dead() is None
+    assert f"the task {name!r}: KeyError" in caplog.text
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Queues, "queues"), (OptionalApis, "optional APIs")])
+async def test_a_task_that_returns_ends_the_process(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def over(self: object) -> None:
+        return None
+
+    monkeypatch.setattr(owner, "run", over)
+    deaths: list[str] = []
+    async with operator(FakeCluster(), on_death=deaths.append) as made:
+        await until(lambda: deaths, "the word of it")
+        assert repr(name) in str(made.dead())
+
+
 async def test_a_list_that_fails_by_surprise_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster()
     cluster.add_job(replicas=1)
@@ -289,9 +337,7 @@ async def api() -> AsyncIterator[str]:
 
 
 async def test_a_deep_job_hides_no_other_from_lists(api: str) -> None:
-    import kopf
-
-    async with Kube(lambda: kopf.ConnectionInfo(server=api)) as kube:
+    async with Kube(to(api)) as kube:
         jobs: list[dict[str, Any]] = []
         await KubeCluster(kube).list_jobs(jobs.extend)
         assert [job["metadata"]["name"] for job in jobs] == ["a", "bad", "c"]
@@ -304,7 +350,6 @@ async def test_a_deep_job_hides_no_other_from_lists(api: str) -> None:
 
 async def test_a_long_page_may_take_its_time() -> None:
     """Somebody's 100 MB must not be a list that never comes: each piece is in time, the whole is not."""
-    import kopf
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -323,7 +368,7 @@ async def test_a_long_page_may_take_its_time() -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        async with Kube(lambda: kopf.ConnectionInfo(server=url), timeout=0.5) as kube:
+        async with Kube(to(url), timeout=0.5) as kube:
             jobs: list[dict[str, Any]] = []
             await KubeCluster(kube).list_jobs(jobs.extend)
             assert len(jobs) == 8

@@ -14,9 +14,9 @@ from operator_world import avoided
 from prometheus_client import generate_latest
 
 from springtide.coordination.metrics import Metrics
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.cluster import Take
-from springtide_operator.kube import ApiError
 from springtide_operator.lookout import LEASES_NAMESPACE, Hearing, Leases, Lookout, ask, chosen, read
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 

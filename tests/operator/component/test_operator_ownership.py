@@ -6,16 +6,17 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
+from kube_connections import to
 from operator_cluster import FakeCluster
 from operator_running import operator, until
 
+from springtide_kube.errors import ApiError
 from springtide_operator import job_loop
 from springtide_operator.api import names, reasons
 from springtide_operator.cluster import KubeCluster
-from springtide_operator.kube import ApiError, Kube
+from springtide_operator.kube import Kube
 from springtide_operator.manifests.kueue import POD_PRIORITY_SOURCE
 from springtide_operator.manifests.protection import Doors
 from springtide_operator.plan import conditions
@@ -283,7 +284,7 @@ async def api(seen: list[str]) -> AsyncIterator[KubeCluster]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with Kube(lambda: kopf.ConnectionInfo(server=url)) as kube:
+        async with Kube(to(url)) as kube:
             yield KubeCluster(kube)
     finally:
         await runner.cleanup()
@@ -295,19 +296,19 @@ async def api(seen: list[str]) -> AsyncIterator[KubeCluster]:
 async def test_a_name_is_one_segment_of_a_path(name: str) -> None:
     seen: list[str] = []
     async with api(seen) as cluster:
-        await cluster.get_priority(POD_PRIORITY_SOURCE, name)
-        await cluster.get_flavor(name)
+        await cluster.get_priority(names.KUEUE_V1BETA2, POD_PRIORITY_SOURCE, name)
+        await cluster.get_flavor(names.KUEUE_V1BETA2, name)
         await cluster.delete_pod_group(names.VOLCANO_API, "ns", name, "u")
         await cluster.delete_service("ns", name, "u")
         await cluster.get_pod("ns", name)
-        await cluster.delete_workload("ns", name, "u")
+        await cluster.delete_workload(names.KUEUE_V1BETA2, "ns", name, "u")
     starts = (
         "/apis/scheduling.k8s.io/v1/priorityclasses/",
-        f"/apis/{names.KUEUE_API}/resourceflavors/",
+        f"/apis/{names.KUEUE_V1BETA2}/resourceflavors/",
         f"/apis/{names.VOLCANO_API}/namespaces/ns/podgroups/",
         "/api/v1/namespaces/ns/services/",
         "/api/v1/namespaces/ns/pods/",
-        f"/apis/{names.KUEUE_API}/namespaces/ns/workloads/",
+        f"/apis/{names.KUEUE_V1BETA2}/namespaces/ns/workloads/",
     )
     assert len(seen) == len(starts)
     for path, start in zip(seen, starts, strict=True):

@@ -9,24 +9,26 @@ import subprocess
 from collections.abc import AsyncIterator
 from typing import Any, get_args
 
-import kopf
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from kopf._core.engines import peering
-from operator_cluster import FakeCluster, FakeCoordinator, merged
+from kube_connections import to
+from merge_patch import merged
+from operator_cluster import FakeCluster, FakeCoordinator
 from operator_world import World, job_object
 from prometheus_client import generate_latest
 from required import require_tool
 
+from springtide_kube.errors import ApiError, CredentialsError
 from springtide_operator import rootkey
 from springtide_operator.__main__ import prepare
 from springtide_operator.cache import UNCLAIMED, Cache
 from springtide_operator.cluster import KubeCluster, merge_patch
 from springtide_operator.coordinator_connection import CoordinatorConnection, news, to_report
-from springtide_operator.credentials import find_credentials
-from springtide_operator.kube import ApiError, Kube
+from springtide_operator.credentials import find_connection
+from springtide_operator.kube import Kube
 from springtide_operator.lease import DEADLINE, DURATION, NAME, Lease
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.worker import worker_pod
@@ -506,7 +508,7 @@ async def test_lists_are_read_by_pages_and_refusals_keep_their_words(
 ) -> None:
     url, seen = server
     errors: list[int] = []
-    kube = Kube(lambda: kopf.ConnectionInfo(server=url, token="secret"), on_error=errors.append)
+    kube = Kube(to(url, "secret"), on_error=errors.append)
     async with kube:
         pages: list[list[Object]] = []
         assert await KubeCluster(kube).list_pods(pages.append) == "8"
@@ -524,21 +526,21 @@ async def test_lists_are_read_by_pages_and_refusals_keep_their_words(
 
 
 async def test_an_unreachable_server_is_an_error_without_a_code() -> None:
-    async with Kube(lambda: kopf.ConnectionInfo(server="http://127.0.0.1:9")) as kube:
-        with pytest.raises(ApiError, match="the API server does not answer") as refused:
+    async with Kube(to("http://127.0.0.1:9")) as kube:
+        with pytest.raises(ApiError, match="does not answer: Connection refused") as refused:
             await kube.request("GET", "/version")
     assert refused.value.code == 0
     assert kube.answered_at is None
 
 
-def test_no_credentials_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+async def test_no_credentials_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    with pytest.raises(kopf.LoginError, match="set KUBECONFIG"):
-        find_credentials()
+    with pytest.raises(CredentialsError, match="set KUBECONFIG"):
+        await find_connection()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
-    with pytest.raises(kopf.LoginError, match="cannot be read"):
-        find_credentials()
+    with pytest.raises(CredentialsError, match="missing not found"):
+        await find_connection()
 
 
 def test_the_identity_is_the_pods_when_it_is_known() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import kueue_standin
 import pytest
-from e2e_cluster import E2ECluster, cluster
+from chart_render import render
+from e2e_cluster import E2ECluster, RefusedError, cluster
 from gang_standin import CRDS, SCHEDULERS, gang_scheduler
-from kueue_standin import Kueue
+from kueue_standin import V1BETA1, V1BETA2, Kueue
+from kueue_webhook import ACCOUNT, ACCOUNT_NAMESPACE, GATE, PodWebhook, grant
 from operator_fake_worker import FakeJob, read
 
 Object = dict[str, Any]
@@ -71,12 +73,12 @@ def test_pods_start_together_when_the_group_is_whole(
 
 
 CLASSES = """
-apiVersion: kueue.x-k8s.io/v1beta1
+apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor
 metadata: {name: spot}
 spec: {nodeLabels: {pool: spot}, tolerations: [{key: spot, operator: Exists}]}
 ---
-apiVersion: kueue.x-k8s.io/v1beta1
+apiVersion: kueue.x-k8s.io/v1beta2
 kind: WorkloadPriorityClass
 metadata: {name: urgent}
 value: 1000
@@ -140,3 +142,84 @@ def test_a_suspended_job_leaves_the_queue(system: E2ECluster, job: FakeJob) -> N
     system.kubectl(*job.patch_of(suspend=True))
     system.until(60, "the Workload to go", lambda: queue.workload() is None)
     assert job.pods() == {}
+
+
+QUEUED = {"kueue.x-k8s.io/queue-name": "team-a"}
+JOBS = "TrainingJob.v1alpha1.springtide.dev"
+
+
+def test_job_lives_through_other_versions_of_kueue(system: E2ECluster, job: FakeJob) -> None:
+    try:
+        kueue_standin.serve(system, V1BETA1)
+        classes = CLASSES.replace("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
+        system.until(60, "the old version", lambda: system.kubectl("apply", "-f", "-", stdin=classes))
+        job.start(replicas=3, labels={**QUEUED, "kueue.x-k8s.io/priority-class": "urgent"})
+        old = Kueue(system, job.namespace, V1BETA1)
+        asked = old.until("queued")["spec"]
+        assert asked["priorityClassSource"] == "kueue.x-k8s.io/workloadpriorityclass"
+        assert (asked["priorityClassName"], asked["priority"]) == ("urgent", 1000)
+        old.admit()
+        job.until_running("0-0", "1-0", "2-0", seconds=60)
+
+        kueue_standin.serve(system)  # Kueue is away
+        job.until_condition("Degraded", "QueueUnavailable", seconds=60)
+        late = FakeJob(system, job.namespace, "late").start(labels=QUEUED)
+        late.until_condition("Degraded", "QueueUnavailable", seconds=60)
+        assert late.pods() == late.pods("coordinator") == {}
+        system.kubectl(*job.patch_of(workers={"replicas": 4}))
+        job.until_running("0-0", "1-0", "2-0", seconds=60)
+
+        kueue_standin.serve(system, V1BETA2)
+        new = Kueue(system, job.namespace, V1BETA2)
+        system.until(90, "both Workloads", lambda: len(new.workloads()) == 2)
+        assert late.pods() == {}
+        job.until_running("0-0", "1-0", "2-0", seconds=60)
+        system.kubectl(*job.patch_of(workers={"replicas": 1}))
+
+        def given_back() -> bool:
+            found = next(one for one in new.workloads() if one["metadata"]["name"].startswith("fake"))
+            return kueue_standin.quota(found) == {"coordinator": 1, "workers": 1}
+
+        system.until(60, "quota to be given back", given_back)
+    finally:
+        kueue_standin.serve(system, V1BETA2, V1BETA1)
+
+
+def test_elastic_job_grows_while_its_workers_run(system: E2ECluster, job: FakeJob) -> None:
+    queue = Kueue(system, job.namespace)
+    job.start(replicas=1, labels=QUEUED, annotations={"kueue.x-k8s.io/elastic-job": "true"})
+    queue.admit()
+    job.until_running("0-0", seconds=60)
+    system.kubectl(*job.patch_of(workers={"replicas": 3}))
+    queue.grow()
+    job.until_running("0-0", "1-0", "2-0", seconds=60)
+    system.until(60, "the first Workload to go", lambda: len(queue.workloads()) == 1)
+    assert queue.workloads()[0]["metadata"]["name"] == job.status()["queue"]["workload"]
+    assert job.status()["queue"]["workers"] == 3
+
+
+def test_kueues_webhook_lets_pods_pass_with_the_charts_rights(system: E2ECluster, job: FakeJob) -> None:
+    webhook = PodWebhook(system, (JOBS,), default_queue=True)
+    webhook.install()
+    queue = Kueue(system, job.namespace)
+    job.start(labels=QUEUED)
+    queue.admit()
+    job.until_running("0-0", seconds=60)
+    pods = job.all_pods()
+    assert len(pods) == 2
+    with pytest.raises(RefusedError, match="forbidden"):
+        webhook.admit(pods[0])  # what the configuration alone would come to
+    values = {"kueue": {"serviceAccount": f"{ACCOUNT_NAMESPACE}/{ACCOUNT}"}}
+    made = [one for one in render(values) if one["metadata"]["name"] == "springtide-kueue"]
+    grant(system, made)
+    for pod in pods:
+        assert webhook.admit(pod) == pod
+
+    loose = FakeJob(system, job.namespace, "loose").start()
+    loose.until_running("0-0", seconds=60)
+    for pod in loose.all_pods():
+        assert {"name": GATE} in webhook.admit(pod)["spec"]["schedulingGates"], "no job names its queue"
+        assert PodWebhook(system, (JOBS,)).admit(pod) == pod
+        assert PodWebhook(system).admit(pod) == pod, "Kueue does not know the owner, and asks nobody"
+    # Where all jobs are to be in queues, the walk ends at the job, with or without a queue.
+    assert PodWebhook(system, (JOBS,), without_queue_name=True).admit(pods[0]) == pods[0]

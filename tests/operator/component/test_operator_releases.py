@@ -14,7 +14,9 @@ from operator_cluster import FakeCoordinator
 from operator_running import until
 from operator_world import job_object
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
+from springtide_operator.cluster import KubeCluster
 from springtide_operator.runtime import Operator
 from springtide_operator.settings import Settings
 
@@ -105,6 +107,36 @@ async def test_second_release_of_the_class_ends_and_says_why(place: Api) -> None
         # The first has given its Lease back: the other may begin.
         async with release(two) as second:
             await until(lambda: second.acting, "the second release, now alone", 10)
+
+
+@pytest.mark.parametrize("first_sees_all", [True, False])
+async def test_release_of_some_namespaces_ends_beside_one_with_them(place: Api, first_sees_all: bool) -> None:
+    with place.namespace() as one, place.namespace() as two, place.namespace() as jobs:
+        deaths: list[str] = []
+        async with release(one, watched=() if first_sees_all else (jobs, one)) as first:
+            await until(lambda: first.acting, "the first release to act")
+            async with release(two, watched=(jobs,), on_death=deaths.append) as second:
+                await until(lambda: deaths, "the second release to end", 20)
+                assert f"{one}/springtide-operator" in deaths[0]
+                assert not second.acting
+            assert first.acting
+            assert first.dead() is None
+
+
+async def test_without_the_right_it_sees_its_own_lease_and_says_so(
+    place: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(self: KubeCluster, name: str) -> None:
+        raise ApiError(403, "Forbidden", "leases.coordination.k8s.io is forbidden")
+
+    with place.namespace() as one, place.namespace() as two, place.namespace() as jobs:
+        async with release(one) as first:
+            await until(lambda: first.acting, "the first release to act")
+            monkeypatch.setattr(KubeCluster, "list_leases", refuse)
+            async with release(two, watched=(jobs,)) as second:
+                await until(lambda: second.acting, "the second release to act")
+                assert second.dead() is None
+    assert "whether other releases run the same jobs cannot be seen" in caplog.text
 
 
 async def test_releases_of_other_namespaces_run_side_by_side(place: Api) -> None:

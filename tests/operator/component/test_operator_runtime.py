@@ -14,10 +14,10 @@ import pytest
 from operator_cluster import FakeCluster, FakeCoordinator
 from operator_running import operator, until
 
+from springtide_kube.errors import ApiError
 from springtide_operator import lease
 from springtide_operator.api import names
 from springtide_operator.job_loop import JobLoop
-from springtide_operator.kube import ApiError
 from springtide_operator.plan.ledger import timestamp
 from springtide_protocol import coordinator_pb2 as pb
 

@@ -11,10 +11,10 @@ from springtide_cli import install, run
 from springtide_cli.apply import Applier
 from springtide_cli.errors import CliError, Refused
 from springtide_cli.follow import Follower
-from springtide_cli.kube import ApiRefusal
 from springtide_cli.manifest import parse
 from springtide_cli.run import Options, Progress
 from springtide_cli.screen import PlainScreen
+from springtide_kube.errors import ApiRefusal
 
 JOBS = "/apis/springtide.dev/v1alpha1/namespaces/default/trainingjobs"
 EVENTS = "/api/v1/namespaces/default/events"

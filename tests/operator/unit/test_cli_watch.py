@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide_cli import watch
-from springtide_cli.kube import ApiRefusal
 from springtide_cli.podlogs import PodLogs, Reading, container, has_ended, has_started, split_stamp
 from springtide_cli.watch import Back, Disconnected, Seen
+from springtide_kube.errors import ApiRefusal
 
 PATH = "/apis/x"
 

@@ -354,7 +354,7 @@ def gang(world: World, served: bool, *refusal: object) -> None:
 def queued(world: World, served: bool, then: Callable[[Object], Object] | None = None) -> None:
     """The job names a queue; one more worker is wanted. `then`: what Kueue does after admitting it."""
     world.job["metadata"]["labels"] = {names.LABEL_QUEUE: "team-a"}
-    world.apis[names.KUEUE_API] = served
+    world.apis |= dict.fromkeys(names.KUEUE_APIS, served)
     if then is None:
         world.job["spec"]["workers"]["replicas"] = 4
         return
@@ -373,7 +373,7 @@ SCHEDULERS = [
     Day(
         "Kueue's API missing",
         lambda w: queued(w, False),
-        "+3-0",
+        "-0-0:Suspended -1-0:Suspended -2-0:Suspended",
         ("Degraded", "QueueUnavailable", "team-a"),
     ),
     Day(

@@ -188,8 +188,8 @@ def test_one_server_where_the_number_is_not_said() -> None:
 
 def test_gang_and_queue_count_the_servers() -> None:
     asked = job()
-    worker, coordinator = worker_pod(asked, 0, 0, ""), coordinator_pod(asked, 1)
-    spec = kueue.workload_spec(asked, worker, coordinator, None, server_pod(asked, 0, 0, ""))
+    pods = kueue.JobPods(worker_pod(asked, 0, 0, ""), coordinator_pod(asked, 1), server_pod(asked, 0, 0, ""))
+    spec = kueue.workload(asked, pods, kueue.Ask(names.KUEUE_V1BETA2))["spec"]
     assert [(one["name"], one["count"]) for one in spec["podSets"]] == [
         ("coordinator", 1),
         ("workers", 3),

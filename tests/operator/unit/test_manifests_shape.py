@@ -53,7 +53,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("job", "text"), MALFORMED, ids=[text for _, text in MALFORMED])
 def test_a_malformed_template_is_a_condition(job: Object, text: str) -> None:
-    for labels, api in (({}, None), ({names.LABEL_QUEUE: "q"}, names.KUEUE_API), ({}, names.VOLCANO_API)):
+    for labels, api in (({}, None), ({names.LABEL_QUEUE: "q"}, names.KUEUE_V1BETA2), ({}, names.VOLCANO_API)):
         given = copy.deepcopy(job)
         given["metadata"]["labels"] = labels
         world = World(job=given, apis={api: True} if api else {})

@@ -11,11 +11,17 @@ from hypothesis import strategies as st
 from operator_cluster import FakeCluster
 from operator_world import World, finished_message, job_object
 
+from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 from springtide_operator.api.job import InvalidJob, Job
-from springtide_operator.kube import ApiError
 from springtide_operator.manifests.coordinator import coordinator_pod
-from springtide_operator.manifests.gang import COSCHEDULING, VOLCANO, gang_scheduler, pod_group
+from springtide_operator.manifests.gang import (
+    COSCHEDULING,
+    KUBERNETES,
+    VOLCANO,
+    gang_schedulers,
+    pod_group,
+)
 from springtide_operator.manifests.resources import quantity, sum_of_requests, written
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.optional_apis import ABSENT_SECONDS, PRESENT_SECONDS, OptionalApis
@@ -56,7 +62,8 @@ def test_the_scheduler_is_known_by_its_name_or_by_the_users_word(
 ) -> None:
     world = gang_world(scheduler=scheduler)
     world.job["spec"]["gangScheduling"] = chosen
-    assert gang_scheduler(world.parsed()) is expected
+    found = gang_schedulers(world.parsed())
+    assert found == ((expected,) if expected is not None else ())
 
 
 def test_a_template_with_a_pod_group_of_its_own_is_left_alone() -> None:
@@ -66,6 +73,87 @@ def test_a_template_with_a_pod_group_of_its_own_is_left_alone() -> None:
     world.settle()
     assert "gang" not in world.status
     assert world.workers()[0]["metadata"]["annotations"][VOLCANO.key] == "mine"
+
+
+BETA, ALPHA3, ALPHA2 = names.POD_GROUP_APIS
+
+
+def native_world(**served: bool) -> World:
+    """A job that Kubernetes' own scheduler is to start together."""
+    world = World(job=job_object(4, minReplicas=3))
+    world.job["spec"]["gangScheduling"] = "Kubernetes"
+    world.apis = {f"scheduling.k8s.io/{version}": there for version, there in served.items()}
+    return world
+
+
+@pytest.mark.parametrize(
+    ("served", "api"),
+    [
+        ({"v1beta1": True}, BETA),
+        ({"v1beta1": False, "v1alpha3": True}, ALPHA3),
+        ({"v1beta1": False, "v1alpha3": False, "v1alpha2": True}, ALPHA2),
+    ],
+)
+def test_kubernetes_own_group_is_named_in_the_spec_of_pods(served: dict[str, bool], api: str) -> None:
+    world = native_world(**served)
+    decided = world.round()
+    assert [a.version.split()[0] for a in decided.actions if isinstance(a, ApplyPodGroup)] == [api]
+    assert not any(isinstance(a, CreateWorker | CreateCoordinator) for a in decided.actions)
+    world.settle()
+    assert (world.status["gang"]["apiVersion"], world.status["gang"]["scheduler"]) == (api, "Kubernetes")
+    pods = [*world.workers(), *world.coordinators()]
+    assert len(pods) == 5
+    assert [pod["spec"]["schedulingGroup"] for pod in pods] == [{"podGroupName": GROUP}] * 5
+    scheduler = next(one for one in KUBERNETES if one.api == api)
+    made = pod_group(world.parsed(), scheduler, 4, [])
+    assert made["apiVersion"] == api
+    assert made["spec"] == {"schedulingPolicy": {"gang": {"minCount": 4}}}
+
+
+def test_without_kubernetes_own_groups_pods_know_no_such_field() -> None:
+    world = native_world(v1beta1=False, v1alpha3=False)
+    world.round()
+    assert world.pods == {}, "it is not known yet"
+    world.apis[ALPHA2] = False
+    world.settle()
+    assert len(world.workers()) == 4
+    assert all("schedulingGroup" not in pod["spec"] for pod in world.pods.values())
+    assert condition(world, "Degraded")["reason"] == "GangSchedulingUnavailable"
+    assert f"{BETA} or {ALPHA3} or {ALPHA2}" in condition(world, "Degraded")["message"]
+
+
+@pytest.mark.parametrize(
+    ("served", "grows"),
+    [({"v1beta1": True}, 5), ({"v1beta1": False, "v1alpha3": False, "v1alpha2": True}, 4)],
+)
+def test_size_of_a_group_changes_where_its_version_allows_it(served: dict[str, bool], grows: int) -> None:
+    world = native_world(**served)
+    world.settle()
+    assert world.pod_groups == {GROUP: 4}
+    world.job["spec"]["workers"]["minReplicas"] = 4
+    world.settle()
+    assert world.pod_groups == {GROUP: grows}
+    assert world.status["gang"]["minMember"] == grows
+
+
+def test_group_moves_to_a_newer_version_of_the_api() -> None:
+    world = native_world(v1beta1=False, v1alpha3=True)
+    world.settle()
+    world.apis = {BETA: True}
+    decided = world.round()
+    assert [a.version.split()[0] for a in decided.actions if isinstance(a, ApplyPodGroup)] == [BETA]
+    assert not any(isinstance(a, DeletePodGroup) for a in decided.actions)
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    assert world.pod_groups == {}
+
+
+def test_pods_of_a_template_with_kubernetes_group_are_left_alone() -> None:
+    world = native_world(v1beta1=True)
+    world.job["spec"]["workers"]["template"]["spec"]["schedulingGroup"] = {"podGroupName": "mine"}
+    world.settle()
+    assert "gang" not in world.status
+    assert world.workers()[0]["spec"]["schedulingGroup"] == {"podGroupName": "mine"}
 
 
 def test_another_value_is_refused_by_name() -> None:
@@ -278,7 +366,7 @@ def test_api_is_looked_for_when_a_job_needs_it_and_at_times() -> None:
     served.now += ABSENT_SECONDS
     assert served.look() == PRESENT_SECONDS
     assert served.apis.known([names.VOLCANO_API]) == {names.VOLCANO_API: True}
-    assert served.apis.served(names.VOLCANO_API)
+    assert served.apis.newest([names.VOLCANO_API]) == names.VOLCANO_API
     assert served.news == 2
     served.cluster.apis.clear()
     served.now += PRESENT_SECONDS

@@ -12,8 +12,17 @@ from operator_world import World, finished_message
 
 from springtide_operator.api import names
 from springtide_operator.job_loop import calm
+from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.errors import TemplateError
-from springtide_operator.manifests.kueue import place, released, workload_version
+from springtide_operator.manifests.kueue import (
+    Ask,
+    JobPods,
+    fields_to_clear,
+    place,
+    released,
+    workload,
+    workload_version,
+)
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan.actions import (
     CreateCoordinator,
@@ -26,6 +35,7 @@ from springtide_operator.plan.actions import (
     UpdateWorkload,
 )
 from springtide_operator.plan.coordinator_sync import make_sync
+from springtide_operator.plan.observation import newest_served
 from springtide_operator.plan.workload import workload_seen
 
 Object = dict[str, Any]
@@ -99,36 +109,173 @@ def test_without_room_for_fewer_there_is_no_min_count() -> None:
     assert "minCount" not in world.workload["spec"]["podSets"][1]
 
 
-@pytest.mark.parametrize(("served", "pods"), [(False, 4), (None, 0)])
-def test_without_kueue_label_means_nothing_once_known(served: bool | None, pods: int) -> None:
+@pytest.mark.parametrize("served", [False, None])
+def test_job_with_queue_does_not_start_without_kueue(served: bool | None) -> None:
     world = queued_world(served=served)
     for _ in range(5):
         world.round()
         world.kubelet()
-    assert len(world.workers()) == pods
+    assert world.pods == {}
     assert world.workload is None
-    assert "queue" not in world.status
     if served is False:
         assert condition(world, "Degraded")["reason"] == "QueueUnavailable"
         assert "team-a" in condition(world, "Degraded")["message"]
+        assert "take the label kueue.x-k8s.io/queue-name off" in condition(world, "Degraded")["message"]
+        assert condition(world, "Suspended")["reason"] == "Queued"
+        assert world.status["state"] == "Queued"
+
+
+def test_job_waits_for_kueue_and_is_then_admitted() -> None:
+    world = queued_world(served=False)
+    world.settle()
+    world.apis = dict.fromkeys(names.KUEUE_APIS, True)
+    world.settle()
+    assert world.workload is not None
+    admit(world)
+    world.settle()
+    assert len(world.workers()) == 4
+    assert condition(world, "Degraded")["status"] == "False"
+
+
+def test_label_taken_off_lets_job_start_without_kueue() -> None:
+    world = queued_world(served=False)
+    world.settle()
+    del world.job["metadata"]["labels"][names.LABEL_QUEUE]
+    world.settle()
+    assert len(world.workers()) == 4
+    assert "queue" not in world.status
 
 
 def test_operator_that_does_not_know_yet_halts_no_running_job() -> None:
-    for world in (running_world(), queued_world(served=False)):
-        world.settle()
-        before = {pod["metadata"]["uid"] for pod in world.workers()}
-        world.die()
-        world.apis, world.workloads_listed = {}, False
-        world.settle()
-        assert {pod["metadata"]["uid"] for pod in world.workers()} == before
+    world = running_world()
+    world.settle()
+    before = {pod["metadata"]["uid"] for pod in world.workers()}
+    world.die()
+    world.apis, world.workloads_listed = {}, False
+    world.settle()
+    assert {pod["metadata"]["uid"] for pod in world.workers()} == before
 
 
 def test_job_stays_as_kueue_left_it_when_its_api_goes() -> None:
     for world, pods in ((running_world(), 4), (waiting_world(), 0)):
-        world.apis[names.KUEUE_API] = False
+        world.apis = dict.fromkeys(names.KUEUE_APIS, False)
         world.settle()
         assert len(world.workers()) == pods
         assert condition(world, "Degraded")["reason"] == "QueueUnavailable"
+
+
+def test_job_keeps_its_admission_and_no_more_while_kueue_is_away() -> None:
+    world = running_world()
+    world.apis = dict.fromkeys(names.KUEUE_APIS, False)
+    world.scale(6)
+    world.settle()
+    assert len(world.workers()) == 4
+    world.vanish(world.workers()[0])  # and one that is lost comes back
+    world.settle()
+    assert len(world.workers()) == 4
+    assert "gets no more" in condition(world, "Degraded")["message"]
+
+
+def test_job_resumed_while_kueue_is_away_is_not_admitted() -> None:
+    world = running_world()
+    world.apis = dict.fromkeys(names.KUEUE_APIS, False)
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert world.pods == {}
+    world.apis = dict.fromkeys(names.KUEUE_APIS, True)  # its reservation was never given back
+    world.settle()
+    assert len(world.workers()) == 4
+
+
+def test_newest_served_version_is_used_once_all_newer_are_known() -> None:
+    old, new = names.KUEUE_V1BETA1, names.KUEUE_V1BETA2
+    for known, api in (
+        ({}, None),
+        ({old: True}, None),
+        ({new: True}, new),
+        ({new: True, old: True}, new),
+        ({new: False}, None),
+        ({new: False, old: True}, old),
+        ({new: False, old: False}, ""),
+    ):
+        assert newest_served(known, names.KUEUE_APIS) == api
+        world = queued_world(served=None)
+        world.apis = known
+        world.round()
+        assert (world.workload or {}).get("apiVersion") == (api or None)
+        assert world.pods == {}
+
+
+@pytest.mark.parametrize(
+    ("label", "api", "named"),
+    [
+        (
+            "urgent",
+            names.KUEUE_V1BETA2,
+            {
+                "priorityClassRef": {
+                    "group": "kueue.x-k8s.io",
+                    "kind": "WorkloadPriorityClass",
+                    "name": "urgent",
+                }
+            },
+        ),
+        (
+            "",
+            names.KUEUE_V1BETA2,
+            {"priorityClassRef": {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": "high"}},
+        ),
+        (
+            "urgent",
+            names.KUEUE_V1BETA1,
+            {
+                "priorityClassName": "urgent",
+                "priorityClassSource": "kueue.x-k8s.io/workloadpriorityclass",
+            },
+        ),
+        (
+            "",
+            names.KUEUE_V1BETA1,
+            {"priorityClassName": "high", "priorityClassSource": "scheduling.k8s.io/priorityclass"},
+        ),
+    ],
+)
+def test_priority_class_is_named_in_the_words_of_the_version(label: str, api: str, named: Object) -> None:
+    world = queued_world()
+    world.job["spec"]["workers"]["template"]["spec"]["priorityClassName"] = "high"
+    world.job["metadata"]["labels"][names.LABEL_QUEUE_PRIORITY] = label
+    job = world.parsed()
+    made = workload(job, JobPods(worker_pod(job, 0, 0, ""), coordinator_pod(job, 1)), Ask(api, 7))
+    kueue.check_spec(made)
+    assert made["apiVersion"] == api
+    assert {key: made["spec"][key] for key in made["spec"] if key not in ("podSets", "queueName")} == {
+        **named,
+        "priority": 7,
+    }
+    assert set(named) | {"priority"} == set(fields_to_clear(api))
+
+
+def test_claims_of_devices_are_counted() -> None:
+    world = queued_world()
+    template = world.job["spec"]["workers"]["template"]["spec"]
+    template["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    template["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    world.settle()
+    assert world.workload is not None
+    asked = world.workload["spec"]["podSets"][1]["template"]["spec"]
+    assert asked["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    assert asked["containers"][0]["resources"]["claims"] == [{"name": "gpu"}]
+    assert "resourceClaims" not in world.workload["spec"]["podSets"][0]["template"]["spec"]
+
+
+def test_workload_of_an_older_operator_is_written_anew_while_it_waits() -> None:
+    world = waiting_world()
+    assert world.workload is not None
+    world.workload["metadata"]["annotations"][names.ANNOTATION_WORKLOAD_VERSION] = "older"
+    assert kinds(world.round(), UpdateWorkload) == ["UpdateWorkload"]
+    assert not kinds(world.round(), UpdateWorkload)
 
 
 def test_fewer_workers_may_be_admitted_and_all_hear_of_it() -> None:
@@ -150,6 +297,180 @@ def test_fewer_workers_may_be_admitted_and_all_hear_of_it() -> None:
     world.settle()
     assert len(world.workers()) == 2
     assert condition(world, "Degraded")["status"] == "False"
+
+
+def test_quota_of_a_smaller_job_is_given_back_when_its_pods_are_gone() -> None:
+    world = running_world()
+    world.scale(2)
+    decided = world.round()
+    assert len(kinds(decided, DeletePod)) == 2
+    assert not kinds(decided, ReportWorkload), "they still use it"
+    assert world.workload is not None
+    assert kueue.quota(world.workload) == {"coordinator": 1, "workers": 4}
+    world.settle()
+    assert kueue.quota(world.workload) == {"coordinator": 1, "workers": 2}
+    assert world.status["queue"]["workers"] == 2
+    world.scale(3)
+    world.settle()
+    assert len(world.workers()) == 2, "what was given back is another job's"
+    assert "2 of 3 workers" in condition(world, "Degraded")["message"]
+    assert names.ANNOTATION_ELASTIC in condition(world, "Degraded")["message"]
+    evict(world)
+    world.settle()
+    assert "reclaimablePods" not in world.workload["status"]
+    admit(world)
+    world.settle()
+    assert len(world.workers()) == 3
+
+
+def test_partly_admitted_job_gives_back_from_all_it_asked_for() -> None:
+    world = running_world(workers=3)
+    world.scale(2)
+    world.settle()
+    assert world.workload is not None
+    assert world.workload["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
+    assert kueue.quota(world.workload)["workers"] == 2
+
+
+def test_quota_that_capacity_may_use_is_kept() -> None:
+    world = running_world()
+    world.job["spec"]["elasticity"] = {"policy": "Capacity"}
+    world.job["spec"]["workers"]["maxReplicas"] = 8
+    world.scale(2)
+    world.settle()
+    assert world.workload is not None
+    assert kueue.quota(world.workload)["workers"] == 4
+
+
+def elastic_world() -> World:
+    """Runs with 4 workers, and may grow while it does."""
+    world = queued_world()
+    world.job["metadata"]["annotations"] = {names.ANNOTATION_ELASTIC: "true"}
+    world.settle()
+    admit(world)
+    world.settle()
+    world.reports()
+    world.round()
+    world.round()
+    return world
+
+
+def take_over(world: World) -> None:
+    """Kueue admits the Workload that asks for more, and finishes the one before."""
+    assert world.workload is not None
+    assert world.successor is not None
+    world.workload = kueue.replaced(world.workload)
+    world.successor = kueue.admitted(world.successor)
+
+
+def test_elastic_job_grows_by_a_second_workload() -> None:
+    world = elastic_world()
+    assert world.workload is not None
+    assert "minCount" not in world.workload["spec"]["podSets"][1]
+    first, before = world.workload["metadata"], {pod["metadata"]["uid"] for pod in world.workers()}
+    assert first["annotations"][names.ANNOTATION_ELASTIC] == "true"
+    world.scale(6)
+    world.settle()
+    assert len(world.workers()) == 4
+    assert world.successor is not None
+    made = world.successor
+    assert made["metadata"]["name"] == f"{first['name']}-slice-1"
+    assert made["metadata"]["annotations"][names.ANNOTATION_REPLACES] == f"default/{first['name']}"
+    assert made["metadata"]["annotations"][names.ANNOTATION_SLICE_OF] == first["name"]
+    assert [one["count"] for one in made["spec"]["podSets"]] == [1, 6]
+    assert "asks for more" in condition(world, "Degraded")["message"]
+    take_over(world)
+    world.settle()
+    assert len(world.workers()) == 6
+    assert before < {pod["metadata"]["uid"] for pod in world.workers()}, "nobody left for it"
+    assert world.workload is made or world.workload["metadata"]["name"] == made["metadata"]["name"]
+    assert world.successor is None, "the one before was deleted"
+    assert condition(world, "Degraded")["status"] == "False"
+    world.scale(7)
+    world.settle()
+    assert world.successor["metadata"]["name"] == f"{first['name']}-slice-2"
+
+
+def test_elastic_job_trains_on_between_the_two_workloads() -> None:
+    """The first is finished before the admission checks of the second are done."""
+    world = elastic_world()
+    world.scale(6)
+    world.settle()
+    assert world.workload is not None
+    assert world.successor is not None
+    world.workload = kueue.replaced(world.workload)
+    world.settle()
+    assert len(world.workers()) == 0, "finished, and nothing reserved for the other: no quota at all"
+
+    world = elastic_world()
+    world.scale(6)
+    world.settle()
+    world.workload = kueue.replaced(world.workload)
+    world.successor = kueue.admitted(world.successor, checks_ready=False)
+    world.settle()
+    assert len(world.workers()) == 4
+    world.successor = kueue.admitted(world.successor)
+    world.settle()
+    assert len(world.workers()) == 6
+
+
+def test_what_is_asked_for_more_follows_the_job() -> None:
+    world = elastic_world()
+    world.scale(6)
+    world.settle()
+    world.scale(8)
+    world.settle()
+    assert world.successor is not None
+    assert world.successor["spec"]["podSets"][1]["count"] == 8
+    world.scale(4)
+    world.settle()
+    assert world.successor is None
+    assert len(world.workers()) == 4
+    world.scale(3)
+    world.settle()
+    assert world.workload is not None
+    assert kueue.quota(world.workload)["workers"] == 3
+    world.scale(5)
+    world.settle()
+    assert world.successor["spec"]["podSets"][1]["count"] == 5
+
+
+@pytest.mark.parametrize("how", ["evict", "suspend", "end"])
+def test_second_workload_goes_with_the_admission_of_the_first(how: str) -> None:
+    world = elastic_world()
+    world.scale(6)
+    world.settle()
+    assert world.successor is not None
+    if how == "evict":
+        evict(world)
+    elif how == "suspend":
+        world.job["spec"]["suspend"] = True
+    else:
+        for worker in world.workers():
+            world.end(worker, 0, finished_message(1))
+    for _ in range(40):
+        world.round()
+        world.kubelet()
+        world.now += 10
+    assert world.successor is None
+    assert (world.workload is None) == (how == "suspend")
+    if how == "evict":
+        assert world.workload is not None
+        assert world.workload["spec"]["podSets"][1]["count"] == 6, "asked for anew"
+
+
+def test_old_workload_is_deleted_where_kueue_does_not_finish_it() -> None:
+    """Without the feature both are admitted, each with quota of its own."""
+    world = elastic_world()
+    world.scale(6)
+    world.settle()
+    assert world.successor is not None
+    world.successor = kueue.admitted(world.successor)
+    world.settle()
+    assert len(world.workers()) == 6
+    assert world.workload is not None
+    assert world.workload["metadata"]["name"].endswith("-slice-1")
+    assert world.successor is None
 
 
 def test_servers_are_an_own_pod_set_and_no_more_than_admitted() -> None:
@@ -260,7 +581,7 @@ def test_evicted_job_leaves_at_boundary_then_frees_its_quota() -> None:
     world.settle()
     assert world.pods == {}
     assert world.workload is not None
-    assert world.workload["status"]["admission"] is None
+    assert "admission" not in world.workload["status"]
     assert kueue.condition(world.workload, "QuotaReserved")["status"] == "False"
     assert kueue.condition(world.workload, "Admitted")["status"] == "False"
     assert kueue.condition(world.workload, "PodsReady")["status"] == "False"

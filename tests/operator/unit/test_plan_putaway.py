@@ -246,6 +246,19 @@ def test_failing_checkpoints_degrade_the_job_and_stop_nothing() -> None:
     assert condition(world, "Degraded")["status"] == "False"
 
 
+def test_low_limits_of_open_files_degrade_and_stop_nothing() -> None:
+    world = training()
+    tell(world, held_back="there is room on digits-worker-1-0 for generations of 2")
+    world.round()
+    degraded = condition(world, "Degraded")
+    assert degraded["reason"] == "OpenFilesLimitSize"
+    assert "digits-worker-1-0" in degraded["message"]
+    assert world.status["state"] == "Running"
+    tell(world, held_back="")
+    world.round()
+    assert condition(world, "Degraded")["status"] == "False"
+
+
 def test_a_restored_checkpoint_is_told_once() -> None:
     world = training()
     tell(world, restored="/volume/x/" + NAME, restored_step=30, not_restored=("step-9: cut short",))

@@ -26,6 +26,7 @@ from springtide_operator.plan.coordinator_sync import make_sync
 from springtide_operator.plan.observation import ServerReport
 from springtide_operator.plan.servers import MUTE_SECONDS
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.versions import PROTOCOL_VERSION
 
 
 def serving_job(servers: int = 2, replicas: int = 2) -> dict[str, Any]:
@@ -175,6 +176,88 @@ def test_evicted_server_is_replaced_at_once_and_only_once() -> None:
     world.reports()
     world.round()
     assert condition(world)["reason"] == "Healthy"
+
+
+def pinned() -> World:
+    """A job whose first servers an operator of release 1 has made; release 2 acts now."""
+    world = World(job=serving_job(), server_image="springtide/ps:1")
+    world.settle()
+    world.now += 100
+    world.reports()
+    world.round()
+    world.server_image = "springtide/ps:2"
+    return world
+
+
+def images(world: World) -> list[str]:
+    return [pod["spec"]["containers"][0]["image"][-1] for pod in world.servers()]
+
+
+def test_image_of_servers_stands_in_status_before_the_first() -> None:
+    world = World(job=serving_job(), server_image="springtide/ps:1")
+    while not of(world.plan(), CreateServer):
+        world.round()
+        world.kubelet()
+    world.round(1)  # dies after the status write
+    assert world.status["parameterServers"]["image"] == "springtide/ps:1"
+    assert world.servers() == []
+
+
+def test_another_operator_alone_replaces_no_server() -> None:
+    world = pinned()
+    assert world.plan().actions == ()
+    world.die()
+    world.settle()
+    assert images(world) == ["1", "1"]
+
+
+@pytest.mark.parametrize("older", ["member", "server", "coordinator", "nobody"])
+def test_successor_of_a_server_is_new_where_nobody_is_older(older: str) -> None:
+    world = pinned()
+    before = PROTOCOL_VERSION - 1
+    assert world.report is not None
+    members, servers = list(world.report.members), list(world.report.servers)
+    if older == "member":
+        members[0] = replace(members[0], protocol=before)
+    if older == "server":
+        servers[1] = replace(servers[1], protocol=before)
+    protocol = before if older == "coordinator" else PROTOCOL_VERSION
+    world.reports(members=tuple(members), servers=tuple(servers), protocol=protocol)
+    world.ask_deletion(server(world, 1))
+    world.round()
+    image = "2" if older == "nobody" else "1"
+    assert images(world) == ["1", image]
+    assert world.status["parameterServers"]["image"] == f"springtide/ps:{image}"
+
+
+def test_successor_of_a_server_nobody_heard_keeps_the_image() -> None:
+    world = pinned()
+    world.die()
+    world.ask_deletion(server(world, 0))
+    world.settle()
+    assert images(world) == ["1", "1"]
+
+
+def test_servers_of_a_resumed_job_are_of_the_new_image() -> None:
+    world = pinned()
+    world.report = None
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    for pod in [*world.coordinators(), *world.workers(), *world.servers()]:
+        world.vanish(pod)
+    world.settle()
+    assert world.status["parameterServers"]["image"] == "springtide/ps:1"
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert images(world) == ["2", "2"]
+
+
+def test_image_of_the_servers_template_comes_first() -> None:
+    world = World(job=serving_job(), server_image="springtide/ps:1")
+    template = {"spec": {"containers": [{"name": "server", "image": "mine:7"}]}}
+    world.job["spec"]["parameterServers"]["template"] = template
+    world.settle()
+    assert images(world) == ["7", "7"]
 
 
 def test_a_server_that_runs_and_does_not_serve_is_named() -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide_operator import records, wire_json
+from springtide_kube import wire_json
+from springtide_operator import records
 from springtide_operator.api import limits, names
 from springtide_operator.api.job import InvalidJob, Job
 

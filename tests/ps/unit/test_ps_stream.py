@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from springtide_protocol.versions import PROTOCOL_VERSION
 from springtide_ps.wire import stream as streams
-from springtide_ps.wire.frames import Frame, FrameError, Kind, pack
+from springtide_ps.wire.frames import VERSION, Frame, FrameError, Kind, pack
 from springtide_ps.wire.stream import PeerClosedError, Stream
 
 
@@ -148,3 +149,8 @@ def test_a_paced_line_that_is_free_begins_when_something_is_sent(monkeypatch: py
         assert send(since=109.0) >= 110.5
         begins = clock.now
         assert send() >= begins + 0.5
+
+
+def test_version_of_frames_changes_with_the_protocols() -> None:
+    """The operator knows of pods only the protocol's, and gives servers another release's image by it."""
+    assert {2: 3}[PROTOCOL_VERSION] == VERSION, "raise PROTOCOL_VERSION, too, and write the pair here"

@@ -308,6 +308,23 @@ def test_entries_after_formed_leave_room_for_the_next_ones() -> None:
     assert answer.store.get("early") == b"v"
 
 
+def test_room_for_a_group_is_told_as_before_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = 10
+    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: 1000)
+    monkeypatch.setattr(descriptors, "open_descriptors", lambda: opened)
+    session = Session()
+    room = descriptors.largest_group(1000, 10)
+    assert session.membership.hello().largest_group == room
+    opened = 110  # the script has its data now
+    session.join(1)
+    assert session.sent[0].parked.largest_group == room - 50
+    opened = 500  # a group has its connections
+    session.membership.formed(0.0, 0.0, 0)
+    assert session.membership.hello().largest_group == room - 50
+    session.membership.park(pb.BOUNDARY)
+    assert session.sent[-1].parked.largest_group == room - 50
+
+
 def test_limit_of_files_below_what_the_job_wants_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

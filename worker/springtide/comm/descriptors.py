@@ -46,6 +46,11 @@ def check_room(size: int) -> None:
         )
 
 
+def room_for_group() -> int:
+    """Return how many processes the largest group has that this process has room for, while it has none."""
+    return largest_group(descriptor_limit(), open_descriptors())
+
+
 def why_too_few(wanted: int) -> str:
     """Return what to do where a generation of all that the job wants has no room here; "" where it has.
 

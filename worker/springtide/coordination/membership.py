@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from springtide.checkpoint.shares import Share
-from springtide.comm.descriptors import why_too_few
+from springtide.comm.descriptors import room_for_group, why_too_few
 from springtide.comm.store_entries import Entries, Publish
 from springtide.coordination.park_reply import Leave, ParkReply, Save, Start
 from springtide.errors import SpringtideError
@@ -107,6 +107,7 @@ class Membership:
         self._needed_servers: list[str] = []
         self._unsettled = False
         self._copies = 0
+        self._largest_group = 0  # processes that it had room for before its first generation
         self._wanted = 0  # processes: the most that a coordinator said the job wants
         # Messages that a new stream repeats.
         self._promise: pb.Parked | None = None
@@ -220,6 +221,7 @@ class Membership:
     def hello(self) -> pb.Hello:
         """Return the first message of every stream: what this process is at this moment."""
         with self._changed:
+            self._measure_room()
             message = pb.Hello(
                 protocol_version=OWN.oldest,
                 speaks=speaks_to_proto(OWN),
@@ -237,6 +239,7 @@ class Membership:
                 storage=self._storage,
                 bound_to_steps=self._bound_to_steps,
                 at_epoch_end=self._at_epoch_end,
+                largest_group=self._largest_group,
             )
             if self._generation is not None:
                 message.generation.CopyFrom(generation_to_proto(self._generation))
@@ -311,6 +314,11 @@ class Membership:
             if self._checkpoint is not None:
                 self._send(pb.WorkerMessage(checkpoint=self._checkpoint))
             self._changed.notify_all()
+
+    def _measure_room(self) -> None:
+        """Count how large a group there is room for, before there is any that takes some of it."""
+        if self._generation is None:
+            self._largest_group = room_for_group()
 
     def _save_asked(self, message: pb.Save) -> None:
         with self._changed:
@@ -498,6 +506,7 @@ class Membership:
             reached: ids of the servers that it reaches.
         """
         with self._changed:
+            self._measure_room()
             suspects = [m.id for m in self._members if m.address in addresses and m.id != self._me.id]
             suspects += [s.id for s in self._servers if s.address.rpartition(":")[0].strip("[]") in addresses]
             promise = pb.Parked(
@@ -508,6 +517,7 @@ class Membership:
                 cannot_go_back=cannot_go_back,
                 reached=reached,
                 at_epoch_end=self._at_epoch_end,
+                largest_group=self._largest_group,
             )
             if self._generation is not None:
                 promise.generation.CopyFrom(generation_to_proto(self._generation))

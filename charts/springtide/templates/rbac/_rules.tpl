@@ -30,9 +30,10 @@
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
 {{- if .Values.rbac.gangScheduling }}
-# Gang start with Volcano or the coscheduling plugin, where their API is served and a job names their scheduler: a
-# PodGroup is made before the pods, and deleted when its job has none. Get: one of that name may be somebody else's.
-- apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
+# Gang start with Volcano, the coscheduling plugin or Kubernetes itself, where their API is served and a job names their
+# scheduler: a PodGroup is made before the pods, and deleted when its job has none. Get: one of that name may be
+# somebody else's.
+- apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io, scheduling.k8s.io]
   resources: [podgroups]
   verbs: [get, create, patch, delete]
 {{- end }}

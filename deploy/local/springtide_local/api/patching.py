@@ -49,6 +49,8 @@ def patch(
     view = resource.view
     current = store.get_stored(resource, target.name, target.namespace).object
     shown = view.show(current) if view is not None else current
+    if view is None and shown["apiVersion"] != resource.api_version:
+        shown = {**shown, "apiVersion": resource.api_version}  # written in another version
     patched = patched_object(resource, shown, kind, body)
     if view is not None:
         patched = view.store(patched)
