@@ -234,7 +234,7 @@ TIMES = Row(
             "Wait for values",
             quantiles("springtide_worker_values_seconds"),
             unit="s",
-            about="With shards: for values of parameters that other workers step; what overlapping did not hide.",
+            about="With shards: for values that other workers step; the part that overlapping did not hide.",
         ),
     ),
 )

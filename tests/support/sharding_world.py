@@ -88,7 +88,9 @@ def gradients_for(layout: Layout, seed: int) -> dict[int, torch.Tensor]:
 
 def stretches(home: ShardedOptimizer, shard: Shard) -> list[Stretch]:
     """Return the stretches of parameters in a shard."""
-    return [s for _, _, s in home.held.cells.within(shard.bucket, (shard.start, shard.stop)) if s is not None]
+    return [
+        s for _, _, s in home.held.cells.between(shard.bucket, (shard.start, shard.stop)) if s is not None
+    ]
 
 
 def part_of_whole(value: Any, stretch: Stretch, shape: Sequence[int]) -> Any:
@@ -468,7 +470,7 @@ class World:
             assert home.assigned is not None
             assert not member.optimizer.state
             for number in home.assigned.held_by(rank):
-                for part in home.held.cuts(home.shards, number):
+                for part in home.held.shard_parts(home.shards, number):
                     whole = truth.parameters[part.stretch.index]
                     state = truth.optimizer.state.get(whole, {})
                     check_state(part.state, state, part.stretch, whole.shape)

@@ -177,7 +177,7 @@ def test_checkpoint_is_restored_at_another_size(
     first: str,
     second: str,
 ) -> None:
-    """Of a job in shards by one that has none, and the other way."""
+    """A job without shards restores that of one in shards, and the other way."""
     cluster = make_cluster(environment=saving(tmp_path) | {"SPRINGTIDE_SHARD": first})
     workers = cluster.start(3)
     cluster.until(lambda: saved_steps(tmp_path)[:1] >= [8], "a checkpoint")

@@ -17,7 +17,7 @@ from springtide.sharding.shard_map import (
     LostShardsError,
     Shard,
     ShardMap,
-    cut,
+    divide,
     plan,
 )
 
@@ -39,7 +39,7 @@ BUCKETS = st.lists(st.sampled_from([100, 5000, 65_536, 300_000, 1_000_000]), min
 )
 def test_cut_covers_each_bucket_once_and_aligned(sizes: list[int], widths: list[int], count: int) -> None:
     widths = widths[: len(sizes)]
-    shards = cut(sizes, widths, count)
+    shards = divide(sizes, widths, count)
     by_bucket: dict[int, list[Shard]] = {}
     for shard in shards:
         by_bucket.setdefault(shard.bucket, []).append(shard)
@@ -60,7 +60,7 @@ class Job:
     """Members that come and are lost, each of which holds what the last plan has given it."""
 
     def __init__(self, sizes: Sequence[int], nodes: Sequence[str]) -> None:
-        self.shards = cut(sizes, [4] * len(sizes))
+        self.shards = divide(sizes, [4] * len(sizes))
         self.nodes = list(nodes)
         self.held: list[set[int]] = [set(range(len(self.shards))), *(set() for _ in nodes[1:])]
         self.moved = self.needed = 0
@@ -206,7 +206,7 @@ def test_lost_shards_are_named_exactly(size: int, count: int, seed: int, lost: i
 def test_plan_follows_from_its_arguments_alone(seed: int, size: int) -> None:
     """Other objects, other orders in sets, other names of nodes: all members have to come to the same map."""
     draw = random.Random(seed)
-    shards = cut([draw.randrange(1, 500_000) for _ in range(4)], [4] * 4)
+    shards = divide([draw.randrange(1, 500_000) for _ in range(4)], [4] * 4)
     nodes = [draw.choice("abcd") for _ in range(size)]
     held = [{n for n in range(len(shards)) if draw.random() < 0.4} for _ in range(size)]
     held[draw.randrange(size)] |= set(range(len(shards)))
@@ -224,7 +224,7 @@ def test_plan_follows_from_its_arguments_alone(seed: int, size: int) -> None:
 
 def test_holders_that_have_all_keep_what_would_come_to_them() -> None:
     """A restore by all members leaves everything at everyone, so that no shard moves."""
-    shards = cut([1_000_000, 5000], [4, 4])
+    shards = divide([1_000_000, 5000], [4, 4])
     for size in (1, 2, 3, 7):
         held = [set(range(len(shards)))] * size
         found = plan(shards, [f"n{rank % 3}" for rank in range(size)], held)

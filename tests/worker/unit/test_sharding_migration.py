@@ -16,7 +16,7 @@ from sharding_world import same
 
 from springtide.sharding import migration
 from springtide.sharding.migration import Move, migrate, moves
-from springtide.sharding.pieces import Cut, State, Stretch
+from springtide.sharding.pieces import ShardPart, State, Stretch
 from springtide.sharding.shard_map import ShardMap
 
 ONE_NUMBER: list[Any] = [
@@ -51,14 +51,14 @@ def state_of(stretch: Stretch, seed: int) -> State:
     return state
 
 
-def cuts_of(sizes: Sequence[Sequence[int]], seed: int) -> list[list[Cut]]:
+def cuts_of(sizes: Sequence[Sequence[int]], seed: int) -> list[list[ShardPart]]:
     """Return what each shard consists of: stretches of parameters, of these sizes."""
     found, at = [], 0
     for own in sizes:
         parts = []
         for index, size in enumerate(own):
             stretch = Stretch(index, at, at + size)
-            parts.append(Cut(stretch, state_of(stretch, seed)))
+            parts.append(ShardPart(stretch, state_of(stretch, seed)))
             at += size
         found.append(parts)
     return found
@@ -84,11 +84,11 @@ def test_state_arrives_bit_for_bit_in_rounds(sizes: list[list[int]], size: int, 
     rounds: list[list[int]] = [[] for _ in range(size)]
 
     def call(group: FakeGroup) -> dict[Stretch, State]:
-        def cuts(number: int) -> list[Cut]:
+        def shard_parts(number: int) -> list[ShardPart]:
             assert number in held[group.rank]
             return shards[number]
 
-        return migrate(group, planned, cuts, rounds[group.rank].append)  # type: ignore[arg-type]
+        return migrate(group, planned, shard_parts, rounds[group.rank].append)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(migration, "ROUND_BYTES", most)
@@ -157,7 +157,7 @@ def test_move_of_shards_without_state_takes_no_round() -> None:
         return migrate(
             group,  # type: ignore[arg-type]
             [Move(0, 0, 1)],
-            lambda number: [Cut(Stretch(0, 0, 9), {}), Cut(Stretch(1, 0, 9), {})],
+            lambda number: [ShardPart(Stretch(0, 0, 9), {}), ShardPart(Stretch(1, 0, 9), {})],
             rounds.append,
         )
 
@@ -173,7 +173,7 @@ def test_more_than_a_round_of_one_tensor_arrives() -> None:
     rounds: list[int] = []
 
     def call(group: FakeGroup) -> Any:
-        part = Cut(Stretch(0, 0, state.numel()), {"exp_avg": state, "step": torch.tensor(4.0)})
+        part = ShardPart(Stretch(0, 0, state.numel()), {"exp_avg": state, "step": torch.tensor(4.0)})
         on_round = rounds.append if group.rank else lambda count: None
         return migrate(group, [Move(0, 0, 1)], lambda number: [part], on_round)  # type: ignore[arg-type]
 
@@ -192,7 +192,9 @@ def test_lost_member_ends_a_migration_as_an_error() -> None:
             group.shut()
             return None
         with pytest.raises(RuntimeError, match="closed"):
-            migrate(group, [Move(0, 0, 1)], lambda number: [Cut(Stretch(0, 0, 1), {})], lambda count: None)  # type: ignore[arg-type]
+            migrate(
+                group, [Move(0, 0, 1)], lambda number: [ShardPart(Stretch(0, 0, 1), {})], lambda count: None
+            )  # type: ignore[arg-type]
         return None
 
     on_members(3, call)

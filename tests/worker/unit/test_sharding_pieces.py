@@ -24,7 +24,7 @@ from torch import optim
 
 from springtide.errors import SpringtideError, UsageError
 from springtide.sharding.pieces import HeldPieces, State, Stretch, check_elementwise
-from springtide.sharding.shard_map import Shard, ShardMap, cut
+from springtide.sharding.shard_map import Shard, ShardMap, divide
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 LATE_UNUSED = {1: (1, 4), 2: (5,), 4: (0, 1, 2, 3, 4, 5, 6)}
@@ -63,7 +63,7 @@ def two_groups(make: MakeOptimizer, parameters: Mapping[str, torch.nn.Parameter]
 
 
 def shards_of(layout: Any) -> tuple[Shard, ...]:
-    return cut(layout.sizes, [dtype.itemsize for dtype in layout.dtypes])
+    return divide(layout.sizes, [dtype.itemsize for dtype in layout.dtypes])
 
 
 def random_map(draw: random.Random, count: int, size: int) -> ShardMap:
@@ -122,7 +122,7 @@ class Plain:
         """Fail unless the holder has this optimizer's state and values of these shards."""
         own = list(self.parameters.values())
         for number in shards:
-            for part in holder.held.cuts(holder.shards, number):
+            for part in holder.held.shard_parts(holder.shards, number):
                 whole = own[part.stretch.index]
                 check_state(part.state, self.optimizer.state.get(whole, {}), part.stretch, whole.shape)
                 values = part_of_whole(whole.data, part.stretch, whole.shape)
@@ -136,7 +136,7 @@ def migrated(holders: Sequence[Holder], old: ShardMap, new: ShardMap) -> None:
         own: dict[Stretch, State] = {}
         for number in new.held_by(rank):
             source = holders[old.owners[number]]
-            for part in source.held.cuts(source.shards, number):
+            for part in source.held.shard_parts(source.shards, number):
                 own[part.stretch] = copy.deepcopy(part.state)
                 holders[rank].held.values.of(part.stretch).copy_(source.held.values.of(part.stretch))
         states.append(own)
@@ -201,7 +201,9 @@ def check_both_holders(make: MakeOptimizer, dtype: torch.dtype) -> None:
     for number in range(len(holders[0].shards)):
         first, second = (holders[rank] for rank in assigned.holders(number))
         for one, other in zip(
-            first.held.cuts(first.shards, number), second.held.cuts(second.shards, number), strict=True
+            first.held.shard_parts(first.shards, number),
+            second.held.shard_parts(second.shards, number),
+            strict=True,
         ):
             assert one.state.keys() == other.state.keys()
             assert all(same(one.state[name], other.state[name]) for name in one.state), one.stretch
@@ -316,7 +318,7 @@ def test_state_that_cannot_be_cut_is_refused_by_name() -> None:
     holder.step(0)
     for number in range(len(holder.shards)):
         with pytest.raises(SpringtideError, match=r"'pairs' of \w+ has the shape \(2, .* cannot be sharded"):
-            holder.held.cuts(holder.shards, number)
+            holder.held.shard_parts(holder.shards, number)
     whole = Holder(lambda p: Doubled(p, lr=0.1))
     whole.optimizer.step()
     with pytest.raises(SpringtideError, match=r"'pairs' of .* cannot be cut by elements"):
@@ -328,7 +330,11 @@ def test_state_of_which_a_part_is_missing_is_refused() -> None:
     everything = random_map(random.Random(0), len(holder.shards), 1)
     holder.hold_own(everything, 0)
     holder.step(0)
-    cuts = [part for number in range(len(holder.shards)) for part in holder.held.cuts(holder.shards, number)]
+    cuts = [
+        part
+        for number in range(len(holder.shards))
+        for part in holder.held.shard_parts(holder.shards, number)
+    ]
     states = {part.stretch: part.state for part in cuts}
     del states[max(states, key=lambda stretch: stretch.start)]
     with pytest.raises(SpringtideError, match="a shard was cut"):

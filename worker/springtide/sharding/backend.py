@@ -32,10 +32,10 @@ from springtide.comm.gather import gather_bytes
 from springtide.comm.layout import Layout
 from springtide.comm.process_group import Group
 from springtide.settings import Settings
-from springtide.sharding.exchange import Exchanges, HeldSums, Interval, Sums
+from springtide.sharding.collectives import Exchanges, HeldSums, Interval, Sums
 from springtide.sharding.migration import migrate, moves
-from springtide.sharding.pieces import Cut, HeldPieces, State, Stretch
-from springtide.sharding.shard_map import LostShardsError, ShardMap, cut, plan
+from springtide.sharding.pieces import HeldPieces, ShardPart, State, Stretch
+from springtide.sharding.shard_map import LostShardsError, ShardMap, divide, plan
 from springtide.sharding.snapshot import Description, ShardSnapshot, WritingPlan, describe, take_snapshot
 from springtide_protocol.names import GenerationName, StateName
 
@@ -64,7 +64,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a member must know to make a step whose sums it holds.
+    """Say how a committed step was made, for a member that holds its sums.
 
     Attributes:
         scale: The factor of the sums.
@@ -134,7 +134,7 @@ class ShardedOptimizer:
         self._layout, self._optimizers, self._with_norm, self._node = layout, optimizers, with_norm, node
         self._parameters = list(parameters.values())
         self._index = {id(item): index for index, item in enumerate(self._parameters)}
-        self.shards = cut(layout.sizes, [dtype.itemsize for dtype in layout.dtypes])
+        self.shards = divide(layout.sizes, [dtype.itemsize for dtype in layout.dtypes])
         self.held = HeldPieces(self._parameters, layout, optimizers)
         self._buckets_of = [slot.bucket for slot in layout.slots]
         self._map: ShardMap | None = None
@@ -174,7 +174,7 @@ class ShardedOptimizer:
 
     @property
     def assigned(self) -> ShardMap | None:
-        """Who holds what in the present generation; None before the first."""
+        """Return who holds which shard in the present generation; None before the first."""
         return self._map
 
     def state_dict(self) -> dict[str, Any]:
@@ -281,17 +281,18 @@ class ShardedOptimizer:
         """Return the state of all that is to be held here, and how many bytes of it came."""
         whole = self.held.take_from_optimizers(self.shards, range(len(self.shards))) if is_source else {}
 
-        def cuts(number: int) -> list[Cut]:
+        def shard_parts(number: int) -> list[ShardPart]:
             if not is_source:
-                return self.held.cuts(self.shards, number)
+                return self.held.shard_parts(self.shards, number)
             shard = self.shards[number]
-            stretches = self.held.cells.within(shard.bucket, (shard.start, shard.stop))
-            return [Cut(item, whole[item]) for _, _, item in stretches if item is not None]
+            stretches = self.held.cells.between(shard.bucket, (shard.start, shard.stop))
+            return [ShardPart(item, whole[item]) for _, _, item in stretches if item is not None]
 
-        def with_values(number: int) -> list[Cut]:
-            parts = cuts(number)
+        def with_values(number: int) -> list[ShardPart]:
+            parts = shard_parts(number)
             return [
-                Cut(part.stretch, part.state | {VALUES: self.held.values.of(part.stretch)}) for part in parts
+                ShardPart(part.stretch, part.state | {VALUES: self.held.values.of(part.stretch)})
+                for part in parts
             ]
 
         came = 0
@@ -312,11 +313,11 @@ class ShardedOptimizer:
                 group.start_sum(torch.zeros(1)).wait()
         except RuntimeError:
             if arrived:
-                kept = {part.stretch: part.state for number in self._numbers for part in cuts(number)}
+                kept = {part.stretch: part.state for number in self._numbers for part in shard_parts(number)}
                 self._numbers, self._state = sorted({*self._numbers, *mine}), state
                 self.held.hold(self.shards, self._numbers, kept | arrived)
             raise
-        staying = [part for number in set(self._numbers) & set(mine) for part in cuts(number)]
+        staying = [part for number in set(self._numbers) & set(mine) for part in shard_parts(number)]
         return {part.stretch: part.state for part in staying} | arrived, came
 
     def _install(
@@ -409,13 +410,32 @@ class ShardedOptimizer:
         return wanted
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
-        """Refuse: tables are not sharded."""
+        """Refuse: tables are not sharded.
+
+        Args:
+            index: Number of the parameter that stands for the table.
+            ids: int64 [n].
+            sums: float32 [n, dim].
+
+        Raises:
+            NotImplementedError: Always.
+        """
         raise NotImplementedError("tables are refused by distribute()")
 
     def stage_tables(
         self, optimizer: torch.optim.Optimizer, scale: float, factor: float, unused: Collection[int]
     ) -> None:
-        """Refuse: tables are not sharded."""
+        """Refuse: tables are not sharded.
+
+        Args:
+            optimizer: The one that steps.
+            scale: Of the whole step.
+            factor: Of this optimizer's gradients.
+            unused: Numbers of parameters without a gradient.
+
+        Raises:
+            NotImplementedError: Always.
+        """
         raise NotImplementedError("tables are refused by distribute()")
 
     def prepare(self) -> float | None:
@@ -448,7 +468,7 @@ class ShardedOptimizer:
             if owners[number] != rank:
                 continue
             shard = self.shards[number]
-            for start, stop, stretch in self.held.cells.within(shard.bucket, (shard.start, shard.stop)):
+            for start, stop, stretch in self.held.cells.between(shard.bucket, (shard.start, shard.stop)):
                 if stretch is not None:
                     norm = torch.linalg.vector_norm(self._sums[shard.bucket][start:stop], dtype=torch.float64)
                     squares[numbers[id(self._parameters[stretch.index])]] += norm.cpu() ** 2
@@ -522,14 +542,14 @@ class ShardedOptimizer:
         self._gather_seconds += time.perf_counter() - began
 
     def _take(self, bucket: int, interval: Interval, came: torch.Tensor) -> None:
-        for start, stop, stretch in self.held.cells.within(bucket, interval):
+        for start, stop, stretch in self.held.cells.between(bucket, interval):
             if stretch is not None:
                 self.held.values.of(stretch).copy_(came[start - interval[0] : stop - interval[0]])
 
     def _parts(self, bucket: int) -> Callable[[Interval], list[torch.Tensor]]:
         def parts(interval: Interval) -> list[torch.Tensor]:
             found = []
-            for start, stop, stretch in self.held.cells.within(bucket, interval):
+            for start, stop, stretch in self.held.cells.between(bucket, interval):
                 if stretch is None:
                     found.append(
                         torch.zeros(stop - start, dtype=self._layout.dtypes[bucket], device=self._device)
@@ -578,7 +598,7 @@ def _planned_among(
 ) -> ShardMap:
     """Return a map over some of the members, in the ranks of all. PURE.
 
-    What only those hold that leave counts as held by the first one that stays: it has to move in any case.
+    Shards that only leavers hold count as held by one that stays: they have to move in any case.
     """
     there = {shard for rank in staying for shard in held[rank]}
     own = [set(held[rank]) for rank in staying]

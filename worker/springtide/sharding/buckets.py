@@ -1,8 +1,8 @@
 """Buckets whose memory is given back as soon as their gradients have left.
 
 Where each worker keeps the sums of its own shards only, nobody needs the gradients of a whole bucket after
-they were sent. Then memory is taken for the buckets that backward is filling, not for all. What a script sees
-as a gradient from then on is zero, in memory that takes no room.
+they were sent. Then memory is taken for the buckets that backward is filling, not for all. From then on a
+script sees zeros as its gradients, which take no room.
 """
 
 from __future__ import annotations
@@ -104,7 +104,15 @@ class PassingBuckets(Buckets):
         super().carry(index, gradient)
 
     def start_late(self, indices: Collection[int], start_sum: object) -> list[object]:  # type: ignore[override]
-        """Refuse: nothing is late where no parameter is expected to be unused."""
+        """Refuse: nothing is late where no parameter is expected to be unused.
+
+        Args:
+            indices: Numbers of parameters.
+            start_sum: Starts a sum.
+
+        Raises:
+            NotImplementedError: Always.
+        """
         raise NotImplementedError("may_expect_unused is False")
 
     def _send(self, bucket: int) -> None:

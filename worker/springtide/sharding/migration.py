@@ -21,7 +21,7 @@ import torch
 from springtide.comm.codec import as_bytes
 from springtide.comm.gather import gather_bytes
 from springtide.comm.process_group import Group
-from springtide.sharding.pieces import Cut, State, Stretch, is_cut
+from springtide.sharding.pieces import ShardPart, State, Stretch, is_by_element
 from springtide.sharding.shard_map import ShardMap
 
 ROUND_BYTES = 16 << 20
@@ -44,7 +44,7 @@ def moves(held: Sequence[Collection[int]], assigned: ShardMap) -> list[Move]:
 
     Args:
         held: The shards of each member, by rank.
-        assigned: What they are to hold.
+        assigned: The holders that each shard is to have.
     """
     holders: dict[int, list[int]] = {}
     for rank, own in enumerate(held):
@@ -63,14 +63,17 @@ def moves(held: Sequence[Collection[int]], assigned: ShardMap) -> list[Move]:
 
 
 def migrate(
-    group: Group, planned: Sequence[Move], cuts: Callable[[int], list[Cut]], on_round: Callable[[int], object]
+    group: Group,
+    planned: Sequence[Move],
+    shard_parts: Callable[[int], list[ShardPart]],
+    on_round: Callable[[int], object],
 ) -> dict[Stretch, State]:
     """Carry out the moves.
 
     Args:
         group: Of the generation; all members call this, with the same moves.
         planned: Of `moves`.
-        cuts: What a shard that is held here consists of.
+        shard_parts: Returns the parts of a shard that is held here.
         on_round: Called after each round, with the bytes that have come to this member in it.
 
     Returns:
@@ -88,8 +91,8 @@ def migrate(
         for move in planned:
             if (move.sender, move.receiver) != (rank, receiver):
                 continue
-            for cut in cuts(move.shard):
-                rows, tensors = _describe(cut)
+            for part in shard_parts(move.shard):
+                rows, tensors = _describe(part)
                 outgoing.setdefault(receiver, []).extend(tensors)
                 described.setdefault(str(receiver), []).append(rows)
     told = [json.loads(text) for text in gather_bytes(group, json.dumps(described).encode())]
@@ -100,17 +103,17 @@ def migrate(
             stretch, state, tensors = _expect(row)
             incoming.setdefault(sender, []).extend(tensors)
             found[stretch] = state
-    rounds = max((_rounds(row) for said in told for row in _totals(said)), default=0)
+    rounds = max((_portion_count(row) for said in told for row in _totals(said)), default=0)
     _send_all(group, outgoing, incoming, rounds, on_round)
     return found
 
 
-def _describe(cut: Cut) -> tuple[list[Any], list[torch.Tensor]]:
+def _describe(part: ShardPart) -> tuple[list[Any], list[torch.Tensor]]:
     """Return what a stretch's state looks like (JSON-able), and the tensors whose bytes follow."""
     entries: list[Any] = []
     tensors = []
-    for name, value in cut.state.items():
-        if is_cut(value, cut.stretch):
+    for name, value in part.state.items():
+        if is_by_element(value, part.stretch):
             entries.append([name, str(value.dtype).removeprefix("torch."), str(value.device), None])
             tensors.append(value)
         elif isinstance(value, torch.Tensor):
@@ -119,7 +122,7 @@ def _describe(cut: Cut) -> tuple[list[Any], list[torch.Tensor]]:
             entries.append([name, str(value.dtype).removeprefix("torch."), str(value.device), [shape, raw]])
         else:
             entries.append([name, "", "", value])
-    stretch = cut.stretch
+    stretch = part.stretch
     return [stretch.index, stretch.start, stretch.stop, entries], tensors
 
 
@@ -157,7 +160,7 @@ def _totals(said: Mapping[str, Sequence[Any]]) -> Iterator[int]:
         )
 
 
-def _rounds(total: int) -> int:
+def _portion_count(total: int) -> int:
     return math.ceil(total / ROUND_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""What a worker holds of the optimizer's state, as the script's own optimizer steps it.
+"""The optimizer's state as far as a worker holds it, stepped by the script's own optimizer.
 
 A piece is a stretch of one parameter that lies in shards of this worker: a view of the parameter's memory,
 with a gradient that is a view of the bucket. For the time of a step the optimizer has pieces in its groups
@@ -6,8 +6,8 @@ instead of parameters; it cannot tell, since all it does is by element. So a ste
 script's options, whichever optimizer of those named below it is (and any whose class says
 `elementwise = True`).
 
-Outside of a step the optimizer has its parameters, and no state. What belongs to a piece is kept here, and
-cut by shards when those go to other workers.
+Outside of a step the optimizer has its parameters, and no state. The state of a piece is kept here, and cut
+by shards when those go to other workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from springtide.comm.layout import Layout
 from springtide.errors import SpringtideError, UsageError
-from springtide.sharding.exchange import Interval, Sums, merged
+from springtide.sharding.collectives import Interval, Sums, merged
 from springtide.sharding.shard_map import Shard, ShardMap
 
 ELEMENTWISE: Final = (
@@ -88,7 +88,7 @@ class Cells:
                 cells.append((at, size, -1))
             self._cells.append(cells)
 
-    def within(self, bucket: int, interval: Interval) -> Iterator[tuple[int, int, Stretch | None]]:
+    def between(self, bucket: int, interval: Interval) -> Iterator[tuple[int, int, Stretch | None]]:
         """Yield (start, stop, stretch) of what an interval of a bucket consists of; None is a gap.
 
         Args:
@@ -125,7 +125,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShardPart:
     """The part of a shard that lies in one parameter, and the optimizer's state of it."""
 
     stretch: Stretch
@@ -224,7 +224,7 @@ class HeldPieces:
         Args:
             shards: All of the layout.
             numbers: Those to hold, ascending.
-            states: The state of each stretch that one of them covers (`cuts`): its tensors are copied.
+            states: The state of each stretch that one of them covers (`shard_parts`): its tensors are copied.
             assigned: The holders of all; None: nobody steps before `hold` is called again.
         """
         by_bucket: dict[int, list[Interval]] = {}
@@ -247,14 +247,14 @@ class HeldPieces:
         self._pieces, self._by_parameter = [], {}
         self._intervals = {bucket: merged(intervals) for bucket, intervals in by_bucket.items()}
         for bucket, interval in runs:
-            for start, _, stretch in self.cells.within(bucket, interval):
+            for start, _, stretch in self.cells.between(bucket, interval):
                 if stretch is not None:
                     piece = Piece(stretch, bucket, start, self.values.of(stretch))
                     piece.state = joined(stretch, by_index.get(stretch.index, []))
                     self._pieces.append(piece)
                     self._by_parameter.setdefault(stretch.index, []).append(piece)
 
-    def cuts(self, shards: Sequence[Shard], number: int) -> list[Cut]:
+    def shard_parts(self, shards: Sequence[Shard], number: int) -> list[ShardPart]:
         """Return what a shard consists of, with views of the state that is held here of it.
 
         Args:
@@ -263,11 +263,11 @@ class HeldPieces:
         """
         shard = shards[number]
         found = []
-        for _, _, stretch in self.cells.within(shard.bucket, (shard.start, shard.stop)):
+        for _, _, stretch in self.cells.between(shard.bucket, (shard.start, shard.stop)):
             if stretch is None:
                 continue
             piece = self._covering(stretch)
-            found.append(Cut(stretch, part_of(piece, stretch, self._names[stretch.index])))
+            found.append(ShardPart(stretch, part_of(piece, stretch, self._names[stretch.index])))
         return found
 
     def _covering(self, stretch: Stretch) -> Piece:
@@ -292,7 +292,7 @@ class HeldPieces:
         }
         for number in numbers:
             shard = shards[number]
-            for _, _, stretch in self.cells.within(shard.bucket, (shard.start, shard.stop)):
+            for _, _, stretch in self.cells.between(shard.bucket, (shard.start, shard.stop)):
                 if stretch is not None:
                     whole = states.get(stretch.index, {})
                     found[stretch] = {
@@ -437,15 +437,20 @@ def joined(stretch: Stretch, parts: Sequence[tuple[Stretch, State]]) -> State:
         )
     state: State = {}
     for name, first in own[0][1].items():
-        if is_cut(first, own[0][0]):
+        if is_by_element(first, own[0][0]):
             state[name] = torch.cat([part[name] for _, part in own])
         else:
             state[name] = _copied(first)
     return state
 
 
-def is_cut(value: Any, stretch: Stretch) -> bool:
-    """Return whether a value of a stretch's state has an element for each of the stretch's."""
+def is_by_element(value: Any, stretch: Stretch) -> bool:
+    """Return whether a value of a stretch's state has an element for each of the stretch's.
+
+    Args:
+        value: Of the optimizer's state.
+        stretch: It belongs to it.
+    """
     return _is_tensor(value) and value.dim() == 1 and value.numel() == stretch.stop - stretch.start
 
 
@@ -463,7 +468,7 @@ def part_of(piece: Piece, stretch: Stretch, name: str) -> State:
     first = stretch.start - piece.stretch.start
     found: State = {}
     for key, value in piece.state.items():
-        if is_cut(value, piece.stretch):
+        if is_by_element(value, piece.stretch):
             found[key] = value[first : first + stretch.stop - stretch.start]
         elif not _is_tensor(value) or value.numel() == 1:
             found[key] = value

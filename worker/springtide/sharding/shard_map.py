@@ -71,8 +71,8 @@ class LostShardsError(Exception):
         )
 
 
-def cut(sizes: Sequence[int], itemsizes: Sequence[int], count: int = SHARDS) -> tuple[Shard, ...]:
-    """Cut a layout into shards of about equal bytes, which begin at multiples of 256 elements. PURE.
+def divide(sizes: Sequence[int], itemsizes: Sequence[int], count: int = SHARDS) -> tuple[Shard, ...]:
+    """ShardPart a layout into shards of about equal bytes, which begin at multiples of 256 elements. PURE.
 
     Args:
         sizes: Elements of each bucket.
@@ -96,7 +96,7 @@ def plan(shards: Sequence[Shard], nodes: Sequence[str], held: Sequence[Collectio
     """Return who is to hold what from here on. PURE.
 
     Args:
-        shards: Of `cut`.
+        shards: Of `divide`.
         nodes: Name of each member's node, by rank.
         held: The shards that each member holds, by rank.
 

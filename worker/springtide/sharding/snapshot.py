@@ -17,7 +17,7 @@ from springtide.checkpoint.shares import Piece
 from springtide.checkpoint.staging import Collected, specs_of
 from springtide.comm import codec
 from springtide.comm.layout import Layout
-from springtide.sharding.pieces import HeldPieces, Stretch, is_cut
+from springtide.sharding.pieces import HeldPieces, Stretch, is_by_element
 from springtide.sharding.shard_map import Shard, ShardMap
 
 Description = dict[str, list[Any]]
@@ -29,7 +29,7 @@ class ShardSnapshot:
     """A member's part, in memory of its own.
 
     Attributes:
-        collected: What `collect` returns.
+        collected: The part, which `collect` returns.
         kind: The name of this part of a checkpoint: releases that know of no shards can read it.
     """
 
@@ -37,7 +37,7 @@ class ShardSnapshot:
     kind: str = "servers"
 
     def collect(self, index: int, count: int) -> Collected:
-        """Return the part, whichever share is asked for: who writes what follows from who holds what.
+        """Return the part, whichever share is asked for: holders write what they hold.
 
         Args:
             index: Of the share; not used.
@@ -51,12 +51,12 @@ class ShardSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WritingPlan:
-    """Say who writes what.
+    """Say which member writes which part.
 
     Attributes:
         rank: Of this member, in the generation that the state is of.
         writers: Ranks of all that write a part.
-        assigned: Who holds which shard.
+        assigned: The holders of each shard.
         positions: By parameter: the place of its state in the checkpoint's tree.
     """
 
@@ -86,15 +86,16 @@ def describe(held: HeldPieces) -> dict[int, Description]:
         if piece.stretch.start or not piece.state:
             continue
         found[piece.stretch.index] = {
-            name: _described(value, is_cut(value, piece.stretch)) for name, value in piece.state.items()
+            name: _described(value, is_by_element(value, piece.stretch))
+            for name, value in piece.state.items()
         }
     return found
 
 
-def _described(value: Any, cut: bool) -> list[Any]:
+def _described(value: Any, by_element: bool) -> list[Any]:
     if not isinstance(value, torch.Tensor):
         return ["", "plain", value]
-    return [str(value.dtype).removeprefix("torch."), "cut" if cut else "one", None]
+    return [str(value.dtype).removeprefix("torch."), "cut" if by_element else "one", None]
 
 
 def take_snapshot(
@@ -107,11 +108,11 @@ def take_snapshot(
     """Copy what this member writes of the optimizer's state.
 
     Args:
-        held: What is here.
+        held: The pieces that are here.
         shards: Of the layout.
         layout: Of the parameters.
-        writing: Who writes what.
-        described: What all states look like, the same at all members that write.
+        writing: Says which member writes which part.
+        described: The form of all states, the same at all members that write.
 
     Returns:
         The part.
@@ -126,7 +127,7 @@ def take_snapshot(
     for number in range(len(shards)):
         if writing.writer_of(number) != writing.rank:
             continue
-        for part in held.cuts(shards, number):
+        for part in held.shard_parts(shards, number):
             mine += [
                 (Piece(numbers[id(tensors[part.stretch.index, name])], *span), value)
                 for name, value in part.state.items()
@@ -164,6 +165,6 @@ def _span(value: Any, stretch: Stretch) -> tuple[int, int] | None:
 
     A number of the whole parameter is written with its first element.
     """
-    if is_cut(value, stretch):
+    if is_by_element(value, stretch):
         return stretch.start, stretch.stop
     return (0, 1) if isinstance(value, torch.Tensor) and not stretch.start else None

@@ -238,7 +238,7 @@ class Trainer:
             writers: ranks of the members that write a share.
 
         Returns:
-            What is to be saved of them; None where there are neither.
+            The part that is to be saved of them; None where there are neither.
 
         Raises:
             RuntimeError: servers, or other members, fail.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from springtide.sharding.exchange import Exchanges
+from springtide.sharding.collectives import Exchanges
 from springtide.sharding.shard_map import Shard, ShardMap
 
 BUCKETS, SIZE = 12, 512
@@ -83,20 +83,3 @@ def test_sums_that_do_not_come_are_an_error_at_the_next_bucket() -> None:
     group.error = "Connection closed by peer"
     with pytest.raises(RuntimeError, match="Connection closed"):
         made.reduce(2, torch.zeros(SIZE))
-
-
-def test_first_values_leave_no_memory_behind() -> None:
-    group = OneOfTwo()
-    made = exchanges(group)
-    values = torch.full((SIZE,), 5.0)
-    for bucket in range(BUCKETS):
-        made.gather(bucket, lambda interval: [values[slice(*interval)]], values, lambda shard: [(0, 1)])
-        made.receive(bucket, lambda interval, came: None)
-    first = group.memories()
-    made.begin_step()
-    made.reduce(0, torch.zeros(SIZE))
-    made.finish_sums()
-    # All of the first ones are still held by the log, so no other tensor can lie there.
-    assert len(group.memories()) > len(first)
-    later = {tensor.untyped_storage().data_ptr() for tensor in group.given[-4:]}
-    assert later.isdisjoint(first)

@@ -265,7 +265,7 @@ class Exchanges:
         Args:
             group: Of the generation.
             shards: Of the layout.
-            assigned: Who holds which.
+            assigned: The holders of each shard.
             flats: Hold the dtype and device of each bucket's gradients.
         """
         self._group, self._memory = group, Memory()
@@ -288,7 +288,7 @@ class Exchanges:
             for b in buckets
         ]
         self._reducing: dict[int, tuple[Exchange, Sums, torch.Tensor]] = {}
-        self._passing: deque[tuple[Exchange, Sums]] = deque()
+        self._going_on: deque[tuple[Exchange, Sums]] = deque()
         self._left: list[int] = []
         self._gathering: dict[int, Exchange] = {}
 
@@ -297,7 +297,7 @@ class Exchanges:
     def begin_step(self) -> None:
         """Forget the gradients of a step that was dropped."""
         # A dropped step's exchanges ended with its group, or all members left it alike when all had come.
-        self._reducing, self._passing, self._left = {}, deque(), []
+        self._reducing, self._going_on, self._left = {}, deque(), []
 
     def reduce(self, bucket: int, flat: torch.Tensor, sums: Sums | None = None) -> int:
         """Send a bucket's gradients to the owners of its shards; return the bytes that leave here.
@@ -317,8 +317,8 @@ class Exchanges:
         self._left.append(bucket)
         if len(self._left) > LAG:
             self._pass_on(self._left[-1 - LAG])
-        while self._passing and self._passing[0][0].is_completed:
-            onward, into = self._passing.popleft()
+        while self._going_on and self._going_on[0][0].is_completed:
+            onward, into = self._going_on.popleft()
             onward.wait()
             onward.unpack(partial(_put, into))
         return exchange.nbytes
@@ -327,10 +327,10 @@ class Exchanges:
         """Return when all sums are at owners and buddies. Raise RuntimeError when an exchange fails."""
         for bucket in self._left[max(0, len(self._left) - LAG) :]:
             self._pass_on(bucket)
-        wait_for([work for exchange, _ in self._passing for work in exchange.works])
-        for exchange, sums in self._passing:
+        wait_for([work for exchange, _ in self._going_on for work in exchange.works])
+        for exchange, sums in self._going_on:
             exchange.unpack(partial(_put, sums))
-        self._passing.clear()
+        self._going_on.clear()
 
     def _pass_on(self, bucket: int) -> None:
         """Add up what has come for a bucket, and send the sums on."""
@@ -339,7 +339,7 @@ class Exchanges:
         exchange.unpack(partial(_add, sums))
         onward = Exchange(self._group, self._to_buddies[bucket], self._memory)
         onward.start(lambda interval: [sums[interval[0] : interval[1]]], like)
-        self._passing.append((onward, sums))
+        self._going_on.append((onward, sums))
 
     # ---- values
 

@@ -13,9 +13,9 @@ from fake_groups import FakeGroup, on_members
 from hypothesis import strategies as st
 
 from springtide.comm.layout import Field, Layout, plan_layout
-from springtide.sharding.exchange import LAG, Exchanges, HeldSums, Interval, Memory, merged, route
+from springtide.sharding.collectives import LAG, Exchanges, HeldSums, Interval, Memory, merged, route
 from springtide.sharding.pieces import Cells
-from springtide.sharding.shard_map import Shard, ShardMap, cut, plan
+from springtide.sharding.shard_map import Shard, ShardMap, divide, plan
 
 SHAPES = st.sampled_from([(), (1,), (0, 3), (17,), (3, 5), (300,), (31, 33), (257, 4), (256,)])
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.complex64])
@@ -27,7 +27,7 @@ def layout_of(fields: Sequence[tuple[tuple[int, ...], torch.dtype]], bucket_byte
 
 
 def shards_of(layout: Layout, count: int = 40) -> tuple[Shard, ...]:
-    return cut(layout.sizes, [dtype.itemsize for dtype in layout.dtypes], count)
+    return divide(layout.sizes, [dtype.itemsize for dtype in layout.dtypes], count)
 
 
 def map_for(shards: Sequence[Shard], size: int, draw: random.Random) -> ShardMap:
@@ -122,7 +122,7 @@ class Run:
             values[bucket][span] = truth[bucket][span]
 
         def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
-            return [values[bucket][start:stop] for start, stop, _ in self.cells.within(bucket, interval)]
+            return [values[bucket][start:stop] for start, stop, _ in self.cells.between(bucket, interval)]
 
         for bucket, flat in enumerate(values):
             exchanges.gather(bucket, lambda interval, b=bucket: parts(b, interval), flat)  # type: ignore[misc]
