@@ -26,6 +26,7 @@ What is compared is every parameter and buffer after the last step.
 _COLUMNS = {
     "AllReduce": "AllReduce",
     "exact": "AllReduce, [exact](exact.md)",
+    "shards": "AllReduce, [shards](sharding.md)",
     "ParameterServer": "[ParameterServer](parameter-servers.md)",
 }
 

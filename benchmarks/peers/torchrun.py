@@ -1,6 +1,7 @@
 """The peer of benchmarks.recovery: DistributedDataParallel under torchrun, one worker process killed.
 
-Three agents on one machine (2 to 3 nodes of one process), which restart the processes by themselves.
+Three agents on one machine (2 to 3 nodes of one process), which restart the processes by themselves. Other
+scripts can be run and killed likewise (`kill_one`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def train_ddp(folder: Path) -> None:
-    """The same training by DistributedDataParallel; appends the time of each step of each process."""
+    """The same training by DistributedDataParallel; appends a line for each step of each process."""
     import torch
     import torch.distributed as dist
     from torch.nn import functional as F
@@ -39,17 +42,60 @@ def train_ddp(folder: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     part = BATCH // dist.get_world_size()
     with (folder / f"steps-{os.getpid()}").open("a", buffering=1) as log:
-        while True:
+        for step in itertools.count(1):
             x, y = torch.randn(part, WIDTH), torch.randint(10, (part,))
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-            log.write(f"{time.time()}\n")
+            log.write(f"{time.time()} {step}\n")
 
 
-def torchrun_gap() -> float:
-    """Seconds from the last step before one worker process is killed to the next step of anybody; at most
-    CUT_SECONDS. Raise TimeoutError when training does not begin.
+Steps = list[tuple[float, int]]
+"""(unix time, number) of the steps that one process has made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """The end of one process of three, and what followed.
+
+    Attributes:
+        gap_seconds: From the last step before it to the first of a process started after it, or the longest
+            pause in between.
+        steps_lost: Steps that were made and have to be made again; None when nothing followed.
+    """
+
+    gap_seconds: float
+    steps_lost: int | None
+
+
+def after_kill(before: Steps, after: Steps, killed: float) -> Kill:
+    """Return what a kill has cost. PURE.
+
+    Args:
+        before: Steps of all processes that were there.
+        after: Steps of those that came later; at least one.
+        killed: Unix time of the kill.
+    """
+    last = max(at for at, _ in before if at <= killed)
+    late = [at for at, _ in before if at > killed]  # steps that were under way
+    first_at, first = min(after)
+    times = sorted([last, *late, first_at])
+    newest = max(step for _, step in before)
+    return Kill(max(b - a for a, b in itertools.pairwise(times)), max(0, newest - first + 1))
+
+
+def kill_one(module: str, ready: int, arguments: Sequence[str] = (), cut: float = CUT_SECONDS) -> Kill:
+    """Train under torchrun and kill one worker process.
+
+    Args:
+        module: Trains; called with a folder, in which each process appends `UNIX_TIME STEP` for each step to
+            `steps-PID`.
+        ready: Steps of each process before the kill.
+        arguments: More of the module.
+        cut: Seconds after the kill that are waited for a step, at most, and are then its gap.
+
+    Raises:
+        TimeoutError: Training does not begin.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -59,7 +105,7 @@ def torchrun_gap() -> float:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", f"--nnodes=2:{WORKERS}", "--nproc-per-node=1"),
             *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=10"),
-            *("--monitor-interval=0.1", "-m", "benchmarks.peers.torchrun", name),
+            *("--monitor-interval=0.1", "-m", module, name, *arguments),
         ]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         agents = [
@@ -76,27 +122,27 @@ def torchrun_gap() -> float:
         try:
             deadline = time.monotonic() + 60
 
-            def steps() -> dict[str, list[float]]:
-                texts = {path.name: path.read_text() for path in folder.glob("steps-*")}
-                return {key: [float(line) for line in text.split("\n")[:-1]] for key, text in texts.items()}
+            def steps() -> dict[str, Steps]:
+                found: dict[str, Steps] = {}
+                for path in folder.glob("steps-*"):
+                    lines = [line.split() for line in path.read_text().split("\n")[:-1]]
+                    found[path.name] = [(float(at), int(step)) for at, step in lines]
+                return found
 
-            while sum(len(times) >= 10 for times in steps().values()) < WORKERS:
+            while sum(len(own) >= ready for own in steps().values()) < WORKERS:
                 if time.monotonic() > deadline:
-                    raise TimeoutError("torchrun made no ten steps with three workers in 60 s")
-                time.sleep(0.1)
-            victim = max(steps())
-            os.kill(int(victim.partition("-")[2]), signal.SIGKILL)
+                    raise TimeoutError(f"torchrun made no {ready} steps with three workers in 60 s")
+                time.sleep(0.02)
+            there = set(steps())
+            os.kill(int(max(there).partition("-")[2]), signal.SIGKILL)
             killed = time.time()
-            while time.time() < killed + CUT_SECONDS:
-                everything = sorted(time for times in steps().values() for time in times)
-                # Steps that were under way may still end.
-                if everything[-1] > killed + 0.5 or len(steps()) > WORKERS:
-                    later = [at for at in everything if at > killed]
-                    if later:
-                        last = max(at for at in everything if at <= killed)
-                        return max(b - a for a, b in itertools.pairwise([last, *later]))
+            while time.time() < killed + cut:
+                now = steps()
+                if after := [step for key, own in now.items() if key not in there for step in own]:
+                    before = [step for key, own in now.items() if key in there for step in own]
+                    return after_kill(before, after, killed)
                 time.sleep(0.1)
-            return CUT_SECONDS
+            return Kill(cut, None)
         finally:
             stop(agents)
 
@@ -106,7 +152,7 @@ def measure_torchrun(tries: int) -> dict[str, Any]:
     gaps = []
     try:
         for _ in range(tries):
-            gaps.append(torchrun_gap())
+            gaps.append(kill_one("benchmarks.peers.torchrun", ready=10).gap_seconds)
     except (TimeoutError, OSError) as error:
         return {"gap_seconds_p50": None, "censored": None, "reason": str(error)}
     return {"gap_seconds_p50": statistics.median(gaps), "censored": sum(gap >= CUT_SECONDS for gap in gaps)}

@@ -194,6 +194,12 @@ RESCALING = Row(
             unit="Bps",
             about="kept: did not move again after its sender was lost.",
         ),
+        Panel(
+            "Optimizer state by worker",
+            ((greatest("springtide_worker_optimizer_bytes"), NAME + " most"),),
+            unit="bytes",
+            about="With shards: the bytes of the worker that holds most; two copies over all workers.",
+        ),
     ),
 )
 
@@ -223,6 +229,12 @@ TIMES = Row(
             quantiles("springtide_worker_communication_seconds"),
             unit="s",
             about="From the first reduction's begin to the last one's end, hidden or not.",
+        ),
+        Panel(
+            "Wait for values",
+            quantiles("springtide_worker_values_seconds"),
+            unit="s",
+            about="With shards: for values that other workers step; the part that overlapping did not hide.",
         ),
     ),
 )

@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 def list_(uri: Uri) -> None:
     """Show the checkpoints, the newest first."""
     typer.echo(f"{'NAME':40} {'STEP':>10} {'MIB':>10} {'WRITTEN (UTC)':20} REASON")
-    for entry in _ask(lambda library: library.entries(uri)):
+    for entry in _ask(lambda library: library.inspect.entries(uri)):
         manifest = entry.manifest
         if manifest is None:
             typer.echo(f"{entry.name:40} {entry.problem}")
@@ -45,7 +45,7 @@ def list_(uri: Uri) -> None:
 def verify(uri: Uri) -> None:
     """Read every byte and compare checksums. Exit code 1 when one of them is damaged or not complete."""
     damaged = 0
-    for entry in _ask(lambda library: library.verify(uri)):
+    for entry in _ask(lambda library: library.inspect.verify(uri)):
         damaged += entry.manifest is None
         typer.echo(f"{entry.name}: {entry.problem or 'whole'}")
     if damaged:
@@ -57,16 +57,20 @@ def export(
     uri: Uri, file: Annotated[Path, typer.Argument(help="A new safetensors file on this machine.")]
 ) -> None:
     """Write the model's parameters and buffers into one plain safetensors file."""
-    manifest = _ask(lambda library: library.export(uri, file))
-    typer.echo(f"{file}: the model of {manifest.name} (step {manifest.state.step})")
+    written = _ask(lambda library: library.consolidate.to_safetensors(uri, file))
+    for problem in written.passed_over:
+        typer.echo(f"passed over: {problem}", err=True)
+    typer.echo(f"{file}: {written}")
 
 
 def _ask(question: Callable[[Any], Answer]) -> Answer:
     """The library's answer; its errors end the command with one message."""
     try:
-        from springtide.checkpoint import inspect
+        from springtide import checkpoint
+        from springtide.checkpoint import consolidate, inspect  # noqa: F401 - the question's
         from springtide.checkpoint.manifest import CorruptError
         from springtide.checkpoint.storage import StorageError
+        from springtide.errors import UsageError
     except ModuleNotFoundError as error:
         typer.echo(
             f"springtide checkpoint needs the extra [worker]: {error}. pip install 'springtide[worker]'",
@@ -74,8 +78,8 @@ def _ask(question: Callable[[Any], Answer]) -> Answer:
         )
         raise typer.Exit(REFUSED) from error
     try:
-        return question(inspect)
-    except (StorageError, FileExistsError) as error:
+        return question(checkpoint)
+    except (StorageError, FileExistsError, FileNotFoundError, UsageError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(REFUSED) from error
     except (CorruptError, OSError) as error:

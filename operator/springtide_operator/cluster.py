@@ -271,7 +271,12 @@ class Cluster(Protocol):
         ...
 
     async def get_flavor(self, api: str, name: str) -> Object:
-        """A ResourceFlavor of Kueue, in a version of its API."""
+        """Return a ResourceFlavor of Kueue.
+
+        Args:
+            api: version of Kueue's API.
+            name: of the flavor.
+        """
         ...
 
     async def get_priority(self, api: str, source: str, name: str) -> int:
@@ -680,6 +685,15 @@ class KubeCluster:
         await self._delete(_custom(api, namespace, "workloads", name), uid)
 
     async def get_flavor(self, api: str, name: str) -> Object:
+        """Return a ResourceFlavor of Kueue.
+
+        Args:
+            api: version of Kueue's API.
+            name: of the flavor.
+
+        Raises:
+            ApiError: it cannot be read.
+        """
         return await self._kube.request("GET", f"/apis/{api}/resourceflavors/{_part(name)}")
 
     async def get_priority(self, api: str, source: str, name: str) -> int:

@@ -69,13 +69,23 @@ class Queues:
         return self._seen.get(job_uid)
 
     def raw(self, job_uid: str, name: str = "") -> Object | None:
-        """Return a Workload of a job, as the API server gave it; without a name that which it runs by."""
+        """Return a Workload of a job, as the API server gave it.
+
+        Args:
+            job_uid: of the job.
+            name: of the Workload; "" for the one that the job runs by.
+        """
         if not name and (seen := self._seen.get(job_uid)) is not None:
             name = seen.name
         return self._raw.get(job_uid, {}).get(name)
 
     def unowned(self, namespace: str, name: str) -> Object | None:
-        """Return a Workload that was made for a job, and that no job controls yet."""
+        """Return a Workload that was made for a job, and that no job controls yet.
+
+        Args:
+            namespace: of the Workload.
+            name: of the Workload.
+        """
         return self._unowned.get((namespace, name))
 
     def put(self, workload: Object) -> None:
@@ -99,7 +109,12 @@ class Queues:
         return self._unreadable.get(job_uid, "")
 
     def drop(self, job_uid: str, name: str) -> None:
-        """Forget a Workload of a job that was deleted."""
+        """Forget a Workload of a job that was deleted.
+
+        Args:
+            job_uid: of the job.
+            name: of the Workload.
+        """
         gone = self._raw.get(job_uid, {}).pop(name, None)
         if gone is None:
             return

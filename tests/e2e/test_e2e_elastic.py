@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from e2e_cluster import OPERATOR_LABELS, OPERATOR_NAMESPACE, E2ECluster, until_operator_is_ready
-from e2e_jobs import RunningJob
+from e2e_jobs import TRAIN, RunningJob
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -62,6 +62,39 @@ def test_worker_deleted_by_force_is_replaced_and_job_succeeds(start: Start) -> N
     assert status["data"]["totalSeen"] == 200 * 64
     assert status["restarts"]["failures"] == 0
     assert status["restarts"]["preemptions"] == 1
+
+
+IN_SHARDS = (
+    TRAIN.replace(
+        "torch.nn.Linear(1, 1)",
+        "torch.nn.Sequential(torch.nn.Linear(1, 512), torch.nn.Tanh(), torch.nn.Linear(512, 1))",
+    )
+    .replace("torch.optim.SGD(model.parameters(), lr=0.1)", "torch.optim.AdamW(model.parameters(), lr=0.01)")
+    .replace("springtide.report(slope=model.weight.item())", "springtide.report(slope=0.0)")
+)
+
+
+def test_shards_survive_lost_and_leaving_workers(start: Start) -> None:
+    """The optimizer's state is nowhere whole: nothing of it is lost, and no checkpoint exists."""
+    sharded = {"type": "AllReduce", "allReduce": {"shard": "Gradients"}}
+    running = start("sharded", IN_SHARDS, workers=3, epochs=200, pace="1", strategy=sharded)
+    running.until_trains(3)
+    lost, kept, _ = running.pods()
+    running.delete_pod(lost["metadata"]["name"], "--force", "--grace-period=0")
+    running.until_goes_on()
+    running.until_trains(3)
+    running.set_pace(0.1)
+    running.scale(1)
+    running.until_trains(1)
+    running.scale(3)
+    running.until_trains(3)
+    running.set_pace(0)
+    running.until_condition("Succeeded")
+    status = running.status()
+    assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
+    assert status["data"]["totalSeen"] == 200 * 64
+    assert status["restarts"]["failures"] == 0
+    assert kept["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in running.pods()}
 
 
 def test_deleted_coordinator_is_replaced_while_training_goes_on(start: Start) -> None:

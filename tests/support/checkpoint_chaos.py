@@ -45,3 +45,25 @@ class SavingChaos(Chaos):
             return
         self.anchor, other = self.cluster.add(hold=False), self.cluster.add(hold=False)
         self._say(f"start {self.anchor.name}, the anchor, and {other.name}")
+
+
+class ShardChaos(SavingChaos):
+    """The same where the optimizer's state is in shards: both holders of one may be lost before a checkpoint.
+
+    Then nobody holds the state any more, the anchor has to leave, and another one takes its place.
+    """
+
+    kind = "shards"
+
+    def strike(self) -> None:
+        self.replace_anchor()
+        super().strike()
+
+    def replace_anchor(self) -> None:
+        if self.anchor.running or "leaving the job: StateLost" not in self.anchor.log():
+            return
+        if self.cluster.finished():
+            self.anchor = self.cluster.finished()[0]
+            return
+        self.anchor = self.cluster.add(hold=False)
+        self._say(f"the state is lost with its holders: start {self.anchor.name}, the anchor")

@@ -30,7 +30,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 
 SAMPLES, BATCH, EPOCHS = 24, 8, 3
-STRATEGIES = ("AllReduce", "exact", "ParameterServer")
+STRATEGIES = ("AllReduce", "exact", "shards", "ParameterServer")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -205,6 +205,8 @@ NO_CLOSURE = {"exact": "exact mode takes no optimizer.step"}
 
 
 NO_SERVERS = {"ParameterServer": "parameter servers do not have the optimizer"}
+ONE_STEP = {"shards": "a body makes one optimizer step"}
+NOT_CUT = {"shards": "is not known to step each element by itself"}
 
 
 def optimizer_case(
@@ -235,7 +237,9 @@ def add_optimizers() -> None:
     optimizer_case("nadam", "NAdam", lambda p: o.NAdam(p, 0.01), 1e-5, refused=NO_SERVERS)
     optimizer_case("radam", "RAdam", lambda p: o.RAdam(p, 0.01), 1e-5, refused=NO_SERVERS)
     optimizer_case("asgd", "ASGD", lambda p: o.ASGD(p, 0.05), 1e-5, refused=NO_SERVERS)
-    optimizer_case("adafactor", "Adafactor", lambda p: o.Adafactor(p, 0.01), 1e-5, refused=NO_SERVERS)
+    optimizer_case(
+        "adafactor", "Adafactor", lambda p: o.Adafactor(p, 0.01), 1e-5, refused=NO_SERVERS | NOT_CUT
+    )
 
 
 add_optimizers()
@@ -263,7 +267,7 @@ class Decaying(torch.optim.SGD):
         return super().step(closure)
 
 
-@case("Optimizers", "a subclass whose `step()` calls torch's", refused=NO_SERVERS)
+@case("Optimizers", "a subclass whose `step()` calls torch's", refused=NO_SERVERS | NOT_CUT)
 def subclass(job: Job) -> Tensors:
     model = made(mlp)
     return train(job, model, Decaying(model.parameters(), lr=0.1, momentum=0.9))
@@ -330,7 +334,7 @@ def group_per_parameter(job: Job) -> Tensors:
     return train(job, model, optimizer, after=[schedule.step], clip=0.5, schedule=schedule)
 
 
-@case("Optimizers", "LBFGS with a closure", 1e-4, refused=NO_CLOSURE | NO_SERVERS)
+@case("Optimizers", "LBFGS with a closure", 1e-4, refused=NO_CLOSURE | NO_SERVERS | NOT_CUT)
 def lbfgs(job: Job) -> Tensors:
     model = made(mlp)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=3)
@@ -349,7 +353,7 @@ def lbfgs(job: Job) -> Tensors:
     return held(model)
 
 
-@case("Optimizers", "two optimizers, each with parameters of its own", 1e-5)
+@case("Optimizers", "two optimizers, each with parameters of its own", 1e-5, refused=ONE_STEP)
 def two_optimizers(job: Job) -> Tensors:
     model = made(mlp)
     one = torch.optim.SGD(model[0].parameters(), lr=0.1)
@@ -367,7 +371,7 @@ def two_optimizers(job: Job) -> Tensors:
 @case(
     "Optimizers",
     "a step up and a step down from there (extragradient)",
-    refused=SECOND_ROUND | {"ParameterServer": "is in two optimizers"},
+    refused=SECOND_ROUND | {"ParameterServer": "is in two optimizers"} | ONE_STEP,
 )
 def extragradient(job: Job) -> Tensors:
     model = made(mlp)
@@ -413,7 +417,11 @@ def lambda_rate(job: Job) -> Tensors:
     return scheduled(job, lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)))
 
 
-@case("Schedules and averages", "average of weights (EMA)")
+@case(
+    "Schedules and averages",
+    "average of weights (EMA)",
+    refused={"shards": "ema cannot look at them inside of the step"},
+)
 def average(job: Job) -> Tensors:
     model = made(mlp)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -494,7 +502,9 @@ def two_losses(job: Job) -> Tensors:
     return held(model)
 
 
-@case("Losses and steps", "DCGAN: real and fake halves, two optimizers", 1e-5, refused=BACKWARD_ONCE)
+@case(
+    "Losses and steps", "DCGAN: real and fake halves, two optimizers", 1e-5, refused=BACKWARD_ONCE | ONE_STEP
+)
 def dcgan(job: Job) -> Tensors:
     generator = made(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)))
     critic = made(lambda: nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(), nn.Linear(8, 1)), 2)

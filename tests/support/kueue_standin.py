@@ -1,7 +1,7 @@
 """Stand-in for Kueue: admits a Workload and evicts it; on a cluster, when the test says so.
 
-As in Kueue, an eviction ends the reservation only by the job's controller, when its pods are gone. What
-Kueue's webhook and the rules of its CRD refuse is refused here (`check_spec`, `check_update`), from its
+An eviction ends the reservation only by the job's controller, when its pods are gone, as in Kueue. Objects
+that Kueue's webhook and the rules of its CRD refuse are refused here (`check_spec`, `check_update`), from its
 sources of August 2026 (v1beta1 and v1beta2).
 """
 

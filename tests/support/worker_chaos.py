@@ -13,7 +13,9 @@ import time
 from chaos_points import chance_of_any_step, points
 from chaos_seeds import Seed
 from cut_proxy import CutProxy
+from worker_checks import check
 from worker_cluster import Worker, WorkerCluster
+from worker_reference import Reference
 
 MOST_WORKERS = 5
 _ACTIONS = ("kill", "kill", "stop=0.3", "stop=3", "raise", "term", "sleep=0.4")
@@ -67,6 +69,9 @@ class Chaos:
         elif others:
             for victim in self.random.sample(others, min(len(others), self.random.choice((1, 1, 1, 2)))):
                 self._hurt(victim)
+
+    def replace_anchor(self) -> None:
+        """Have another anchor where the job has let the first one go; here it never does."""
 
     def heal(self) -> None:
         """End all that lasts."""
@@ -136,3 +141,31 @@ class Chaos:
 
     def _say(self, what: str) -> None:
         self.log.append(f"{time.monotonic() - self._began:6.2f} s  {what}")
+
+
+def survive(chaos: Chaos, reference: Reference, *, early: bool) -> str:
+    """One job under the faults of a seed; what happened, in a line. early: they begin before any commit."""
+    try:
+        chaos.begin()
+        if not early:
+            chaos.cluster.until(lambda: bool(chaos.anchor.commits()), "the anchor's first commit")
+        until = time.monotonic() + 8.0
+        while not chaos.cluster.finished() and time.monotonic() < until:
+            time.sleep(chaos.random.choice((0.02, 0.1, 0.4, 0.8)))
+            chaos.strike()
+        chaos.heal()
+        chaos.cluster.until(lambda: not chaos.anchor.running, "the anchor's end", 60.0)
+        chaos.replace_anchor()
+        chaos.cluster.until(lambda: not chaos.anchor.running, "the anchor's end", 60.0)
+        chaos.end()
+        finished = chaos.cluster.finished()
+        assert chaos.anchor in finished, chaos.cluster.logs()
+        check(chaos.cluster, reference, finished)
+        assert chaos.cluster.reply is not None
+        generation = chaos.cluster.reply.generation.number
+        return f"{len(chaos.log)} deeds, {len(finished)} finished, generation {generation}"
+    except AssertionError as error:
+        story = "\n".join(chaos.log)
+        raise AssertionError(f"{chaos.cluster.logs()}\n{story}\n{error}") from error
+    finally:
+        chaos.close()

@@ -83,6 +83,7 @@ class Rank:
             compression=settings.compression,
             strategy=settings.strategy,
             consistency=settings.consistency,
+            shard=settings.shard,
         )
         trainer = Trainer(
             declared.models,

@@ -30,6 +30,7 @@ from springtide.loading.prefetch import make_loader
 from springtide.ps.backend import backend_for
 from springtide.ps.sharding import bucket_bytes
 from springtide.settings import read_settings
+from springtide.sharding.backend import shards_for
 from springtide.train_step.scheduler_count import count_steps
 from springtide.train_step.trainer import Trainer
 from springtide.train_step.validation import declare
@@ -103,6 +104,7 @@ def distribute(
     exact = bool(settings.logical_workers)
     strategy = "" if settings.alone else settings.strategy
     on_servers = strategy == "ParameterServer"
+    in_shards = bool(strategy) and settings.shard != "None"
     check = partial(
         declare,
         model,
@@ -114,6 +116,7 @@ def distribute(
         exact=exact,
         compression=settings.compression,
         strategy=strategy,
+        shard="None" if settings.alone else settings.shard,
     )
     declared = check()
     count_steps(tracked.values())
@@ -127,12 +130,15 @@ def distribute(
         clip_norm=clip_norm,
         rules=declared.rules,
         bucket_bytes=min(
-            int(settings.bucket_mib * (1 << 20)), bucket_bytes(declared.nbytes) if on_servers else 1 << 62
+            int(settings.bucket_mib * (1 << 20)),
+            bucket_bytes(declared.nbytes) if on_servers or in_shards else 1 << 62,
         ),
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,
         compression=settings.sum_compression,
         make_servers=backend_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
+        make_shards=shards_for(settings) if in_shards else None,
+        keeps_gradients=not in_shards or settings.shard == "Optimizer",
     )
     runtime.install(trainer, declared.models, tracked, check)
     return model, optimizer

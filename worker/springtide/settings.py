@@ -47,7 +47,11 @@ class Settings:
     """With Hybrid: how the gradients of rows travel to servers, while `compression` is of the dense ones."""
     top_k_ratio: float = 0.01
     """With compression TopK: which part of a gradient's elements."""
+    shard: str = "None"
+    """What is divided among the workers, with AllReduce: nothing, Optimizer, or Gradients (that as well)."""
     strategy: str = "AllReduce"
+    node: str = ""
+    """The node's name, where the operator says it."""
     replication: int = 1
     consistency: str = "Synchronous"
     staleness: int = 4
@@ -179,7 +183,9 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         compression=choice("COMPRESSION", ("None", "BF16", "FP16", "PowerSGD", "TopK")),
         rows_compression=choice("ROWS_COMPRESSION", ("None", "BF16", "FP16")),
         top_k_ratio=min(number("SPRINGTIDE_TOP_K_RATIO", 0.01, 1e-6), 1.0),
+        shard=choice("SHARD", ("None", "Optimizer", "Gradients")),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
+        node=text("NODE"),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),
         consistency=choice("CONSISTENCY", ("Synchronous", "BoundedStaleness", "Asynchronous")),
         staleness=int(number("SPRINGTIDE_STALENESS", 4, 1)),

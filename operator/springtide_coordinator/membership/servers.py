@@ -463,8 +463,8 @@ def hold(m: Membership, record: Record, state: StateName | None) -> None:
 
 
 def void(m: Membership, generation: Generation, said: Parked) -> None:
-    """Note that the servers of a generation lack the state that it begins from: nobody holds it, or an older
-    one.
+    """Note that the servers of a generation, or its members in shards, lack the state that it begins from:
+    nobody holds it, or an older one.
 
     Args:
         m: facts of the membership, which are changed.
@@ -474,13 +474,13 @@ def void(m: Membership, generation: Generation, said: Parked) -> None:
     state = generation.start.state if generation.start is not None else said.state
     if state is None or (m.void is not None and state <= m.void):
         return
-    who = ", ".join(dict.fromkeys(m.lost_servers))
-    m.void_reason = (
-        f"StateLost: parameter server {who} took its parameters with it"
-        if who
-        else f"StateLost: the parameter servers do not hold {state}"
-        + (f": {said.detail}" if said.detail else "")
-    )
+    who, more = ", ".join(dict.fromkeys(m.lost_servers)), f": {said.detail}" if said.detail else ""
+    if who:
+        m.void_reason = f"StateLost: parameter server {who} took its parameters with it"
+    elif generation.servers:
+        m.void_reason = f"StateLost: the parameter servers do not hold {state}{more}"
+    else:  # the workers hold it in shards
+        m.void_reason = f"StateLost: the workers that are left do not hold {state}{more}"
     m.void, m.void_found_by = state, generation.name
     for record in m.members.values():
         hold(m, record, record.state)

@@ -23,6 +23,12 @@ class Compression(StrEnum):
     POWER_SGD = "PowerSGD"
 
 
+class Shard(StrEnum):
+    NONE = "None"
+    OPTIMIZER = "Optimizer"
+    GRADIENTS = "Gradients"
+
+
 class AllReduce(ApiModel):
     """How gradients are summed."""
 
@@ -47,6 +53,18 @@ class AllReduce(ApiModel):
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule("self == oldSelf", "strategy.allReduce.compression is immutable: create a new job")
+            ]
+        },
+    )
+    shard: Shard = Field(
+        default=Shard.NONE,
+        description="What is divided among the workers instead of being in each of them, for models larger"
+        " than one worker. Optimizer: the optimizer's state; each part of it is in two workers, so that the"
+        " loss of one costs nothing. Gradients: summed gradients as well. With strategy.type AllReduce; not"
+        " with compression, not yet together with exact. Immutable.",
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule("self == oldSelf", "strategy.allReduce.shard is immutable: create a new job")
             ]
         },
     )

@@ -319,6 +319,26 @@ class TrainingJobSpec(ApiModel):
                     fieldPath=".strategy.allReduce.exact",
                 ),
                 rule(
+                    "self.strategy.allReduce.shard == 'None' || self.strategy.type == 'AllReduce'",
+                    "strategy.allReduce.shard is for strategy.type AllReduce only",
+                    reason="FieldValueForbidden",
+                    fieldPath=".strategy.allReduce.shard",
+                ),
+                rule(
+                    "self.strategy.allReduce.shard == 'None' || !self.strategy.allReduce.exact",
+                    "strategy.allReduce.shard is not yet together with exact: set shard to None, or exact to"
+                    " false",
+                    reason="FieldValueForbidden",
+                    fieldPath=".strategy.allReduce.shard",
+                ),
+                rule(
+                    "self.strategy.allReduce.shard == 'None'"
+                    " || self.strategy.allReduce.compression == 'None'",
+                    "strategy.allReduce.shard and compression exclude each other: set one of them to None",
+                    reason="FieldValueForbidden",
+                    fieldPath=".strategy.allReduce.shard",
+                ),
+                rule(
                     "!has(self.parameterServers) || self.strategy.type != 'AllReduce'",
                     "parameterServers is for strategy.type ParameterServer and Hybrid only: leave it out, or"
                     " choose one of those",

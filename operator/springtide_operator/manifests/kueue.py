@@ -120,7 +120,7 @@ class JobPods:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a Workload is to say besides the job's pods.
+    """Say what a Workload holds besides the job's pods.
 
     Attributes:
         api: the version of Kueue's API in which it is written.

@@ -29,6 +29,7 @@ _WORKERS_FIELDS = {
     "SPRINGTIDE_ROWS_COMPRESSION": "spec.strategy.parameterServer.compression",
     "SPRINGTIDE_TOP_K_RATIO": "spec.strategy.parameterServer.topKRatio",
     "SPRINGTIDE_EARLY_VALUES": "spec.strategy.parameterServer.earlyValues",
+    "SPRINGTIDE_SHARD": "spec.strategy.allReduce.shard",
     "SPRINGTIDE_LOGICAL_WORKERS": "spec.strategy.allReduce.logicalWorkers",
     "SPRINGTIDE_PROCESSES": "spec.workers.processesPerPod",
     "SPRINGTIDE_CHECKPOINT_URI": "spec.checkpoint.uri",

@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from springtide_operator.api import names
+from springtide_operator.api.all_reduce import Shard
 from springtide_operator.api.job import Job, JobKey
 from springtide_operator.api.model import StrategyType
 from springtide_operator.manifests import gang, kueue, owned
@@ -234,6 +235,7 @@ def _environment(
         {"name": "SPRINGTIDE_BUCKET_MIB", "value": str(job.spec.strategy.all_reduce.bucket_mib)},
         *_compression(job),
         *_strategy(job),
+        *_shard(job),
         *_exact(job),
         *_checkpoint(job),
         *_collectives(job),
@@ -262,6 +264,17 @@ def _compression(job: Job) -> list[Object]:
     if servers and pushes == "TopK":
         own.append({"name": "SPRINGTIDE_TOP_K_RATIO", "value": str(strategy.parameter_server.top_k_ratio)})
     return own
+
+
+def _shard(job: Job) -> list[Object]:
+    kind = job.spec.strategy.all_reduce.shard
+    if kind is Shard.NONE:
+        return []
+    node = {"fieldRef": {"fieldPath": "spec.nodeName"}}  # the two copies of a shard are on two of them
+    return [
+        {"name": "SPRINGTIDE_SHARD", "value": kind.value},
+        {"name": "SPRINGTIDE_NODE", "valueFrom": node},
+    ]
 
 
 def _processes(job: Job) -> list[Object]:

@@ -282,7 +282,7 @@ async def test_job_of_multikueue_has_a_workload_and_nothing_else(monkeypatch: py
         assert not [key for key in cluster.objects if key[0] in ("services", "networkpolicies", "secrets")]
 
 
-async def test_job_copied_by_multikueue_takes_the_workload_that_it_names(
+async def test_job_copied_by_multikueue_takes_the_workload_it_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A worker cluster of MultiKueue, which has copied the Workload first, without its owner."""

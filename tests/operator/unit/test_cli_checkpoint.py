@@ -97,6 +97,15 @@ def test_export_gives_what_load_state_dict_takes(
     assert list(tmp_path.glob("*.new")) == []
 
 
+def test_export_tells_which_damaged_one_it_passed_over(folder: Path, tmp_path: Path) -> None:
+    share = next((folder / names.folder(state(40))).glob("*.safetensors"))
+    share.write_bytes(share.read_bytes()[:-1])
+    code, text = ask("export", folder, tmp_path / "model.safetensors")
+    assert (code, "(step 20)" in text) == (0, True)
+    assert f"passed over: {names.folder(state(40))}: " in text
+    assert ask("export", folder, tmp_path / "none" / "model.safetensors")[0] == 2
+
+
 class Tied(torch.nn.Module):
     """One tensor under two names, a whole module under two, and a buffer that no state_dict has."""
 

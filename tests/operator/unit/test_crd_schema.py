@@ -281,6 +281,24 @@ def test_the_consistency_of_a_job_can_be_edited() -> None:
             {"strategy": {"type": "ParameterServer", "allReduce": {"exact": True}}},
             "exact is for strategy.type AllReduce only",
         ),
+        ({"strategy": {"allReduce": {"shard": "Optimizer"}}}, None),
+        ({"strategy": {"allReduce": {"shard": "Gradients"}}}, None),
+        (
+            {"strategy": {"type": "ParameterServer", "allReduce": {"shard": "Optimizer"}}},
+            "allReduce.shard is for strategy.type AllReduce only",
+        ),
+        (
+            {"strategy": {"type": "Hybrid", "allReduce": {"shard": "Gradients"}}},
+            "allReduce.shard is for strategy.type AllReduce only",
+        ),
+        (
+            {"strategy": {"allReduce": {"shard": "Optimizer", "exact": True}}},
+            "allReduce.shard is not yet together with exact",
+        ),
+        (
+            {"strategy": {"allReduce": {"shard": "Gradients", "compression": "BF16"}}},
+            "allReduce.shard and compression exclude each other",
+        ),
     ],
 )
 def test_parameter_servers_and_their_strategy_belong_together(spec: dict[str, Any], text: str | None) -> None:

@@ -59,10 +59,11 @@ RICH = [
     raw(security={"tls": True}, checkpoint={"uri": "/c"}, failurePolicy={"hangTimeoutSeconds": 5000}),
     raw(strategy={"type": "AllReduce", "allReduce": {"exact": True, "logicalWorkers": 8}}),
     on_servers(compression="TopK"),
+    raw(strategy={"type": "AllReduce", "allReduce": {"shard": "Optimizer"}}),
 ]
 
 
-@pytest.mark.parametrize("obj", RICH, ids=["plain", "rich", "exact", "servers"])
+@pytest.mark.parametrize("obj", RICH, ids=["plain", "rich", "exact", "servers", "sharded"])
 def test_every_variable_that_the_operator_writes_is_refused(obj: Object) -> None:
     written = variables(worker_pod(Job.parse(obj), 0, 0, "a:1"))
     assert len(written) > 10
@@ -77,6 +78,7 @@ def test_every_variable_that_the_operator_writes_is_refused(obj: Object) -> None
     ("name", "field"),
     [
         ("SPRINGTIDE_COMPRESSION", r"strategy\.allReduce\.compression"),
+        ("SPRINGTIDE_SHARD", r"strategy\.allReduce\.shard"),
         ("SPRINGTIDE_CHECKPOINT_URI", r"spec\.checkpoint\.uri"),
         ("SPRINGTIDE_PROCESSES", r"workers\.processesPerPod"),
         ("SPRINGTIDE_TERMINATION_LOG", "terminationMessagePath"),

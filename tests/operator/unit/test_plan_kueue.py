@@ -270,7 +270,7 @@ def test_claims_of_devices_are_counted() -> None:
     assert "resourceClaims" not in world.workload["spec"]["podSets"][0]["template"]["spec"]
 
 
-def test_workload_of_an_older_operator_is_written_anew_while_it_waits() -> None:
+def test_workload_of_older_operator_is_written_anew_as_it_waits() -> None:
     world = waiting_world()
     assert world.workload is not None
     world.workload["metadata"]["annotations"][names.ANNOTATION_WORKLOAD_VERSION] = "older"
@@ -299,7 +299,7 @@ def test_fewer_workers_may_be_admitted_and_all_hear_of_it() -> None:
     assert condition(world, "Degraded")["status"] == "False"
 
 
-def test_quota_of_a_smaller_job_is_given_back_when_its_pods_are_gone() -> None:
+def test_quota_of_smaller_job_is_given_back_when_pods_are_gone() -> None:
     world = running_world()
     world.scale(2)
     decided = world.round()
@@ -460,7 +460,7 @@ def test_second_workload_goes_with_the_admission_of_the_first(how: str) -> None:
 
 
 def test_old_workload_is_deleted_where_kueue_does_not_finish_it() -> None:
-    """Without the feature both are admitted, each with quota of its own."""
+    """Two Workloads of one job are admitted without the feature, each with quota of its own."""
     world = elastic_world()
     world.scale(6)
     world.settle()

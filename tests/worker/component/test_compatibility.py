@@ -27,11 +27,13 @@ from springtide.coordination import outcome
 ENVIRONMENTS = {
     "AllReduce": {},
     "exact": {"SPRINGTIDE_LOGICAL_WORKERS": "4"},
+    "shards": {"SPRINGTIDE_SHARD": "Gradients"},
     "ParameterServer": {"SPRINGTIDE_STRATEGY": "ParameterServer", "SPRINGTIDE_REPLICATION": "1"},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "AllReduce": {},
     "exact": {"logical_workers": 4},
+    "shards": {"shard": "Gradients"},
     "ParameterServer": {"strategy": "ParameterServer", "replication": 1, "token": TOKEN},
 }
 ALL = os.environ.get("SPRINGTIDE_COMPATIBILITY") == "all"

@@ -7,15 +7,13 @@ checkpoints in checkpoint_chaos_seeds.txt beside it.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
 from checkpoint_chaos import SavingChaos, saving_cluster
-from worker_chaos import Chaos
-from worker_checks import check
+from worker_chaos import Chaos, survive
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference
 
@@ -24,32 +22,6 @@ SAVING_SEEDS = SEEDS.with_name("checkpoint_chaos_seeds.txt")
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 14, "pace": 0.015, "split": 2}
 
 pytestmark = pytest.mark.timeout(int(600 + 2 * seconds(45)))
-
-
-def survive(chaos: Chaos, reference: Reference, *, early: bool) -> str:
-    """One job under the faults of a seed; what happened, in a line. early: they begin before any commit."""
-    try:
-        chaos.begin()
-        if not early:
-            chaos.cluster.until(lambda: bool(chaos.anchor.commits()), "the anchor's first commit")
-        until = time.monotonic() + 8.0
-        while not chaos.cluster.finished() and time.monotonic() < until:
-            time.sleep(chaos.random.choice((0.02, 0.1, 0.4, 0.8)))
-            chaos.strike()
-        chaos.heal()
-        chaos.cluster.until(lambda: not chaos.anchor.running, "the anchor's end", 60.0)
-        chaos.end()
-        finished = chaos.cluster.finished()
-        assert chaos.anchor in finished, chaos.cluster.logs()
-        check(chaos.cluster, reference, finished)
-        assert chaos.cluster.reply is not None
-        generation = chaos.cluster.reply.generation.number
-        return f"{len(chaos.log)} deeds, {len(finished)} finished, generation {generation}"
-    except AssertionError as error:
-        story = "\n".join(chaos.log)
-        raise AssertionError(f"{chaos.cluster.logs()}\n{story}\n{error}") from error
-    finally:
-        chaos.close()
 
 
 def test_survivors_of_any_faults_have_the_undisturbed_numbers(

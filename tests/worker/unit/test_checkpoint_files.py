@@ -19,7 +19,7 @@ from fsspec.spec import AbstractFileSystem
 from gpu_capabilities import cuda_param
 
 from springtide import faults
-from springtide.checkpoint import inspect, names, restore
+from springtide.checkpoint import consolidate, inspect, names, restore
 from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.manifest import (
@@ -216,7 +216,7 @@ def test_newer_checkpoint_is_an_error_and_no_way_back(root: Path, tmp_path: Path
     assert "upgrade springtide" in newer.problem
     assert older.manifest is not None
     with pytest.raises(NewerError, match="upgrade springtide"):
-        inspect.export(str(root / FOLDER), tmp_path / "model.safetensors")
+        consolidate.to_safetensors(str(root / FOLDER), tmp_path / "model.safetensors")
 
 
 def test_checkpoint_of_an_impossible_version_is_passed_over(root: Path) -> None:
@@ -337,7 +337,7 @@ def test_what_servers_hold_comes_back_with_the_rest(root: Path, tmp_path: Path) 
     assert equal(found.tree["parameters"], content["parameters"])
     uri = str(root / FOLDER)
     assert [entry.problem for entry in inspect.verify(uri)] == [""]
-    inspect.export(uri, tmp_path / "model.safetensors")
+    consolidate.to_safetensors(uri, tmp_path / "model.safetensors")
     read = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert torch.equal(read["a"], content["parameters"]["a"])
     # A damaged file of theirs is noticed as one of the workers' is.

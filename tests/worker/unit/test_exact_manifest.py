@@ -11,7 +11,7 @@ from springtide.errors import SpringtideError
 from springtide.exact.settings import CUBLAS_WORKSPACE, MKL_CBWR, MOST_PARTS, prepare
 from springtide.settings import read_settings
 from springtide_operator.api import crd, names
-from springtide_operator.api.job import Job
+from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.manifests.errors import TemplateError
 from springtide_operator.manifests.worker import worker_pod
 
@@ -97,8 +97,9 @@ def test_compression_is_not_exact_and_not_for_servers(
     rules = [
         rule["rule"] for rule in SPEC["x-kubernetes-validations"] if "allReduce.compression" in rule["rule"]
     ]
-    assert len(rules) == 2
-    context = {"self": celpy.json_to_cel({"strategy": {"allReduce": reduce, "type": kind}})}
+    assert len(rules) == 3
+    strategy = {"allReduce": {"shard": "None", **reduce}, "type": kind}
+    context = {"self": celpy.json_to_cel({"strategy": strategy})}
     cel = celpy.Environment()
     assert all(bool(cel.program(cel.compile(text)).evaluate(context)) for text in rules) == allowed
 
@@ -108,9 +109,30 @@ def test_compression_reaches_the_worker() -> None:
     assert "SPRINGTIDE_COMPRESSION" not in environment(job())
 
 
+@pytest.mark.parametrize("kind", ["Optimizer", "Gradients"])
+def test_shard_reaches_the_worker(kind: str) -> None:
+    variables = environment(job(shard=kind))
+    assert variables["SPRINGTIDE_SHARD"] == kind
+    assert read_settings({"SPRINGTIDE_SHARD": variables["SPRINGTIDE_SHARD"]}).shard == kind
+
+
+def test_worker_without_shard_has_all_of_the_state() -> None:
+    assert "SPRINGTIDE_SHARD" not in environment(job())
+    assert read_settings({}).shard == "None"
+    with pytest.raises(InvalidJob, match=r"spec\.strategy\.allReduce\.shard"):
+        job(shard="Parameters")
+
+
+def test_worker_refuses_an_unknown_kind_of_shard() -> None:
+    with pytest.raises(
+        SpringtideError, match="SPRINGTIDE_SHARD must be one of None, Optimizer, Gradients, got 'Parameters'"
+    ):
+        read_settings({"SPRINGTIDE_SHARD": "Parameters"})
+
+
 def test_the_cut_is_for_life() -> None:
     fields = SPEC["properties"]["strategy"]["properties"]["allReduce"]["properties"]
-    for name in ("exact", "logicalWorkers", "compression"):
+    for name in ("exact", "logicalWorkers", "compression", "shard"):
         assert fields[name]["x-kubernetes-validations"][0]["rule"] == "self == oldSelf"
     assert fields["logicalWorkers"]["maximum"] == names.MAX_WORKERS == MOST_PARTS
 

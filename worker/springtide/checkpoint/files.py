@@ -105,7 +105,7 @@ def read(
     stream: IO[bytes],
     file: File,
     specs: Sequence[TensorSpec],
-    place: Callable[[Piece], torch.Tensor] | None,
+    place: Callable[[Piece], torch.Tensor | None] | None,
 ) -> list[Piece]:
     """Read a share's file.
 
@@ -113,7 +113,8 @@ def read(
         stream: gives the file's bytes.
         file: its size and checksum, from the manifest.
         specs: shape and dtype of the state's tensors, by their numbers.
-        place: gives the memory of each piece (uint8, one-dimensional), which is filled; None: check only.
+        place: gives the memory of each piece (uint8, one-dimensional), which is filled, or None for one that
+            is only checked; None: check all only.
 
     Returns:
         The pieces, in the order of the file.
@@ -139,13 +140,13 @@ def read(
     for piece in pieces:
         count = (piece.stop - piece.start) * specs[piece.tensor].dtype.itemsize
         at += count
-        if place is None:
+        target = None if place is None else place(piece)
+        if target is None:
             if scratch.numel() < min(count, CHUNK_BYTES):
                 scratch = torch.empty(min(count, CHUNK_BYTES), dtype=torch.uint8)
             for left in range(count, 0, -CHUNK_BYTES):
                 _fill(stream, scratch[: min(left, CHUNK_BYTES)], digest, file)
         else:
-            target = place(piece)
             for start in range(0, count, CHUNK_BYTES):
                 _fill(stream, target[start : start + CHUNK_BYTES], digest, file)
     if at != file.bytes or stream.read(1):

@@ -1,16 +1,12 @@
-"""Looking at checkpoints from outside of a job: what is there, whether it is whole, the model out of it."""
+"""Looking at checkpoints from outside of a job: what is there, and whether it is whole."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
 from springtide.checkpoint import names, restore
-from springtide.checkpoint.manifest import CorruptError, Manifest, NewerError
+from springtide.checkpoint.manifest import CorruptError, Manifest
 from springtide.checkpoint.storage import Storage, StorageError
 
 
@@ -52,55 +48,6 @@ def verify(uri: str) -> list[Entry]:
     """All checkpoints, every byte of them read. Raise StorageError."""
     storage, found = find(uri)
     return [_entry(storage, name, restore.verify) for name in found]
-
-
-def export(uri: str, path: Path) -> Manifest:
-    """Write parameters and buffers of a checkpoint as one plain safetensors file with the names of the
-    model's `state_dict`.
-
-    Args:
-        uri: of the folder of checkpoints, whose newest whole one is taken, or of one checkpoint.
-        path: of the file to write; it must not be there.
-
-    Returns:
-        The manifest of the checkpoint that was written.
-
-    Raises:
-        FileExistsError: something is at `path`.
-        StorageError: storage does not answer.
-        CorruptError: no checkpoint is whole; the text says what is wrong with each.
-        NewerError: the newest that is whole is of a later release.
-    """
-    if path.exists():
-        raise FileExistsError(f"{path} is there already: name another file")
-    storage, found = find(uri)
-    whole = [name for name in found if name in restore.candidates(storage)]
-    problems: list[str] = []
-    for name in whole:
-        try:
-            tree, manifest = restore.read(storage, name)
-        except NewerError as error:
-            raise NewerError(f"{name}: {error}") from None
-        except CorruptError as error:
-            problems.append(f"{name}: {error}")
-            continue
-        held = {**tree["parameters"], **tree["buffers"]}
-        saved_as = tree.get("saved_as", {})
-        tensors = {key: item for name, item in held.items() for key in saved_as.get(name, [name])}
-        aside = path.with_name(f"{path.name}.{os.getpid()}.new")
-        try:
-            metadata = {"format": "pt", "checkpoint": name, "step": str(manifest.state.step)}
-            safetensors.torch.save_file({key: _own(value) for key, value in tensors.items()}, aside, metadata)
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
-        return manifest
-    raise CorruptError("; ".join(problems) or f"none of the checkpoints at {uri} is whole")
-
-
-def _own(tensor: Any) -> Any:
-    """Return a copy with memory of its own: safetensors refuses tensors that share some."""
-    return tensor.detach().clone().contiguous()
 
 
 def _entry(storage: Storage, name: str, read: Any) -> Entry:

@@ -182,7 +182,7 @@ class Reading:
             trees[kind] = part.tree()
         tree = trees.pop("workers")
         for held in trees.values():
-            _join(tree, held)
+            join(tree, held)
         return tree
 
 
@@ -221,8 +221,16 @@ def _is_as_large_as_it_says(storage: Storage, name: str, part: Part) -> bool:
         return False
 
 
-def _join(tree: Any, held: Any) -> None:
-    """Put what servers held to where it stands in a job without servers. Raise CorruptError."""
+def join(tree: Any, held: Any) -> None:
+    """Put what servers held to where it stands in a job without servers.
+
+    Args:
+        tree: of the workers; it is changed in place.
+        held: of the servers.
+
+    Raises:
+        CorruptError: they do not fit.
+    """
     try:
         for position, state in held["optimizer"].items():
             tree["optimizer"]["state"][position].update(state)
@@ -299,7 +307,7 @@ def read_shares(
     name: str,
     part: Part,
     specs: list[codec.TensorSpec],
-    place: Callable[[shares.Piece], torch.Tensor] | None,
+    place: Callable[[shares.Piece], torch.Tensor | None] | None,
 ) -> None:
     """Read all shares of a part, several at a time.
 
@@ -308,7 +316,8 @@ def read_shares(
         name: of the checkpoint.
         part: of the manifest, for one kind of processes.
         specs: shape and dtype of the tensors, by their numbers.
-        place: gives the memory of a piece (uint8, one-dimensional), from several threads; None: check only.
+        place: gives the memory of a piece (uint8, one-dimensional), from several threads, or None for one
+            that is only checked; None: check all only.
 
     Raises:
         CorruptError: a file is not what was written, or the shares are not the whole state.
@@ -329,7 +338,7 @@ def _read_file(
     name: str,
     file: File,
     specs: list[codec.TensorSpec],
-    place: Callable[[shares.Piece], torch.Tensor] | None,
+    place: Callable[[shares.Piece], torch.Tensor | None] | None,
 ) -> list[shares.Piece]:
     """Read one file of a checkpoint. Raise CorruptError, StorageError."""
     try:

@@ -53,7 +53,8 @@ class Elsewhere(Protocol):
         kind: of the processes that hold it.
     """
 
-    kind: str
+    @property
+    def kind(self) -> str: ...
 
     def collect(self, index: int, count: int) -> Collected:
         """Bring one share of it here.

@@ -87,9 +87,13 @@ class Buckets:
             for field, slot in zip(layout.fields, layout.slots, strict=True)
         ]
         self._spans = [
-            [flat[start:end] for start, end in _spans(layout, bucket, self._is_deferred)]
+            [flat[start:end] for start, end in self._deferred_spans(bucket)]
             for bucket, flat in enumerate(self._flats)
         ]
+
+    def _deferred_spans(self, bucket: int) -> list[tuple[int, int]]:
+        """Return the elements of a bucket that are gathered, in as few pieces as possible."""
+        return _spans(self.layout, bucket, self._is_deferred)
 
     def begin(self, start_sum: StartSum) -> None:
         """Start a step whose buckets go through start_sum."""
@@ -424,7 +428,7 @@ class Buckets:
                 self._count_in(bucket)
             if not self.patient:
                 self._send_complete(bucket)
-        return view
+        return self.views[index]
 
     def _write(self, index: int, bucket: int, gradient: torch.Tensor, scale: float) -> torch.Tensor:
         view = self.views[index]

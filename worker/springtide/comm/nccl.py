@@ -146,6 +146,10 @@ class DeviceSum:
         # Not `is_success()`, which raises NotImplementedError for every work of NCCL's.
         return self.is_completed() and self._work.exception() is None
 
+    def queue(self) -> None:
+        """Have what is queued on the device from here on come after it; the host does not wait for it."""
+        self._work.wait()
+
     def wait(self) -> object:
         """Raise RuntimeError when the group was shut, or the collective failed or takes too long."""
         return self.wait_with(())
@@ -231,12 +235,41 @@ class DeviceSums:
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation
         options.timeout = self.timeout
+        return self._begin(tensor, lambda backend: backend.allreduce([tensor], options))
+
+    def start_exchange(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_sizes: Sequence[int],
+        sent_sizes: Sequence[int],
+    ) -> DeviceSum:
+        """Begin an exchange; as `Group.start_exchange`, with both tensors on the device.
+
+        Args:
+            received: contiguous, one-dimensional; not to be touched before the work's `wait`.
+            sent: contiguous, one-dimensional.
+            received_sizes: elements from each rank.
+            sent_sizes: elements for each rank.
+
+        Returns:
+            The exchange that has begun.
+
+        Raises:
+            RuntimeError: the communicator is shut, or cannot connect.
+        """
+        options: Any = dist.AllToAllOptions()
+        options.timeout = self.timeout
+        sizes = list(received_sizes), list(sent_sizes)
+        return self._begin(received, lambda backend: backend.alltoall_base(received, sent, *sizes, options))
+
+    def _begin(self, tensor: torch.Tensor, begin: Callable[[Any], Any]) -> DeviceSum:
         with self._lock:
             self.check(None)
             self._starting += 1
         try:
             # Not under the lock, which `shut` needs: it waits for peers while the communicator connects.
-            work = self._backend.allreduce([tensor], options)
+            work = begin(self._backend)
             if self._abort is None:
                 work = Collective(work, lambda: self._shut)
             started = DeviceSum(self, work, tensor)

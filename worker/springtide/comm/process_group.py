@@ -143,6 +143,37 @@ class Group:
         options.timeout = self._timeout
         return self._track(Collective(self._alive().allreduce([tensor], options), lambda: self._shut))
 
+    def start_exchange(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_sizes: Sequence[int],
+        sent_sizes: Sequence[int],
+    ) -> Work:
+        """Begin to send each member its part of a tensor, and to receive a part from each.
+
+        Args:
+            received: contiguous, one-dimensional; filled when the work is over, in the order of the ranks.
+            sent: contiguous, one-dimensional, of the same dtype and device; the parts in the order of the
+                ranks. It is not to be changed before the work is over.
+            received_sizes: elements from each rank; that of this member is 0.
+            sent_sizes: elements for each rank, likewise.
+
+        Returns:
+            The exchange under way.
+        """
+        if self.size == 1:
+            return _DONE
+        # As bytes: backends know few dtypes, and nothing is computed on the way.
+        size, raw = sent.element_size(), (received.view(torch.uint8), sent.view(torch.uint8))
+        sizes = [size * count for count in received_sizes], [size * count for count in sent_sizes]
+        if sent.device.type != "cpu":
+            return self._sums_on_device().start_exchange(*raw, *sizes)
+        options: Any = dist.AllToAllOptions()
+        options.timeout = self._timeout
+        work = self._alive().alltoall_base(*raw, *sizes, options)
+        return self._track(Collective(work, lambda: self._shut))
+
     def _sums_on_device(self) -> DeviceSums:
         with self._lock:  # `shut` may come in between, and must find it
             if self._device is None:

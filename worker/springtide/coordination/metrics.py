@@ -102,6 +102,16 @@ class Metrics:
             list(labels),
             registry=self.registry,
         ).labels(**labels)
+        self.values = seconds(
+            "values",
+            "Wait for the values of parameters that other workers step, between two committed steps.",
+        )
+        self.optimizer_bytes = Gauge(
+            "springtide_worker_optimizer_bytes",
+            "Bytes of the optimizer's state that this process holds, where it is in shards; 0 elsewhere.",
+            list(labels),
+            registry=self.registry,
+        ).labels(**labels)
         self.generation = Gauge(
             "springtide_worker_generation",
             "Number of the membership generation.",

@@ -40,11 +40,13 @@ from springtide.ps.connections import servers_in
 from springtide.ps.generation import GenerationStart, ServersLackState
 from springtide.ps.step_failures import StepFailures, describe
 from springtide.settings import Settings
+from springtide.sharding.backend import ShardedOptimizer, ShardsLostError
 from springtide.train_step.context import Failure
 from springtide.train_step.state import Position, State, TensorPlace
 from springtide.train_step.trainer import Trainer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import required_state, state_to_proto
+from springtide_protocol.names import StateName
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +116,8 @@ class Recovery:
             self._awaited = None
             if trainer.servers is not None:
                 trainer.servers.fetch_again()
+            if trainer.shards is not None:
+                trainer.shards.fetch_again()
             trainer.pending.expect()
 
     def end_loop(self, stage: int) -> bool:
@@ -178,6 +182,8 @@ class Recovery:
         at_boundary = reason == pb.BOUNDARY and together
         if at_boundary and trainer.servers is not None:
             trainer.servers.rest()
+        if at_boundary and trainer.shards is not None:
+            self._evacuate(trainer.shards)
         self._parts.retry_blocks.leave()
         if not at_boundary:
             state.group.shut()
@@ -223,6 +229,9 @@ class Recovery:
             self._unformed = 0
         except SpringtideError:
             raise
+        except ShardsLostError as error:
+            self._lacking = str(error)
+            state.group.shut()
         except ServersLackState as error:
             self._lacking = str(error)
             state.group.shut()
@@ -300,7 +309,11 @@ class Recovery:
             start.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
         self._trainer.reduction.newcomer = start.message.fresh or rank in lacking
         moved = 0 if by_all else self._hand_over(start, group, stage)
-        membership.hold(required_state(start.message.state, "Start.state"))
+        begins_from = required_state(start.message.state, "Start.state")
+        membership.hold(begins_from)
+        if self._trainer.shards is not None:
+            source = start.message.fresh and (by_all or rank == 0)
+            moved += self._bring_shards(self._trainer.shards, start, group, begins_from, source)
         ended = [
             json.loads(start.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
         ]
@@ -328,6 +341,30 @@ class Recovery:
             now - formed,
             start.message.reason,
         )
+
+    def _bring_shards(
+        self, shards: ShardedOptimizer, start: Start, group: Group, begins_from: StateName, source: bool
+    ) -> int:
+        """Bring the optimizer's state and all values to where this generation has them; return the bytes."""
+        moved = shards.begin_generation(
+            group,
+            start.generation,
+            begins_from,
+            step=self._state.position.cursor.step,
+            is_source=source,
+            keep_values=self._awaited is not None,
+            on_bytes=self._parts.accounting.metrics.transfer_bytes.inc,
+        )
+        self._trainer.pending.expect()
+        return moved
+
+    def _evacuate(self, shards: ShardedOptimizer) -> None:
+        """Bring what this member holds alone, with others that leave, to those that stay."""
+        try:
+            shards.evacuate(bool(self._membership.leaving))
+        except RuntimeError as error:
+            # What a lost member held is at its buddies; the next generation finds out what is there.
+            log.info("the shards of leaving workers could not be moved: %s", error)
 
     def _enter_on(self, servers: PsBackend, start: Start, group: Group, lacking: set[int]) -> None:
         message, consistencies = start.message, self._parts.consistencies

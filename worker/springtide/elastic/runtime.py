@@ -174,6 +174,8 @@ class Runtime:
             for index, handle in trainer.tables.items():
                 handle.read = partial(self.values.rows, index)
                 handle.read_all = partial(self.values.all_rows, index)
+        if trainer.shards is not None:
+            wait_for_values(models, self.values.settle, trainer.pending)
         if not self.settings.alone and self.settings.strategy == "ParameterServer":
             wait_for_values(models, self.values.settle, trainer.pending)
             declare_consistencies(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from springtide import faults
 from springtide.checkpoint import names as checkpoint_names
 from springtide.checkpoint import schedule
 from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.shares import Share
+from springtide.checkpoint.staging import Elsewhere
 from springtide.checkpoint.writer import Written
 from springtide.coordination.membership import Membership, generation_of
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.settings import Settings
+from springtide.train_step.trainer import Trainer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName
@@ -69,10 +73,18 @@ class CheckpointSaver:
             lambda: trainer.checkpoint_tree(self._state.position, plan.fingerprint()),
             share,
             reason,
-            trainer.take_snapshot,
+            partial(self._snapshot, trainer, share),
         )
         self._accounting.count_stall(seconds)
         faults.reach("staged", state.step)
+
+    def _snapshot(self, trainer: Trainer, share: Share, name: str, readers: int) -> Elsewhere | None:
+        """Take what is not in the tree; see `Trainer.take_snapshot`."""
+        known = [] if self._membership is None else self._membership.labels()
+        writers = [known.index(label) for label in share.members if label in known]
+        if len(writers) != readers:  # a leaver of a generation that this process has forgotten
+            writers = list(range(readers))
+        return trainer.take_snapshot(name, writers[share.index], writers)
 
     # ---- the thread that writes checkpoints
 

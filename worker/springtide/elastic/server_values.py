@@ -38,11 +38,11 @@ class ServerValues:
         self._stand = stand
 
     def settle(self, parameters: Collection[int] | None) -> None:
-        """Wait until the values of these parameters (None: all) have come from servers, if there are any.
+        """Wait until the values of these parameters (None: all) have come, where they come from elsewhere.
 
         Raise SpringtideError when they cannot come any more.
         """
-        if (trainer := self._trainers.trainer) is not None and trainer.servers is not None:
+        if (trainer := self._trainers.trainer) is not None and trainer.values_arrive:
             self._ask(trainer, lambda: trainer.take_values(parameters))
 
     def rows(self, index: int, ids: torch.Tensor) -> torch.Tensor:

@@ -193,6 +193,9 @@ class StepRunner:
         self._warn_once(body, result.values)
         self._report_odd(trainer, body)
         commit = parts.accounting.count_step(body, seconds, name, result.values or {})
+        if trainer.shards is not None:
+            parts.accounting.metrics.values.observe(trainer.shards.take_gather_seconds())
+            parts.accounting.metrics.optimizer_bytes.set(trainer.shards.state_bytes)
         parts.accounting.commits.add(commit)
         parts.accounting.step_log.write(commit)
         faults.reach("committed", cursor.step)

@@ -85,8 +85,8 @@ class WarmUp:
     def batches(self, plan: LoopPlan, stage: int, count: int) -> Iterator[Batch]:
         """Yield batches whose bodies are dropped.
 
-        There are none in exact mode, and none with parameter servers or tables, whose values this process has
-        no access to yet.
+        There are none in exact mode, and none with parameter servers, shards or tables, whose values this
+        process has no access to yet.
 
         Args:
             plan: of the loop.
@@ -94,7 +94,7 @@ class WarmUp:
             count: at most so many.
         """
         trainer, newcomer = self._trainers.require("batches()"), self._newcomer
-        possible = trainer.servers is None and not trainer.tables and not self._exact
+        possible = not trainer.values_arrive and not trainer.tables and not self._exact
         cursor = self._state.position.cursor
         if not count or not possible or newcomer is None or newcomer.generation is not None:
             return

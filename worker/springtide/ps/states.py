@@ -10,8 +10,12 @@ import torch
 from springtide.checkpoint.names import TABLES
 from springtide.ps.backend import PsBackend
 from springtide.ps.row_reads import TableState
+from springtide.sharding.backend import ShardedOptimizer
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.state import State, names_in_state_dict
+
+SHARDS = "optimizer in shards"
+"""The entry of a state that says how its last step was made."""
 
 
 def states_of(
@@ -19,7 +23,7 @@ def states_of(
     buffers: Buffers,
     optimizers: Sequence[torch.optim.Optimizer],
     tracked: Mapping[str, Any],
-    servers: PsBackend | None,
+    home: PsBackend | ShardedOptimizer | None,
     dense_here: bool,
 ) -> tuple[State, State]:
     """Return the state that members hand over to each other, and the one that a checkpoint saves.
@@ -31,17 +35,23 @@ def states_of(
         buffers: Of the model.
         optimizers: The script's.
         tracked: Further objects with a state, by name.
-        servers: None: no parameters are on servers.
+        home: of what is on servers, or in shards; None: there is neither.
         dense_here: Trained parameters are in this process, all but the rows of tables.
 
     Returns:
-        Both states; one and the same without servers.
+        Both states; one and the same where all of it is in each process.
     """
     named, saved_as = dict(model.named_parameters()), names_in_state_dict(model)
-    if servers is None:
+    if home is None:
         state = State(named, buffers, optimizers, tracked, saved_as)
         return state, state
     held = {name: item for name, item in named.items() if dense_here or not item.requires_grad}
+    if isinstance(home, ShardedOptimizer):
+        own = {**tracked, SHARDS: home}
+        return State(held, buffers, optimizers, own, saved_as), State(
+            named, buffers, optimizers, tracked, saved_as
+        )
+    servers = home
     own = {**tracked, "parameter servers": servers}
     saved = {**tracked, TABLES: TableState(servers.tables)} if servers.tables.handles else dict(tracked)
     return (

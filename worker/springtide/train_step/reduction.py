@@ -624,7 +624,8 @@ class Reduction:
         if self._transaction.phase is not Phase.DROPPED:
             self.failure = Failure(str(error), [*peers_in(error), *servers_in(error)])
             self._transaction.drop("a reduction failed")
-        self._running().assignment.group.shut()
+        if self._body is not None:  # none yet, where a body begins with a look at values
+            self._body.assignment.group.shut()
         raise Dropped(self._transaction.reason) from None
 
     def _running(self) -> StepContext:

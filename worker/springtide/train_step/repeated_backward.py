@@ -16,6 +16,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from springtide.comm.buckets import Buckets
+from springtide.ps.lazy_values import looking
 
 
 class BeforeGradient:
@@ -53,10 +54,11 @@ class RepeatedBackward:
         self._buckets.patient = self._repeats or not self._known
         if not self._buckets.patient or self._hooked:
             return
-        for index, parameter in enumerate(self._parameters):
-            # One that rests for now has no gradient, and no node that a hook could be at.
-            if parameter.requires_grad and index not in self._handles:
-                self._handles[index] = BeforeGradient(parameter, partial(self.before, index))
+        with looking():  # the node alone is of interest, not values that may be on their way
+            for index, parameter in enumerate(self._parameters):
+                # One that rests for now has no gradient, and no node that a hook could be at.
+                if parameter.requires_grad and index not in self._handles:
+                    self._handles[index] = BeforeGradient(parameter, partial(self.before, index))
 
     def before(self, index: int) -> None:
         """Make room for a gradient that autograd is about to add to the parameter's.

@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from springtide import faults
+from springtide.checkpoint.staging import Elsewhere
 from springtide.comm.buckets import Buckets, removed
 from springtide.comm.combine import Rule
 from springtide.comm.compression import LowRankBuckets, make_buckets
-from springtide.comm.layout import field_of, layout_hash, plan_layout
+from springtide.comm.layout import Layout, field_of, layout_hash, plan_layout
 from springtide.comm.nccl import choose_backend
 from springtide.embedding.handle import tables_among
 from springtide.embedding.step import home_here
@@ -26,8 +27,9 @@ from springtide.exact.settings import describe
 from springtide.exact.step import ExactStep
 from springtide.ps.backend import MakeBackend, PsBackend
 from springtide.ps.lazy_values import Pending
-from springtide.ps.snapshot import Snapshot
 from springtide.ps.states import states_of
+from springtide.sharding.backend import ShardedOptimizer
+from springtide.sharding.buckets import PassingBuckets
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext, check_ended, check_whole
 from springtide.train_step.foreach_steps import ForeachSteps
@@ -46,6 +48,11 @@ from springtide.train_step.state import Position
 from springtide.train_step.sync_batch_norm import BatchStatistics, use_generation
 from springtide.train_step.transaction import Phase, Transaction
 from springtide.train_step.undeclared import DECLARE, UndeclaredOptimizers
+
+MakeShards = Callable[
+    [dict[str, torch.nn.Parameter], Layout, Sequence[torch.optim.Optimizer], bool], ShardedOptimizer
+]
+"""(trained parameters by name, their layout, optimizers, whether the gradients' norm is wanted)."""
 
 
 class Trainer:
@@ -70,6 +77,8 @@ class Trainer:
         backend: str = "Auto",
         compression: str = "None",
         make_servers: MakeBackend | None = None,
+        make_shards: MakeShards | None = None,
+        keeps_gradients: bool = True,
     ) -> None:
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
@@ -91,6 +100,8 @@ class Trainer:
         if logical_workers:
             self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers, self.device))
             self._exact = ExactStep(exact, logical_workers)
+        elif make_shards is not None and not keeps_gradients:
+            self.buckets = PassingBuckets(layout, self.device)
         else:
             self.buckets = make_buckets(compression, layout, self.device, multi_step)
         self._gradients = Gradients(named, self.buckets, clip_norm)
@@ -104,12 +115,17 @@ class Trainer:
         if make_servers is not None:
             with_norm = clip_norm is not None or bool(enabled_among(tracked))
             self.servers = make_servers(self._gradients.named, layout, optimizers, with_norm)
+        self.shards: ShardedOptimizer | None = None
+        if make_shards is not None:
+            with_norm = clip_norm is not None or bool(enabled_among(tracked))
+            self.shards = make_shards(self._gradients.named, layout, optimizers, with_norm)
         on_servers = self.servers is not None and self.servers.dense
-        self.pending = Pending(self._gradients.parameters if on_servers else [])
-        self._home = self.servers or home_here(self.tables, self._gradients.names, optimizers)
+        arriving = on_servers or self.shards is not None
+        self.pending = Pending(self._gradients.parameters if arriving else [])
+        self._home = self.servers or self.shards or home_here(self.tables, self._gradients.names, optimizers)
         self._here = HereSteps(self._home, self.tables, self._gradients, self.buckets)
         self._dense_here = self._home is None or not self._home.dense
-        if not self._dense_here:
+        if on_servers:
             self.nccl_device = None  # its sums are the servers'
         self._staged: StagedSteps | None = None
         if multi_step and on_servers and self.servers is not None:
@@ -130,7 +146,7 @@ class Trainer:
         if isinstance(self.buckets, LowRankBuckets):
             tracked = {**tracked, "compression": self.buckets}
         self.state, self.whole_state = states_of(
-            model, self._buffers, optimizers, tracked, self.servers, self._dense_here
+            model, self._buffers, optimizers, tracked, self.servers or self.shards, self._dense_here
         )
         self._reduction = Reduction(
             self.buckets,
@@ -150,6 +166,8 @@ class Trainer:
         self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
         place = "" if self.servers is None else f" on servers {self.servers.described}"
+        place += "" if self.shards is None else " optimizer in shards"
+        place += "" if keeps_gradients else " gradients too"
         sums = describe(logical_workers, self.device)
         settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
@@ -207,39 +225,45 @@ class Trainer:
         Raises:
             RuntimeError: servers fail.
         """
-        if self.servers is not None:
-            self.servers.settle()
+        if (remote := self.servers or self.shards) is not None:
+            remote.settle()
         return self.whole_state.read(position, plan)
 
-    def take_snapshot(self, name: str, readers: int) -> Snapshot | None:
-        """Have the servers keep what they hold for a checkpoint.
+    def take_snapshot(self, name: str, rank: int, writers: Collection[int]) -> Elsewhere | None:
+        """Have the servers keep what they hold for a checkpoint, or copy the shards that are here.
 
         Args:
             name: of the checkpoint.
-            readers: members that ask for it.
+            rank: of this member in the generation that the state is of.
+            writers: ranks of the members that write a share.
 
         Returns:
-            The snapshot; None without servers.
+            The part that is to be saved of them; None where there are neither.
 
         Raises:
-            RuntimeError: servers fail.
+            RuntimeError: servers, or other members, fail.
         """
-        if self.servers is None:
-            return None
         positions = self.whole_state.positions(self._gradients.parameters)
-        return self.servers.snapshot(name, readers, positions)
+        if self.servers is not None:
+            return self.servers.snapshot(name, len(writers), positions)
+        return None if self.shards is None else self.shards.snapshot(rank, writers, positions)
 
     def settle(self, parameters: Collection[int] | None) -> str | None:
-        """Wait for the values of these parameters (None: all) from the servers; as `ask`."""
-        return None if self.servers is None else self.ask(partial(self.take_values, parameters))
+        """Wait for the values of these parameters (None: all) from elsewhere; as `ask`."""
+        return self.ask(partial(self.take_values, parameters)) if self.values_arrive else None
+
+    @property
+    def values_arrive(self) -> bool:
+        """Whether a step's values come from servers, or from other members."""
+        return self.servers is not None or self.shards is not None
 
     def take_values(self, parameters: Collection[int] | None) -> None:
         """Wait for the values of these parameters (None: all) from the servers, and note that they are here.
 
         Errors leave as they come: `ask` handles them.
         """
-        if self.servers is not None:
-            self.servers.settle(parameters, self.transaction.stepped)
+        if (remote := self.servers or self.shards) is not None:
+            remote.settle(parameters, self.transaction.stepped)
             self.pending.here(parameters)
 
     def ask(self, wait: Callable[[], object]) -> str | None:
@@ -434,6 +458,7 @@ class Trainer:
         self._stepping.append(optimizer)
         if self._dense_here:
             self._gradients.lay_out()
+        if self._dense_here or self.shards is not None:
             self._foreach_steps.begin(optimizer)
         return arguments
 
@@ -498,6 +523,8 @@ class Trainer:
         if optimizer in self._stepping:
             return
         self._foreach_steps.end()
+        if self.shards is not None:
+            self.shards.stepped()
         if not self._stepping:
             self._gradients.lay_back()
         if self._staged is not None:
@@ -582,7 +609,8 @@ class Trainer:
 
     def _end_step(self) -> None:
         """The one step of the body is over."""
-        needed = self.servers is not None and self.servers.asynchronous
+        gone = self.shards is not None  # what is in the buckets are partly sums
+        needed = gone or (self.servers is not None and self.servers.asynchronous)
         self._gradients.leave(self._reduced_now.result.used, needed)
         self.pending.expect()
         self.transaction.finish_stepping()

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from springtide.comm.combine import Rule
 from springtide.embedding.handle import handle_of
 from springtide.errors import UsageError
+from springtide.sharding.pieces import check_elementwise
 from springtide.train_step.grad_scaler import enabled_among
 from springtide.train_step.sync_batch_norm import GenerationBatchNorm
 
@@ -48,6 +49,7 @@ def declare(
     compression: str = "None",
     strategy: str = "",
     consistency: str = "Synchronous",
+    shard: str = "None",
 ) -> TrainerArguments:
     """Check the arguments of `distribute()`.
 
@@ -62,6 +64,7 @@ def declare(
         compression: how dense gradients travel.
         strategy: of the job; "" without one.
         consistency: of the job's servers.
+        shard: what workers hold a part of only.
 
     Returns:
         Models and optimizers as lists, and the rules of buffers.
@@ -91,9 +94,39 @@ def declare(
             "distribute(): strategy.type Hybrid sums dense gradients by all-reduce, in common steps: use "
             "strategy.parameterServer.consistency Synchronous, or strategy.type ParameterServer"
         )
+    if shard != "None":
+        _check_shard(optimizers, tracked, multi_step, exact, compression, bool(tables))
     rules = _rules(buffers, exact, consistency)
     _spread_out(models)
     return TrainerArguments(models, optimizers, multi_step, rules)
+
+
+def _check_shard(
+    optimizers: Sequence[torch.optim.Optimizer],
+    tracked: Mapping[str, Any],
+    multi_step: bool,
+    exact: bool,
+    compression: str,
+    tables: bool,
+) -> None:
+    """Raise UsageError for what cannot be together with `strategy.allReduce.shard`."""
+    check_elementwise(optimizers)
+    never = "distribute(): with strategy.allReduce.shard "
+    if multi_step:
+        raise UsageError(
+            f"{never}a body makes one optimizer step: give distribute() one optimizer, not a list (and no "
+            "step(closure)), or set shard to None"
+        )
+    if exact or compression != "None":
+        raise UsageError(f"{never}sums are neither exact nor compressed yet: set both to their defaults")
+    if tables:
+        raise UsageError(f"{never}tables of springtide.embedding have no place: set shard to None")
+    blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+    if looking := [name for name, item in tracked.items() if not isinstance(item, blind)]:
+        raise UsageError(
+            f"{never}a step's values arrive while the next one runs, so {', '.join(looking)} cannot look at "
+            "them inside of the step: track schedulers and GradScalers only, or set shard to None"
+        )
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,598 @@
+"""Optimizer state and gradients in shards: what a worker holds, what a step costs, and what a kill does.
+
+    python -m benchmarks.sharding [--quick] [--json FILE]
+
+Three workers with AdamW on loopback, models of 26 MB and 67 MB (CASES has the figures of each, and at the
+top is the worse one of both). Jobs without shards, with `shard: Optimizer` and with `shard: Gradients`, and
+torch's `fully_shard` (FSDP2, which shards parameters too) on gloo, make a few steps each by turns; a step is
+from its begin to the begin of the next one, of the worker that takes longest, the median over all.
+
+* `optimizer_bytes_ratio`, `gradient_bytes_ratio` (of `Gradients`): the most that a worker has over what one
+  without shards has. Gradients are all tensors that stay allocated between steps and are neither parameters,
+  state nor samples: memory for what is on its way counts. `tensor_bytes_ratio` (of `Optimizer`) and
+  `gradients_tensor_bytes_ratio`: all of that, and the parameters.
+* `step_ratio_to_unsharded`, `step_ratio_to_fsdp2`: of `Optimizer`; `gradients_step_ratio_to_unsharded`.
+* `exposed_reduce_seconds`, `exposed_gather_seconds`: per step, the wait for sums after backward and for
+  values in the next forward, the mean of the workers.
+* `kill_gap_seconds_p50`: kill -9 of a worker of the smaller model to the survivors' next commit
+  (benchmarks.recovery says how that is counted), with checkpoints each few seconds that nobody may need:
+  `checkpoints_read`. `steps_lost` were committed and had to be made again.
+* `torchrun_fsdp2_...`: the same kill under torchrun with `fully_shard` and a checkpoint each 20 steps;
+  cut after 60 s (30 with --quick) and counted as those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import recovery
+from benchmarks.peers.torchrun import stop
+from benchmarks.support.turns import Player, Report, Turns, slowest
+
+WORKERS = 3
+DEPTH, BATCH, SAMPLES = 4, 96, 960
+MODELS = {"26MB": 1280, "67MB": 2048}
+"""Width of the layers, by name."""
+KILLED_MODEL = "26MB"
+UNSHARDED, OPTIMIZER, GRADIENTS, PEER = "unsharded", "optimizer", "gradients", "fsdp2"
+SHARDS = {UNSHARDED: "None", OPTIMIZER: "Optimizer", GRADIENTS: "Gradients"}
+"""`strategy.allReduce.shard`, by side."""
+WARM_UP, STEPS = 4, 4
+"""Steps of the first turn, and of each that is counted besides its first one."""
+SAVE_SECONDS = 5.0
+CASE_KEYS = (
+    "optimizer_bytes_ratio",
+    "gradient_bytes_ratio",
+    "tensor_bytes_ratio",
+    "gradients_tensor_bytes_ratio",
+    "step_ratio_to_unsharded",
+    "step_ratio_to_fsdp2",
+    "gradients_step_ratio_to_unsharded",
+    "exposed_reduce_seconds",
+    "exposed_gather_seconds",
+)
+KILL_KEYS = (
+    "kill_gap_seconds_p50",
+    "unsharded_kill_gap_seconds_p50",
+    "kill_gap_ratio",
+    "steps_lost",
+    "samples_lost",
+    "samples_repeated",
+    "checkpoints_read",
+)
+_BYTES = ("optimizer_bytes", "gradient_bytes", "tensor_bytes")
+_WIDTH, _TURNS, _SIDE = "BENCHMARK_WIDTH", "BENCHMARK_TURNS", "BENCHMARK_SIDE"
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def build(width: int) -> Any:
+    """Return DEPTH square layers and a small one; the same on every call.
+
+    Args:
+        width: Of the layers.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    layers: list[Any] = []
+    for _ in range(DEPTH):
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+
+
+def samples(width: int) -> tuple[Any, Any]:
+    """Return inputs [SAMPLES, width] of float32 and their labels; the same on every call.
+
+    Args:
+        width: Of an input.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(SAMPLES, width, generator=generator)
+    return inputs, torch.randint(10, (SAMPLES,), generator=generator)
+
+
+# ---- a worker
+
+
+def train() -> None:
+    """Train until killed, by turns where the environment names a socket of them."""
+    import torch
+    from torch.nn import functional as F
+
+    import springtide
+
+    torch.set_num_threads(1)
+    springtide.init()
+    width = int(os.environ[_WIDTH])
+    model = build(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer = springtide.distribute(model, optimizer)
+    data = samples(width)
+    player = None
+    for inputs, labels in springtide.batches(data, batch_size=BATCH, epochs=10_000, seed=0):
+        if player is None and _TURNS in os.environ:
+            player = Player(os.environ[_TURNS], os.environ[_SIDE], lambda: look(model, optimizer, data))
+        elif player is not None:
+            player.step_ended()
+        with springtide.step():
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def look(model: Any, optimizer: Any, data: Collection[Any]) -> dict[str, float]:
+    """Return what this worker holds in bytes, and what it has waited since it began.
+
+    Args:
+        model: Trained.
+        optimizer: Its.
+        data: The samples.
+    """
+    from springtide import api
+
+    runtime = api.active_runtime
+    assert runtime is not None
+    assert runtime.trainer is not None
+    shards = runtime.trainer.shards
+    states = optimizer.state.values() if shards is None else [piece.state for piece in shards.held.pieces]
+    tensors = [value for state in states for value in state.values() if hasattr(value, "nbytes")]
+    metrics = runtime.accounting.metrics.registry.collect()
+    readings = [reading for metric in metrics for reading in metric.samples]
+    measured = {reading.name: reading.value for reading in readings if "le" not in reading.labels}
+    parameters, state_bytes = list(model.parameters()), sum(tensor.nbytes for tensor in tensors)
+    gradient_bytes = other_bytes([*parameters, *tensors, *data])
+    return {
+        "optimizer_bytes": state_bytes,
+        "gradient_bytes": gradient_bytes,
+        "tensor_bytes": sum(item.nbytes for item in parameters) + state_bytes + gradient_bytes,
+        "steps": measured["springtide_worker_step_seconds_count"],
+        "reduce_seconds": measured["springtide_worker_exposed_communication_seconds_sum"],
+        "gather_seconds": measured["springtide_worker_values_seconds_sum"],
+    }
+
+
+def other_bytes(known: Iterable[Any]) -> int:
+    """Return the bytes of all of this process's memory for tensors but those of the known ones.
+
+    Args:
+        known: Tensors.
+    """
+    import torch
+
+    counted = {tensor.untyped_storage().data_ptr() for tensor in known}
+    total = 0
+    for item in gc.get_objects():
+        # Not isinstance: some objects import modules when they are asked for their class.
+        if not issubclass(type(item), torch.Tensor) or item.device.type != "cpu":
+            continue
+        storage = item.untyped_storage()
+        if storage.data_ptr() not in counted:
+            counted.add(storage.data_ptr())
+            total += storage.nbytes()
+    return total
+
+
+# ---- jobs
+
+
+class Job(recovery.Job):
+    """A job of one side."""
+
+    script = "benchmarks.sharding"
+
+    def __init__(self, folder: Path, side: str, width: int, more: Mapping[str, str] | None = None) -> None:
+        """Start it.
+
+        Args:
+            folder: Its own; it is made.
+            side: One of SHARDS.
+            width: Of the model's layers.
+            more: Of the workers' environment.
+        """
+        folder.mkdir()
+        (folder / "volume").mkdir()
+        environment = {"SPRINGTIDE_SHARD": SHARDS[side], _WIDTH: str(width), _SIDE: side, **(more or {})}
+        super().__init__(folder, WORKERS, environment)
+
+    def check(self) -> None:
+        """Raise RuntimeError with a worker's last words when one has ended."""
+        for name, pid in self.pids.items():
+            if not Path(f"/proc/{pid}").exists():
+                raise RuntimeError(f"{name} ended: {(self._folder / f'{name}.log').read_text()[-500:]}")
+
+    def until_saved(self) -> None:
+        """Wait for the first checkpoint."""
+        volume = self._folder / "volume"
+        self.until(lambda: any(volume.rglob("manifest.json")), "a checkpoint")
+
+    def checkpoints_read(self) -> int:
+        """Return how often a worker has read one."""
+        texts = [path.read_text() for path in self._folder.glob("worker-*.log")]
+        return sum(len(_RESTORED.findall(text)) for text in texts)
+
+    def made(self) -> list[tuple[int, Any]]:
+        """Return (step, generation) of all that was committed, by any worker."""
+        from springtide_demo.commits import parse_line
+
+        lines = [
+            parse_line(line, path.stem)
+            for path in self._folder.glob("*.steps")
+            for line in path.read_text().split("\n")[:-1]
+        ]
+        return [(commit.step, commit.generation) for commit in lines]
+
+
+_RESTORED = re.compile(r"\brestored \S+ \(step \d+\)")
+
+
+def steps_lost(made: Iterable[tuple[int, Any]]) -> int:
+    """Return how many steps were committed and then again by a later generation. PURE.
+
+    Args:
+        made: (step, generation) of all that was committed.
+    """
+    generations: dict[int, set[Any]] = {}
+    for step, generation in made:
+        generations.setdefault(step, set()).add(generation)
+    return sum(len(found) - 1 for found in generations.values())
+
+
+# ---- steps by turns
+
+
+@contextlib.contextmanager
+def all_sides(folder: Path, width: int) -> Iterator[tuple[Turns, dict[str, str]]]:
+    """Start all sides; yield their turns, and the reason why the peer does not run ("": it does), by name.
+
+    Args:
+        folder: For sockets, logs and the like.
+        width: Of the model's layers.
+    """
+    path = folder / "turns"
+    turns = Turns(path)
+    reasons = {PEER: ""}
+    with (folder / "fsdp2.log").open("wb") as log:
+        peer = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.peers.fsdp2", "--turns", str(path), str(width)],
+            cwd=_ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+        )
+    started: list[Future[Job]] = []
+    try:
+        with ThreadPoolExecutor(len(SHARDS)) as pool:
+            more = {_TURNS: str(path)}
+            started += [pool.submit(Job, folder / side, side, width, more) for side in SHARDS]
+        for one, side in zip(started, SHARDS, strict=True):
+            turns.until_there(side, WORKERS, 60.0, one.result().check)
+
+        def check_peer() -> None:
+            if (code := peer.poll()) is not None:
+                text = (folder / "fsdp2.log").read_text().strip()
+                raise RuntimeError(f"fully_shard on gloo ended with {code}: {text[-300:]}")
+
+        try:
+            turns.until_there(PEER, WORKERS, 60.0, check_peer)
+        except (RuntimeError, TimeoutError) as error:
+            reasons[PEER] = str(error)
+        yield turns, reasons
+    finally:
+        turns.close()
+        for one in started:
+            if one.exception() is None:
+                one.result().close()
+        stop([peer])
+
+
+@dataclass(slots=True)
+class Side:
+    """The observations of one side.
+
+    Attributes:
+        seconds: Of each step that counts.
+        first: Figures of each worker after its first turn.
+        last: Figures of each after its last one.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    first: list[dict[str, float]] = field(default_factory=list)
+    last: list[dict[str, float]] = field(default_factory=list)
+
+    def most(self, name: str) -> float:
+        """Return the largest of a figure after the last turn."""
+        return max(figures[name] for figures in self.last)
+
+    def per_step(self, name: str) -> float:
+        """Return by how much a figure grew in a step, the mean of the workers."""
+        grown = [
+            (last[name] - first[name]) / (last["steps"] - first["steps"])
+            for first, last in zip(self.first, self.last, strict=True)
+        ]
+        return statistics.fmean(grown)
+
+
+def by_turns(
+    take: Callable[[str, int, bool], list[Report]], reasons: dict[str, str], rounds: int
+) -> dict[str, Side]:
+    """Have all sides make steps, a few each in a row, in another order each time.
+
+    Args:
+        take: As `Turns.take`.
+        reasons: The peer is left out when one is given for it; where it fails, one is noted.
+        rounds: Turns of each side that count.
+
+    Returns:
+        The observations by side.
+
+    Raises:
+        RuntimeError: A side of ours fails.
+    """
+    sides = {name: Side() for name in (*SHARDS, PEER)}
+
+    def turn(name: str, steps: int, look: bool) -> list[Report]:
+        if reasons.get(name):
+            return []
+        try:
+            return take(name, steps, look)
+        except RuntimeError as error:
+            if name != PEER:
+                raise
+            reasons[name] = str(error)
+            return []
+
+    for name, side in sides.items():
+        side.first = [report.figures for report in turn(name, WARM_UP, True)]
+    names = list(sides)
+    for number in range(rounds):
+        at = number % len(names)
+        for name in names[at:] + names[:at]:
+            reports = turn(name, 1 + STEPS, number == rounds - 1)
+            sides[name].seconds += slowest(reports)
+            sides[name].last = [report.figures for report in reports]
+    return sides
+
+
+def case_figures(sides: Mapping[str, Side], reason: str = "") -> dict[str, Any]:
+    """Return the figures of one model. PURE.
+
+    Args:
+        sides: Observations by side.
+        reason: Why the peer has none; "" if it has.
+    """
+    plain, optimizer, gradients, peer = (sides[name] for name in (*SHARDS, PEER))
+    step = {name: statistics.median(side.seconds) for name, side in sides.items() if side.seconds}
+    has_peer = not reason and bool(peer.seconds)
+    result = {
+        "optimizer_bytes_ratio": optimizer.most("optimizer_bytes") / plain.most("optimizer_bytes"),
+        "gradient_bytes_ratio": gradients.most("gradient_bytes") / plain.most("gradient_bytes"),
+        "tensor_bytes_ratio": optimizer.most("tensor_bytes") / plain.most("tensor_bytes"),
+        "gradients_tensor_bytes_ratio": gradients.most("tensor_bytes") / plain.most("tensor_bytes"),
+        "step_ratio_to_unsharded": step[OPTIMIZER] / step[UNSHARDED],
+        "step_ratio_to_fsdp2": step[OPTIMIZER] / step[PEER] if has_peer else None,
+        "gradients_step_ratio_to_unsharded": step[GRADIENTS] / step[UNSHARDED],
+        "exposed_reduce_seconds": optimizer.per_step("reduce_seconds"),
+        "exposed_gather_seconds": optimizer.per_step("gather_seconds"),
+        "sides": {
+            name: {
+                "step_seconds": step.get(name),
+                "steps": len(side.seconds),
+                **{key: side.most(key) for key in _BYTES if _has(side, key)},
+                **{
+                    f"exposed_{key}": side.per_step(key)
+                    for key in ("reduce_seconds", "gather_seconds")
+                    if _has(side, key)
+                },
+            }
+            for name, side in sides.items()
+        },
+    }
+    return result if has_peer else result | {"step_ratio_to_fsdp2_reason": reason}
+
+
+def _has(side: Side, name: str) -> bool:
+    return bool(side.last) and name in side.last[0] and name in side.first[0]
+
+
+def measure_steps(width: int, rounds: int) -> dict[str, Any]:
+    """Run one model on all sides.
+
+    Args:
+        width: Of its layers.
+        rounds: Turns of each side that count.
+
+    Raises:
+        RuntimeError: A side of ours fails.
+        TimeoutError: One does not begin.
+    """
+    with tempfile.TemporaryDirectory() as name, all_sides(Path(name), width) as (turns, reasons):
+        sides = by_turns(turns.take, reasons, rounds)
+        return case_figures(sides, reasons[PEER])
+
+
+# ---- kills
+
+
+@dataclass(slots=True)
+class Kills:
+    """The kills in jobs of one side.
+
+    Attributes:
+        gaps: In seconds, of each.
+        lost: Steps that were committed and had to be made again.
+        samples_repeated: By the ledger.
+        samples_lost: By the ledger.
+        read: Checkpoints that a worker has read.
+    """
+
+    gaps: list[float] = field(default_factory=list)
+    lost: int = 0
+    samples_repeated: int = 0
+    samples_lost: int = 0
+    read: int = 0
+
+
+def kill(side: str, repeats: int, chooser: random.Random, seen: Kills) -> None:
+    """Kill workers of a new job, one after the other, each with another one in its place.
+
+    Args:
+        side: One of SHARDS.
+        repeats: How many.
+        chooser: Of the victims.
+        seen: Where it is noted.
+
+    Raises:
+        TimeoutError: The job does not go on.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / side
+        saving = {
+            "SPRINGTIDE_CHECKPOINT_URI": str(folder / "volume"),
+            "SPRINGTIDE_CHECKPOINT_SECONDS": f"{SAVE_SECONDS:g}",
+        }
+        job = Job(folder, side, MODELS[KILLED_MODEL], saving)
+        try:
+            job.until_saved()
+            for _ in range(repeats):
+                seen.gaps.append(recovery.strike(job, "kill_worker", chooser)["kill_worker"][0])
+            job.until_calm()
+            job.until(lambda: job.reply is not None and job.reply.data.total_seen > 0, "the ledger")
+            _, repeated, lost = job.tally()
+            seen.samples_repeated += repeated
+            seen.samples_lost += lost
+        finally:
+            job.close()
+            seen.read += job.checkpoints_read()
+            seen.lost += steps_lost(job.made())
+
+
+def measure_kills(rounds: int, repeats: int) -> dict[str, Any]:
+    """Kill workers of jobs with shards and without, by turns.
+
+    Args:
+        rounds: Jobs of each side.
+        repeats: Kills in each job.
+    """
+    seen = {OPTIMIZER: Kills(), UNSHARDED: Kills()}
+    reason = ""
+    try:
+        for number in range(rounds):
+            for side, own in seen.items():
+                kill(side, repeats, random.Random(number), own)
+                print(f"kill, {side}: {[round(gap, 3) for gap in own.gaps]} s", flush=True)
+    except (TimeoutError, RuntimeError, ValueError) as error:
+        reason = str(error)
+        print(f"cut short: {reason}", flush=True)
+    return kill_figures(seen, reason)
+
+
+def kill_figures(seen: Mapping[str, Kills], reason: str) -> dict[str, Any]:
+    """Return the figures of all kills; what was seen before it was cut short counts. PURE.
+
+    Args:
+        seen: By side.
+        reason: Why there were no more; "" if all were made.
+    """
+    ours, plain = seen[OPTIMIZER], seen[UNSHARDED]
+    if not ours.gaps or not plain.gaps:
+        return dict.fromkeys(KILL_KEYS) | {"kills_reason": reason}
+    gap, other = statistics.median(ours.gaps), statistics.median(plain.gaps)
+    values = gap, other, gap / other, ours.lost, ours.samples_lost, ours.samples_repeated, ours.read
+    result: dict[str, Any] = dict(zip(KILL_KEYS, values, strict=True)) | {"kills": len(ours.gaps)}
+    return result | ({"kills_reason": reason} if reason else {})
+
+
+# ---- all of it
+
+
+def worst(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return of each figure the largest over the models; None where one of them has none. PURE.
+
+    Args:
+        cases: Figures by model; those of one that did not end are missing.
+    """
+    result: dict[str, Any] = {}
+    for key in CASE_KEYS:
+        found = [cases.get(name, {}).get(key) for name in MODELS]
+        result[key] = None if None in found else max(value for value in found if value is not None)
+    return result
+
+
+def measure(turns: Mapping[str, int], kills: tuple[int, int], restarts: tuple[int, float]) -> dict[str, Any]:
+    """Return all that is written; null with a reason where something did not run to its end.
+
+    Args:
+        turns: Of each side that count, by model.
+        kills: (jobs of each side, kills in each).
+        restarts: (kills under torchrun, seconds that are waited after each at most).
+    """
+    from benchmarks.peers import fsdp2
+
+    cases: dict[str, dict[str, Any]] = {}
+    reasons: dict[str, str] = {}
+    for name, width in MODELS.items():
+        try:
+            case = cases[name] = measure_steps(width, turns[name])
+        except (RuntimeError, TimeoutError, OSError) as error:
+            print(f"{name} did not end: {error}", flush=True)
+            reasons[name] = str(error)
+            continue
+        print(f"{name}: " + ", ".join(shown(key, case[key]) for key in CASE_KEYS), flush=True)
+        for side, own in case["sides"].items():
+            print(f"  {side:10} " + ", ".join(shown(key, own[key]) for key in own), flush=True)
+        if reason := case.get("step_ratio_to_fsdp2_reason"):
+            reasons[f"{name}, {PEER}"] = reason
+            print(f"  {reason}", flush=True)
+    result: dict[str, Any] = worst(cases) | measure_kills(*kills)
+    print(", ".join(shown(key, result[key]) for key in KILL_KEYS), flush=True)
+    peer = fsdp2.measure_kills(MODELS[KILLED_MODEL], *restarts)
+    print(", ".join(shown(key, value) for key, value in peer.items()), flush=True)
+    result |= peer | {"cases": cases}
+    return result | (
+        {"reason": "; ".join(f"{key}: {text}" for key, text in reasons.items())} if reasons else {}
+    )
+
+
+def shown(key: str, value: Any) -> str:
+    """Return a figure in words."""
+    return f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--zygote", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.zygote:
+        recovery.zygote(train)
+        return
+    if chosen.quick:
+        result = measure({"26MB": 5, "67MB": 3}, (1, 3), (1, 30.0))
+    else:
+        result = measure({"26MB": 40, "67MB": 20}, (4, 5), (5, 60.0))
+    if chosen.json:
+        chosen.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

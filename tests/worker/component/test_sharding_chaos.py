@@ -1,0 +1,47 @@
+"""Faults from a seed on a job whose optimizer's state is in shards: whatever survives has the numbers of an
+undisturbed run. Where both holders of a shard are lost it goes on from the newest checkpoint.
+
+Seeds that once found something are kept in tests/support/shards_chaos_seeds.txt.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_seeds import Seed, each_seed, seconds
+from checkpoint_chaos import ShardChaos, saving_cluster
+from worker_chaos import survive
+from worker_cluster import Zygote
+from worker_reference import Reference
+
+SEEDS = Path(__file__).resolve().parents[2] / "support" / "shards_chaos_seeds.txt"
+OPTIONS: dict[str, Any] = {
+    "samples": 230,
+    "batch": 32,
+    "epochs": 14,
+    "pace": 0.015,
+    "split": 2,
+    "optimizer": "adam",
+    "lr": 0.003,
+    "hidden": 96,
+}
+
+pytestmark = pytest.mark.timeout(int(600 + 2 * seconds(30)))
+
+
+def test_survivors_with_shards_have_the_undisturbed_numbers(
+    zygote: Zygote, reference: Reference, tmp_path: Path
+) -> None:
+    def one(seed: Seed) -> str:
+        folder = tmp_path / str(seed).replace(":", "-")
+        folder.mkdir()
+        cluster = saving_cluster(zygote, folder, OPTIONS)
+        cluster.environment["SPRINGTIDE_SHARD"] = "Gradients" if seed.number % 2 else "Optimizer"
+        chaos = ShardChaos(cluster, seed)
+        told = survive(chaos, reference, early=True)
+        lost = sum("that held them are lost" in worker.log() for worker in chaos.cluster.workers)
+        return f"{told}, {lost} workers lost shards"
+
+    each_seed(SEEDS, seconds(30), one)

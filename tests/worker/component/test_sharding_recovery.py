@@ -1,0 +1,213 @@
+"""Real processes with the optimizer's state in shards: whoever dies, and when, the numbers stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_checks import check
+from worker_cluster import WorkerCluster
+from worker_reference import Reference
+
+from springtide.checkpoint import names, restore
+from springtide.checkpoint.storage import Storage
+
+OPTIONS: dict[str, Any] = {
+    "samples": 230,
+    "batch": 32,
+    "epochs": 7,
+    "pace": 0.02,
+    "optimizer": "adam",
+    "lr": 0.003,
+    "hidden": 96,
+}
+ENVIRONMENT = {"SPRINGTIDE_SHARD": "Optimizer"}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def make_cluster(new_cluster: Callable[..., WorkerCluster]) -> Callable[..., WorkerCluster]:
+    def make(**settings: Any) -> WorkerCluster:
+        options = OPTIONS | settings.pop("options", {})
+        environment = ENVIRONMENT | settings.pop("environment", {})
+        return new_cluster(options, environment=environment, **settings)
+
+    return make
+
+
+@pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
+def test_undisturbed_equals_one_process(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
+) -> None:
+    cluster = make_cluster(options={"pace": 0.0}, environment={"SPRINGTIDE_SHARD": shard})
+    workers = cluster.start(3)
+    cluster.until_done()
+    check(cluster, reference, workers)
+    assert all("of optimizer state" in worker.log() for worker in workers)
+
+
+@pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
+@pytest.mark.parametrize(
+    "point",
+    ["body", "backward", "gradients", "pushed", "prepared", "reduced", "stepping", "stepped", "committed"],
+)
+def test_killed_in_a_step(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str, shard: str
+) -> None:
+    """One of three dies, another comes: nothing is read, nobody goes back."""
+    cluster = make_cluster(environment={"SPRINGTIDE_SHARD": shard})
+    first, second, victim = cluster.start(3, faults={2: f"{point}:6:kill"})
+    cluster.until(lambda: not victim.running, f"the death at {point}")
+    joiner = cluster.add()
+    cluster.until_done()
+    assert victim.code == -9
+    check(cluster, reference, [first, second, joiner])
+
+
+@pytest.mark.parametrize("point", ["gathering", "filling", "formed", "transfer"])
+def test_killed_between_steps_and_generations(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str
+) -> None:
+    """One dies when values are waited for, another one when the shards of the first are filled."""
+    cluster = make_cluster()
+    first, second, third, victim = cluster.start(
+        4, faults={3: f"{point}:*:kill" if point == "gathering" else ""}
+    )
+    if point == "gathering":
+        cluster.until(lambda: not victim.running, "the death")
+    else:
+        cluster.until_step(5)
+        joiner = cluster.add(fault=f"{point}:*:kill")
+        cluster.until(lambda: not joiner.running, f"the death at {point}")
+    last = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [first, second, third, last])
+
+
+def test_grows_from_one_and_shrinks_to_three(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster(options={"epochs": 7, "pace": 0.04})
+    (first,) = cluster.start(1)
+    cluster.until_step(3)
+    joined = [cluster.add() for _ in range(7)]
+    cluster.until(lambda: all(worker.commits() for worker in joined), "all of them to train")
+    for worker in [first, *joined[3:]]:
+        worker.terminate()
+    cluster.until_done()
+    check(cluster, reference, joined[:3])
+    assert not any("restored" in worker.log() for worker in joined)
+    assert "leave" in joined[0].log()
+
+
+def test_two_lost_at_once_that_share_no_shard(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster()
+    workers = cluster.start(4)
+    cluster.until_step(6)
+    for worker in (workers[0], workers[2]):
+        worker.kill()
+    cluster.until_done()
+    check(cluster, reference, [workers[1], workers[3]])
+
+
+def test_coordinator_killed_then_a_worker(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster()
+    workers = cluster.start(3)
+    cluster.until_step(6)
+    cluster.kill_coordinator()
+    workers[0].kill()
+    cluster.start_coordinator()
+    cluster.until_done()
+    check(cluster, reference, workers[1:])
+
+
+def test_one_killed_after_the_other_until_one_holds_all(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    cluster = make_cluster()
+    workers = cluster.start(4)
+    for number, worker in enumerate(workers[:3]):
+        cluster.until_step(5 + 4 * number, workers[3])
+        worker.kill()
+    cluster.until_done()
+    check(cluster, reference, workers[3:])
+
+
+def saving(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "volume").mkdir()
+    return {
+        "SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "volume"),
+        "SPRINGTIDE_CHECKPOINT_SECONDS": "0.1",
+    }
+
+
+def saved_steps(tmp_path: Path) -> list[int]:
+    storage = Storage(str(tmp_path / "volume"), "default-test-alone")
+    return [state.step for name in restore.candidates(storage) if (state := names.parse(name))]
+
+
+def test_owner_and_buddy_lost_goes_back_in_the_same_processes(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    cluster = make_cluster(environment=saving(tmp_path))
+    workers = cluster.start(4)
+    cluster.until(lambda: saved_steps(tmp_path)[:1] >= [6], "a checkpoint")
+    for worker in workers[:2]:
+        worker.kill()
+    cluster.until_done()
+    check(cluster, reference, workers[2:])
+    assert all("restored" in worker.log() for worker in workers[2:])
+    assert "both that held them are lost" in cluster.logs()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("Optimizer", "None"), ("None", "Optimizer"), ("Optimizer", "Optimizer")]
+)
+def test_checkpoint_is_restored_at_another_size(
+    make_cluster: Callable[..., WorkerCluster],
+    reference: Reference,
+    tmp_path: Path,
+    first: str,
+    second: str,
+) -> None:
+    """A job without shards restores that of one in shards, and the other way."""
+    cluster = make_cluster(environment=saving(tmp_path) | {"SPRINGTIDE_SHARD": first})
+    workers = cluster.start(3)
+    cluster.until(lambda: saved_steps(tmp_path)[:1] >= [8], "a checkpoint")
+    for worker in workers:
+        worker.kill()
+    cluster.until_done()
+    # A job's sharding never changes; another job begins from the checkpoint of this one.
+    cluster.kill_coordinator()
+    cluster.environment["SPRINGTIDE_SHARD"] = second
+    cluster.start_coordinator()
+    newest = saved_steps(tmp_path)[0]
+    others = [cluster.add() for _ in range(2)]
+    cluster.until_done()
+    check(cluster, reference, others)
+    assert min(worker.commits()[0]["step"] for worker in others) == newest + 1
+
+
+def test_member_joins_after_a_restore_finds_all_shards(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
+) -> None:
+    """A generation that begins from a checkpoint has a name that does not say the step."""
+    cluster = make_cluster(environment=saving(tmp_path))
+    workers = cluster.start(2)
+    cluster.until(lambda: saved_steps(tmp_path)[:1] >= [8], "a checkpoint")
+    for worker in workers:
+        worker.kill()
+    cluster.until_done()
+    first = cluster.add()
+    cluster.until(lambda: len(first.commits()) > 2, "steps after the restore")
+    second = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [first, second])
+    assert "are lost" not in cluster.logs()

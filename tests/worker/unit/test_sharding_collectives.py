@@ -1,0 +1,246 @@
+"""The exchanges of a sharded step: who sends what to whom, and the sums and values that come of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from fake_groups import FakeGroup, on_members
+from hypothesis import strategies as st
+
+from springtide.comm.layout import Field, Layout, plan_layout
+from springtide.sharding.collectives import LAG, Exchanges, HeldSums, Interval, Memory, merged, route
+from springtide.sharding.pieces import Cells
+from springtide.sharding.shard_map import Shard, ShardMap, divide, plan
+
+SHAPES = st.sampled_from([(), (1,), (0, 3), (17,), (3, 5), (300,), (31, 33), (257, 4), (256,)])
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+FIELDS = st.lists(st.tuples(SHAPES, DTYPES), min_size=1, max_size=9)
+
+
+def layout_of(fields: Sequence[tuple[tuple[int, ...], torch.dtype]], bucket_bytes: int) -> Layout:
+    return plan_layout([Field(f"p{n}", *field) for n, field in enumerate(fields)], bucket_bytes)
+
+
+def shards_of(layout: Layout, count: int = 40) -> tuple[Shard, ...]:
+    return divide(layout.sizes, [dtype.itemsize for dtype in layout.dtypes], count)
+
+
+def map_for(shards: Sequence[Shard], size: int, draw: random.Random) -> ShardMap:
+    """Return a planned map, or a random one."""
+    if size == 1 or draw.random() < 0.5:
+        held = [set(range(len(shards))), *(set() for _ in range(size - 1))]
+        return plan(shards, [f"n{draw.randrange(3)}" for _ in range(size)], held)
+    pairs = [draw.sample(range(size), 2) for _ in shards]
+    return ShardMap(tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
+
+
+def whole_numbers(layout: Layout, seed: int) -> list[torch.Tensor]:
+    """Return buckets full of small whole numbers, gaps included: their sums are exact in every dtype."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = zip(layout.sizes, layout.dtypes, strict=True)
+    return [torch.randint(-8, 9, (size,), generator=draw).to(dtype) for size, dtype in sizes]
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(fields=FIELDS, size=st.integers(1, 5), seed=st.integers(0, 1 << 20))
+def test_routes_carry_each_element_as_often_as_needed(fields: Any, size: int, seed: int) -> None:
+    layout = layout_of(fields, 4096)
+    shards = shards_of(layout)
+    assigned = map_for(shards, size, random.Random(seed))
+    owners, buddies, members = assigned.owners, assigned.buddies, range(size)
+    ways = {
+        "to owners": lambda s: [(rank, owners[s]) for rank in members if rank != owners[s]],
+        "to buddies": lambda s: [(owners[s], buddies[s])] if owners[s] != buddies[s] else [],
+        "to all": lambda s: [(owners[s], r) for r in members if r not in (owners[s], buddies[s])],
+    }
+    moved = 0
+    for bucket, elements in enumerate(layout.sizes):
+        for way in ways.values():
+            routes = [route(shards, bucket, rank, size, way) for rank in members]
+            counts = {(a, b): torch.zeros(elements, dtype=torch.int) for a in members for b in members}
+            for rank, own in enumerate(routes):
+                assert own.used == any(other.sent_sizes != [0] * size for other in routes)
+                assert own.sent_sizes[rank] == own.received_sizes[rank] == 0
+                moved += sum(own.sent_sizes)
+                for other in members:
+                    assert own.sent[other] == routes[other].received[rank]
+                    for start, stop in own.sent[other]:
+                        counts[rank, other][start:stop] += 1
+            for number, shard in enumerate(shards):
+                if shard.bucket == bucket:
+                    wanted = set(way(number))
+                    for pair, count in counts.items():
+                        assert set(count[shard.start : shard.stop].tolist()) <= {int(pair in wanted)}
+    # What all-reduce in a ring moves: 2 (n - 1) / n of each bucket at each of n members.
+    assert moved == 2 * (size - 1) * sum(layout.sizes)
+
+
+class Run:
+    """One member in a step: gradients in, sums and values out."""
+
+    def __init__(self, layout: Layout, shards: Sequence[Shard], assigned: ShardMap, apart: bool) -> None:
+        self.layout, self.shards, self.assigned, self.apart = layout, shards, assigned, apart
+        self.cells = Cells(layout)
+
+    def __call__(self, group: FakeGroup) -> None:
+        layout, rank = self.layout, group.rank
+        exchanges = Exchanges(group, self.shards, self.assigned, whole_numbers(layout, 0))  # type: ignore[arg-type]
+        mine = self.assigned.held_by(rank)
+        for step in range(2):
+            exchanges.begin_step()
+            flats = whole_numbers(layout, 10 * step + rank)
+            truth = [sum(parts) for parts in zip(*self.all_gradients(step, group.size), strict=True)]
+            sums: list[Any] = list(flats)
+            if self.apart:
+                sums = [
+                    HeldSums(merged([self.span(n) for n in mine if self.shards[n].bucket == b]), flat)
+                    for b, flat in enumerate(flats)
+                ]
+            for bucket, flat in reversed(list(enumerate(flats))):
+                exchanges.reduce(bucket, flat, sums[bucket] if self.apart else None)
+                if self.apart:
+                    flat.zero_()
+            exchanges.finish_sums()
+            for number in mine:
+                start, stop = self.span(number)
+                bucket = self.shards[number].bucket
+                assert torch.equal(sums[bucket][start:stop], truth[bucket][start:stop])
+            self.gather(exchanges, mine, step)
+
+    def gather(self, exchanges: Exchanges, mine: Sequence[int], step: int) -> None:
+        """Send values of parameters, without gaps between them; all come, and nothing else is written."""
+        truth = whole_numbers(self.layout, 100 + step)
+        values = [torch.full_like(flat, 77) for flat in truth]
+        for number in mine:
+            span = slice(*self.span(number))
+            bucket = self.shards[number].bucket
+            values[bucket][span] = truth[bucket][span]
+
+        def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
+            return [values[bucket][start:stop] for start, stop, _ in self.cells.between(bucket, interval)]
+
+        for bucket, flat in enumerate(values):
+            exchanges.gather(bucket, lambda interval, b=bucket: parts(b, interval), flat)  # type: ignore[misc]
+        assert exchanges.gathering == list(range(len(values)))
+        came = [torch.zeros(flat.numel(), dtype=torch.int) for flat in values]
+        for bucket in reversed(range(len(values))):
+
+            def take(interval: Interval, piece: torch.Tensor, bucket: int = bucket) -> None:
+                came[bucket][slice(*interval)] += 1
+                values[bucket][slice(*interval)] = piece
+
+            exchanges.receive(bucket, take)
+        assert exchanges.gathering == []
+        for number, shard in enumerate(self.shards):
+            assert set(came[shard.bucket][slice(*self.span(number))].tolist()) <= {int(number not in mine)}
+        assert all(torch.equal(own, true) for own, true in zip(values, truth, strict=True))
+
+    def span(self, number: int) -> Interval:
+        return self.shards[number].start, self.shards[number].stop
+
+    def all_gradients(self, step: int, size: int) -> list[list[torch.Tensor]]:
+        return [whole_numbers(self.layout, 10 * step + rank) for rank in range(size)]
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(
+    fields=FIELDS,
+    size=st.integers(1, 5),
+    seed=st.integers(0, 1 << 20),
+    apart=st.booleans(),
+    bucket_bytes=st.sampled_from([64, 2048, 1 << 20]),
+)
+def test_sums_and_values_of_any_layout_are_right(
+    fields: Any, size: int, seed: int, apart: bool, bucket_bytes: int
+) -> None:
+    layout = layout_of(fields, bucket_bytes)
+    shards = shards_of(layout)
+    assigned = map_for(shards, size, random.Random(seed))
+    _, network = on_members(size, Run(layout, shards, assigned, apart), seed)
+    nbytes = sum(n * dtype.itemsize for n, dtype in zip(layout.sizes, layout.dtypes, strict=True))
+    assert sum(network.sent) == 2 * 2 * (size - 1) * nbytes  # of two steps
+
+
+def test_each_member_sends_what_an_all_reduce_would() -> None:
+    """Nobody sends more than the others, by a planned map where it divides evenly."""
+    layout = layout_of([((256, 60), torch.float32)], 1 << 20)
+    shards = shards_of(layout, 60)
+    for size in (2, 3, 4, 5):
+        held = [set(range(len(shards))), *(set() for _ in range(size - 1))]
+        assigned = plan(shards, [f"n{rank}" for rank in range(size)], held)
+        _, network = on_members(size, Run(layout, shards, assigned, False))
+        assert network.sent == [2 * 2 * (size - 1) * 256 * 60 * 4 // size] * size
+
+
+def test_sums_go_on_while_buckets_leave() -> None:
+    """The sums of a bucket are passed to the buddies when `LAG` later ones have left."""
+    layout = layout_of([((512,), torch.float32)] * 6, 64)
+    shards = shards_of(layout)
+    assert len(layout.sizes) == 6
+    assigned = map_for(shards, 2, random.Random(1))
+    begun: dict[int, list[int]] = {}
+
+    def call(group: FakeGroup) -> None:
+        flats = whole_numbers(layout, group.rank)
+        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        exchanges.begin_step()
+        begun[group.rank] = []
+        for bucket, flat in enumerate(flats):
+            exchanges.reduce(bucket, flat)
+            begun[group.rank].append(len(group.network.operations))
+        exchanges.finish_sums()
+
+    _, network = on_members(2, call)
+    assert network.exchanges == 2 * 6
+    # The member that was first; the other one may have gone on meanwhile.
+    assert min(own[-1] for own in begun.values()) == 2 * 6 - LAG
+
+
+def test_values_that_cannot_leave_fail_where_they_are_awaited() -> None:
+    layout = layout_of([((600,), torch.float32)], 1 << 20)
+    shards = shards_of(layout)
+    assigned = map_for(shards, 3, random.Random(1))
+
+    def call(group: FakeGroup) -> None:
+        flats = whole_numbers(layout, 0)
+        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        group.shut()
+        exchanges.gather(0, lambda interval: [flats[0][slice(*interval)]], flats[0])
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="closed"):
+                exchanges.receive(0, lambda interval, came: pytest.fail("nothing can come"))
+        assert exchanges.gathering == [0]
+        with pytest.raises(RuntimeError, match="closed"):
+            exchanges.reduce(0, flats[0])
+
+    on_members(3, call)
+
+
+def test_memory_is_used_again_and_never_twice_at_once() -> None:
+    memory, like = Memory(), torch.zeros(1)
+    large, small = memory.take(100, like), memory.take(10, like)
+    large.fill_(1)
+    small.fill_(2)
+    assert large.unique().tolist() == [1.0]
+    where = large.data_ptr(), small.data_ptr()
+    memory.give_back(small)
+    memory.give_back(large)
+    assert memory.take(10, like).data_ptr() == where[1]  # the smallest that fits
+    assert memory.take(10, like).data_ptr() == where[0]
+    assert memory.take(10, like).data_ptr() not in where
+    assert memory.take(3, torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_held_sums_refuse_what_is_not_held() -> None:
+    sums = HeldSums([(0, 10), (20, 25)], torch.zeros(1))
+    sums[20:25].copy_(torch.arange(5.0))
+    assert sums[21:23].tolist() == [1.0, 2.0]
+    assert sums.nbytes == 60
+    for wrong in (slice(5, 12), slice(12, 14), slice(19, 21), slice(24, 26)):
+        with pytest.raises(KeyError, match="not held here"):
+            sums[wrong]

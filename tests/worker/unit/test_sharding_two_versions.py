@@ -1,0 +1,151 @@
+"""Histories of members with sharded optimizers, that are lost at any call, leave and come: nobody ever has a
+mixture of two steps, and no step is lost while each shard has one of its two holders.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sharding_world import Death, World
+
+NODES = st.sampled_from(["a", "b", "c"])
+# A step makes 20 calls here (the vote is awaited in the 17th), and forming a generation about as many.
+DEATHS = st.lists(st.builds(Death, st.integers(0, 4), st.integers(0, 40)), max_size=2)
+MOST_MEMBERS = 5
+
+
+class Histories(RuleBasedStateMachine):
+    """Trains, loses members, has others come; each rule ends when a generation stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world: Any = None
+
+    @initialize(nodes=st.lists(NODES, min_size=1, max_size=4), seed=st.integers(0, 1000))
+    def begin(self, nodes: list[str], seed: int) -> None:
+        self.world = World(nodes, seed)
+        self.world.form()
+
+    @rule(
+        steps=st.integers(1, 3),
+        unused=st.lists(st.integers(0, 6), max_size=2, unique=True),
+        deaths=DEATHS,
+        forming=st.lists(DEATHS, max_size=2),
+    )
+    def train(self, steps: int, unused: list[int], deaths: list[Death], forming: list[list[Death]]) -> None:
+        if not self.world.train(steps, unused, deaths):
+            self.go_on(forming)
+
+    @precondition(lambda self: len(self.world.members) < MOST_MEMBERS)
+    @rule(nodes=st.lists(NODES, min_size=1, max_size=2), forming=st.lists(DEATHS, max_size=2))
+    def join(self, nodes: list[str], forming: list[list[Death]]) -> None:
+        for node in nodes:
+            self.world.join(node)
+        self.go_on(forming)
+
+    @precondition(lambda self: len(self.world.members) > 1)
+    @rule(data=st.data(), deaths=DEATHS, forming=st.lists(DEATHS, max_size=2))
+    def leave(self, data: st.DataObject, deaths: list[Death], forming: list[list[Death]]) -> None:
+        count = len(self.world.members)
+        leavers = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=count - 1))
+        self.world.leave([self.world.members[number] for number in leavers], deaths)
+        self.go_on(forming)
+
+    @precondition(lambda self: len(self.world.members) > 1)
+    @rule(number=st.integers(0, 4), forming=st.lists(DEATHS, max_size=2))
+    def lose(self, number: int, forming: list[list[Death]]) -> None:
+        self.world.lose([self.world.members[number % len(self.world.members)]])
+        self.go_on(forming)
+
+    def go_on(self, forming: list[list[Death]]) -> None:
+        self.world.form(forming)
+        if not self.world.members:
+            self.world.join("a")
+            self.world.form()
+
+    @invariant()
+    def all_have_the_truth(self) -> None:
+        if self.world is not None:
+            self.world.check()
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = hypothesis.settings(max_examples=15, stateful_step_count=10)
+
+
+def after_three_steps(nodes: list[str], seed: int = 0) -> World:
+    world = World(nodes, seed)
+    world.form()
+    assert world.train(3)
+    return world
+
+
+def test_death_at_each_call_of_a_step_loses_nothing() -> None:
+    """Whichever call it is, the others go on from the step before it or from that step, all from the same."""
+    ends = set()
+    for points in range(60):
+        world = after_three_steps(["a", "b", "c"], seed=points)
+        stands = world.train(1, unused=[1], deaths=[Death(points, points)])
+        if stands:  # the step has fewer calls
+            break
+        world.form()
+        world.check()
+        assert not world.restored
+        ends.add(world.reference.step)
+    assert ends == {3, 4}
+    assert points > 15
+
+
+def test_death_at_each_call_of_forming_loses_nothing() -> None:
+    for points in range(80):
+        world = after_three_steps(["a", "b", "c"], seed=points)
+        world.join("d")
+        world.form([[Death(points, points)]])
+        world.check()
+        assert (world.restored, world.reference.step) == (0, 3)
+        if len(world.members) == 4:  # forming takes fewer calls
+            break
+    assert 10 < points < 79
+
+
+def test_two_deaths_in_a_row_need_one_forming_between() -> None:
+    """A shard whose owner is lost is at two members again as soon as a generation stands."""
+    world = after_three_steps(["a", "b", "c", "d"])
+    while len(world.members) > 1:
+        world.lose(world.members[:1])
+        world.form()
+        assert world.train(1)
+        world.check()
+    assert (world.restored, world.reference.step) == (0, 6)
+
+
+def test_owner_and_buddy_lost_goes_back_to_the_checkpoint() -> None:
+    world = after_three_steps(["a", "b", "c"])
+    world.lose(world.members[:2])
+    world.form()
+    world.check()
+    assert world.restored == 1
+
+
+def test_both_holders_leave_and_nothing_is_lost() -> None:
+    world = after_three_steps(["a", "b", "c", "d"])
+    world.leave(world.members[:3])
+    world.form()
+    world.check()
+    assert world.restored == 0
+
+
+def test_step_committed_by_one_is_made_by_all_others() -> None:
+    """The sums were at all; one member heard so, and its death afterwards changes nothing."""
+    made = 0
+    for seed in range(12):
+        world = after_three_steps(["a", "b", "c", "d"], seed)
+        world.train(1, deaths=[Death(seed, 16 + seed % 4)])
+        states = {member.step for member in world.members}
+        world.form()
+        world.check()
+        made += states == {3, 4}
+    assert made >= 3

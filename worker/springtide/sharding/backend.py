@@ -1,0 +1,651 @@
+"""The optimizer's step in shards: a `ParameterBackend` whose home is all workers together.
+
+In a step every gradient's sum comes to the two members that hold its shard, each of them makes the same
+update of it, and the owner sends the new values to all others. The commit vote begins when all sums are at
+both: from then on a member may be lost and nothing with it, so whoever hears the vote's result commits. One
+that had put in its vote and never heard the result holds the sums until the next step begins. If others have
+committed, it is told by which factor they multiplied (the outcome is a part of the state that they hand
+over), and makes the same step: nobody goes back, and no sum is made twice.
+
+Between generations the members tell each other what they hold; `shard_map.plan` says who is to hold what, and
+what is missing moves. Where both holders of a shard are lost, nobody can go on from that state: the newest
+checkpoint is restored, in the same processes.
+
+Only the script's thread comes here, and autograd's while that waits in backward().
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from springtide import faults
+from springtide.comm.gather import gather_bytes
+from springtide.comm.layout import Layout
+from springtide.comm.process_group import Group
+from springtide.settings import Settings
+from springtide.sharding.collectives import Exchanges, HeldSums, Interval, Sums
+from springtide.sharding.migration import migrate, moves
+from springtide.sharding.pieces import HeldPieces, ShardPart, State, Stretch
+from springtide.sharding.shard_map import LostShardsError, ShardMap, divide, plan
+from springtide.sharding.snapshot import Description, ShardSnapshot, WritingPlan, describe, take_snapshot
+from springtide_protocol.names import GenerationName, StateName
+
+log = logging.getLogger(__name__)
+
+VALUES: Final = "values of the parameter"
+"""What a shard on its way to another member has besides the optimizer's state."""
+
+
+class ShardsLostError(Exception):
+    """Say that this generation cannot begin from the state that was chosen: shards of it are at no member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A bucket's gradients on their way to the owners; they are waited for in `prepare`."""
+
+    nbytes: int
+
+    def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Say how a committed step was made, for a member that holds its sums.
+
+    Attributes:
+        scale: The factor of the sums.
+        unused: Numbers of parameters to which nobody had a gradient.
+        skip: The step changes nothing.
+    """
+
+    state: StateName
+    scale: float
+    unused: tuple[int, ...]
+    skip: bool
+
+    def to_json(self) -> dict[str, Any]:
+        generation = self.state.generation
+        name = [*generation.key, self.state.step]
+        return {"state": name, "scale": self.scale, "unused": list(self.unused), "skip": self.skip}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Outcome:
+        incarnation, restart, number, step = told["state"]
+        name = GenerationName.of(incarnation=incarnation, restart=restart, number=number)
+        return cls(StateName(name, step), told["scale"], tuple(told["unused"]), told["skip"])
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Sums of a step that was voted for here, and whose result this member has not heard.
+
+    Attributes:
+        state: Name of the state that the step would make.
+        sums: By bucket, where pieces are.
+        options: Of the optimizers' groups, when the script asked for the step.
+    """
+
+    state: StateName
+    sums: tuple[Sums, ...]
+    options: list[dict[str, Any]]
+
+
+class ShardedOptimizer:
+    """The parameters' home where the optimizer's state is cut over the workers."""
+
+    dense = True
+    any_staged = False
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        layout: Layout,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        with_norm: bool,
+        node: str,
+        keeps_gradients: bool = True,
+    ) -> None:
+        """Hold nothing yet.
+
+        Args:
+            parameters: The trained ones by name, in the layout's order.
+            layout: Of their gradients.
+            optimizers: Of the script.
+            with_norm: The norm of all gradients is wanted in each step.
+            node: Name of this process's node.
+            keeps_gradients: Buckets keep their gradients until the next step; otherwise only the sums of what
+                is held here stay.
+        """
+        self._layout, self._optimizers, self._with_norm, self._node = layout, optimizers, with_norm, node
+        self._parameters = list(parameters.values())
+        self._index = {id(item): index for index, item in enumerate(self._parameters)}
+        self.shards = divide(layout.sizes, [dtype.itemsize for dtype in layout.dtypes])
+        self.held = HeldPieces(self._parameters, layout, optimizers)
+        self._buckets_of = [slot.bucket for slot in layout.slots]
+        self._map: ShardMap | None = None
+        self._group: Group | None = None
+        self._exchanges: Exchanges | None = None
+        self._numbers: list[int] = []
+        """The shards that are held here, whole and as of `_state`."""
+        self._is_whole = False
+        """Whether the whole state is in the parameters and the optimizers, and not in pieces."""
+        self._state: StateName | None = None
+        self._generation: GenerationName | None = None
+        self._step = 0
+        """Steps that are committed in `_state`."""
+        self._prepared: Prepared | None = None
+        self._outcome: Outcome | None = None
+        self._flats: list[torch.Tensor] = [
+            torch.empty(0, dtype=dtype, device=self._parameters[0].device) for dtype in layout.dtypes
+        ]
+        self.keeps_gradients = keeps_gradients
+        self._sums: list[Sums] = list(self._flats)
+        """By bucket: where the sums of what is held here are."""
+        self._kept_values: list[torch.Tensor] | None = None
+        self._norm: float | None = None
+        self._norms: dict[int, float] = {}
+        self._described: dict[int, Description] = {}
+        self._gather_seconds = 0.0
+        self.state_bytes = 0
+        """Of the optimizer's state that is held here, as of the last committed step."""
+        self._measured: Sequence[object] = ()
+
+    # ---- what it is
+
+    def take_gather_seconds(self) -> float:
+        """Return for how long values were waited for since the last call."""
+        seconds, self._gather_seconds = self._gather_seconds, 0.0
+        return seconds
+
+    @property
+    def assigned(self) -> ShardMap | None:
+        """Return who holds which shard in the present generation; None before the first."""
+        return self._map
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a member must know to make the last committed step."""
+        return {"outcome": None if self._outcome is None else self._outcome.to_json()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Know what another member does."""
+        told = state["outcome"]
+        self._outcome = None if told is None else Outcome.from_json(told)
+
+    # ---- generations
+
+    def begin_generation(
+        self,
+        group: Group,
+        generation: GenerationName,
+        state: StateName,
+        *,
+        step: int,
+        is_source: bool,
+        keep_values: bool,
+        on_bytes: Callable[[int], object],
+    ) -> int:
+        """Agree who holds what, and bring it there. Members call this when they hold the rest of the state.
+
+        Args:
+            group: Of the generation.
+            generation: Its name.
+            state: The one that all begin from.
+            step: Steps committed in it: after a restore the state's name does not say.
+            is_source: This process has the whole of it, in its parameters and optimizers.
+            keep_values: The script may change the parameters before its next loop, where that does not count.
+            on_bytes: Called with the bytes of state that have come.
+
+        Returns:
+            The bytes of the optimizer's state that have come.
+
+        Raises:
+            ShardsLostError: Shards of that state are at no member.
+            RuntimeError: The group's.
+        """
+        self._group, self._exchanges = group, None
+        self._generation, self._step = generation, step
+        self._make_prepared(state)
+        if is_source:
+            self._numbers, self._state, self._is_whole = list(range(len(self.shards))), state, True
+            self.held.values.take_in()
+        elif self._state != state:
+            self._numbers, self._is_whole = [], False
+        is_source = self._is_whole  # a generation that was to begin from it may have failed to form
+        self._prepared = None
+        told = self._announce(group, {"node": self._node, "held": _packed(self._numbers)})
+        held = [_unpacked(said["held"]) for said in told]
+        try:
+            assigned = plan(self.shards, [said["node"] for said in told], held)
+        except LostShardsError as error:
+            self._numbers, self._state = [], None
+            raise ShardsLostError(str(error)) from None
+        states, came = self._migrated(group, moves(held, assigned), is_source, assigned, state, on_bytes)
+        self._install(assigned, assigned.held_by(group.rank), states, state)
+        self._exchanges = Exchanges(group, self.shards, assigned, self._flats)
+        # Those that hold a shard have its values; the others' parameters are as old as they are.
+        self._bring_values()
+        self._described = {}
+        self._describe()
+        if keep_values:
+            self.settle(None)
+            self._kept_values = [item.data.clone() for item in self._parameters]
+        log.info(
+            "%d of %d shards are here (%d bytes of optimizer state, %d bytes came)",
+            len(self._numbers),
+            len(self.shards),
+            self.held.state_bytes(),
+            came,
+        )
+        return came
+
+    def _announce(self, group: Group, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """Tell all members something, and return what all have told, by rank. Raise RuntimeError."""
+        if group.size == 1:
+            return [own]
+        return [json.loads(text) for text in gather_bytes(group, json.dumps(own).encode())]
+
+    def _make_prepared(self, state: StateName) -> None:
+        """Make the step whose sums are here, if it was committed elsewhere and leads to this state."""
+        prepared, outcome = self._prepared, self._outcome
+        if prepared is None or outcome is None or prepared.state != state or outcome.state != state:
+            return
+        if not outcome.skip:
+            self.held.step_now(prepared.sums, outcome.scale, outcome.unused, prepared.options)
+        self._state = state
+        log.info("step %d was committed by others: it is made here from the sums", state.step)
+
+    def _migrated(
+        self,
+        group: Group,
+        planned: Sequence[Any],
+        is_source: bool,
+        assigned: ShardMap,
+        state: StateName,
+        on_bytes: Callable[[int], object],
+    ) -> tuple[dict[Stretch, State], int]:
+        """Return the state of all that is to be held here, and how many bytes of it came."""
+        whole = self.held.take_from_optimizers(self.shards, range(len(self.shards))) if is_source else {}
+
+        def shard_parts(number: int) -> list[ShardPart]:
+            if not is_source:
+                return self.held.shard_parts(self.shards, number)
+            shard = self.shards[number]
+            stretches = self.held.cells.between(shard.bucket, (shard.start, shard.stop))
+            return [ShardPart(item, whole[item]) for _, _, item in stretches if item is not None]
+
+        def with_values(number: int) -> list[ShardPart]:
+            parts = shard_parts(number)
+            return [
+                ShardPart(part.stretch, part.state | {VALUES: self.held.values.of(part.stretch)})
+                for part in parts
+            ]
+
+        came = 0
+
+        def on_round(count: int) -> None:
+            nonlocal came
+            came += count
+            on_bytes(count)
+            faults.reach("filling", self._step + 1)
+
+        arrived = migrate(group, planned, with_values, on_round)
+        for stretch, own in arrived.items():
+            self.held.values.of(stretch).copy_(own.pop(VALUES))
+        mine = assigned.held_by(group.rank)
+        try:
+            # Nobody lets a shard go before those that are to hold it have it: one more may be lost here.
+            if planned:
+                group.start_sum(torch.zeros(1)).wait()
+        except RuntimeError:
+            if arrived:
+                kept = {part.stretch: part.state for number in self._numbers for part in shard_parts(number)}
+                self._numbers, self._state = sorted({*self._numbers, *mine}), state
+                self.held.hold(self.shards, self._numbers, kept | arrived)
+            raise
+        staying = [part for number in set(self._numbers) & set(mine) for part in shard_parts(number)]
+        return {part.stretch: part.state for part in staying} | arrived, came
+
+    def _install(
+        self, assigned: ShardMap, numbers: Sequence[int], states: Mapping[Stretch, State], state: StateName
+    ) -> None:
+        self.held.hold(self.shards, numbers, states, assigned)
+        self.held.forget_in_optimizers()
+        self._map, self._numbers, self._state = assigned, list(numbers), state
+        self._is_whole = False
+        if not self.keeps_gradients:
+            self._sums = [
+                HeldSums(self.held.intervals(bucket), like) for bucket, like in enumerate(self._flats)
+            ]
+
+    def _bring_values(self) -> None:
+        """Begin to bring the values of all shards to all members that do not hold them."""
+        if self._exchanges is not None:
+            for bucket in reversed(range(len(self._flats))):
+                self._exchanges.gather(bucket, self._parts(bucket), self._flats[bucket])
+
+    def evacuate(self, leaving: bool) -> None:
+        """Bring the shards of members that are about to leave to those that stay; all members call this.
+
+        Args:
+            leaving: This one leaves.
+
+        Raises:
+            RuntimeError: The group's, when a member is lost meanwhile.
+        """
+        self.settle(None)
+        self._describe()
+        group, assigned = self._group, self._map
+        if group is None or assigned is None or group.size == 1:
+            return
+        told = self._announce(group, {"node": self._node, "leaving": leaving})
+        staying = [rank for rank, said in enumerate(told) if not said["leaving"]]
+        if not staying or len(staying) == group.size:
+            return
+        held = [assigned.held_by(rank) for rank in range(group.size)]
+        rest = _planned_among(self.shards, [said["node"] for said in told], held, staying)
+        if self._state is None:
+            raise RuntimeError("this worker holds no shards")
+        states, came = self._migrated(group, moves(held, rest), False, rest, self._state, lambda count: None)
+        # Those that leave keep what they hold, as long as they are here.
+        if group.rank in staying:
+            self._install(rest, rest.held_by(group.rank), states, self._state)
+            self._exchanges = None
+        log.info("%d members leave; %d bytes of their shards came here", group.size - len(staying), came)
+
+    def fetch_again(self) -> None:
+        """Put the values back that the script may have changed between two loops."""
+        if self._kept_values is None:
+            return
+        for parameter, kept in zip(self._parameters, self._kept_values, strict=True):
+            parameter.data.copy_(kept)
+        self.held.values.take_in()
+        self._kept_values = None
+
+    # ---- a step
+
+    def begin_step(self) -> None:
+        """Begin a step; sums of one that was not committed are forgotten."""
+        self._prepared = None
+        self._norm, self._norms = None, {}
+        self._kept_values = None
+        if self._exchanges is not None:
+            self._exchanges.begin_step()
+
+    def begin_backward_pass(self) -> None:
+        """Refuse: a body has one backward pass here."""
+        raise NotImplementedError("a body with several steps is refused by distribute()")
+
+    def push(self, gradients: torch.Tensor, bucket: int) -> Sent:
+        """Send a bucket's gradients to the owners of its shards.
+
+        Args:
+            gradients: Flat.
+            bucket: Its number.
+        """
+        # Of a version of its own: sums that come are no change of the script's.
+        flat = gradients.data
+        assert self._exchanges is not None
+        if not self.keeps_gradients:
+            return Sent(self._exchanges.reduce(bucket, flat, self._sums[bucket]))
+        self._sums[bucket] = flat
+        return Sent(self._exchanges.reduce(bucket, flat))
+
+    def ends(self, wanted: bool) -> bool:
+        """Return whether this step is the last one before all members stop."""
+        return wanted
+
+    def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
+        """Refuse: tables are not sharded.
+
+        Args:
+            index: Number of the parameter that stands for the table.
+            ids: int64 [n].
+            sums: float32 [n, dim].
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("tables are refused by distribute()")
+
+    def stage_tables(
+        self, optimizer: torch.optim.Optimizer, scale: float, factor: float, unused: Collection[int]
+    ) -> None:
+        """Refuse: tables are not sharded.
+
+        Args:
+            optimizer: The one that steps.
+            scale: Of the whole step.
+            factor: Of this optimizer's gradients.
+            unused: Numbers of parameters without a gradient.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("tables are refused by distribute()")
+
+    def prepare(self) -> float | None:
+        """Return when all sums are at owners and buddies; with the norm of all gradients, if it is wanted.
+
+        Raise RuntimeError when an exchange fails.
+        """
+        assert self._exchanges is not None
+        self._exchanges.finish_sums()
+        if self._with_norm:
+            self._find_norms()
+        assert self._generation is not None
+        following = StateName(self._generation, self._step + 1)
+        self._prepared = Prepared(following, tuple(self._sums), self.held.options())
+        return self._norm
+
+    def _find_norms(self) -> None:
+        """Sum the squares over the shards that members own, for each optimizer."""
+        assert self._map is not None
+        assert self._group is not None
+        rank, owners = self._group.rank, self._map.owners
+        numbers = {
+            id(parameter): number
+            for number, optimizer in enumerate(self._optimizers)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        squares = torch.zeros(len(self._optimizers), dtype=torch.float64)
+        for number in self._numbers:
+            if owners[number] != rank:
+                continue
+            shard = self.shards[number]
+            for start, stop, stretch in self.held.cells.between(shard.bucket, (shard.start, shard.stop)):
+                if stretch is not None:
+                    norm = torch.linalg.vector_norm(self._sums[shard.bucket][start:stop], dtype=torch.float64)
+                    squares[numbers[id(self._parameters[stretch.index])]] += norm.cpu() ** 2
+        self._group.start_sum(squares).wait()
+        self._norms = {
+            id(optimizer): math.sqrt(square)
+            for optimizer, square in zip(self._optimizers, squares.tolist(), strict=True)
+        }
+        self._norm = math.sqrt(float(squares.sum()))
+
+    def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
+        """Return the norm of this optimizer's gradients, as of the last `prepare`."""
+        return self._norms[id(optimizer)]
+
+    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
+        """Give the script's optimizers what they step: it is called right before they do.
+
+        Args:
+            scale: Gradients are multiplied by it.
+            unused: Numbers of parameters to which nobody has a gradient.
+            skip: The step changes nothing, and no optimizer steps.
+        """
+        assert self._prepared is not None
+        self._outcome = Outcome(self._prepared.state, scale, tuple(unused), skip)
+        if skip:
+            self._take_name()
+        else:
+            self.held.begin_step(self._prepared.sums, scale, unused)
+
+    def _take_name(self) -> None:
+        """Hold the state that the commit has made, under its name."""
+        assert self._outcome is not None
+        self._state, self._step, self._prepared = self._outcome.state, self._outcome.state.step, None
+
+    def stepped(self) -> None:
+        """The optimizers have stepped: send the new values."""
+        self.held.end_step()
+        self._take_name()
+        if self._measured is not self.held.pieces or not self.state_bytes:
+            # A piece has as much from its first step on.
+            self._measured, self.state_bytes = self.held.pieces, self.held.state_bytes()
+        self._bring_values()
+
+    # ---- values
+
+    def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
+        """Wait until the values of these parameters (None: all) are here.
+
+        Args:
+            parameters: By number.
+            to_the_end: The step that made them can only be committed.
+
+        Raises:
+            RuntimeError: They do not come in this generation.
+        """
+        exchanges = self._exchanges
+        if exchanges is None:
+            return
+        if parameters is None:
+            wanted = exchanges.gathering
+        else:
+            buckets = {self._buckets_of[index] for index in parameters}
+            wanted = [bucket for bucket in exchanges.gathering if bucket in buckets]
+        if not wanted:
+            return
+        began = time.perf_counter()
+        faults.reach("gathering", self._step + 1)
+        for bucket in wanted:
+            exchanges.receive(bucket, partial(self._take, bucket))
+            self.held.values.put_out(self._layout.members[bucket])
+        self._gather_seconds += time.perf_counter() - began
+
+    def _take(self, bucket: int, interval: Interval, came: torch.Tensor) -> None:
+        for start, stop, stretch in self.held.cells.between(bucket, interval):
+            if stretch is not None:
+                self.held.values.of(stretch).copy_(came[start - interval[0] : stop - interval[0]])
+
+    def _parts(self, bucket: int) -> Callable[[Interval], list[torch.Tensor]]:
+        def parts(interval: Interval) -> list[torch.Tensor]:
+            found = []
+            for start, stop, stretch in self.held.cells.between(bucket, interval):
+                if stretch is None:
+                    found.append(
+                        torch.zeros(stop - start, dtype=self._layout.dtypes[bucket], device=self._device)
+                    )
+                else:
+                    found.append(self.held.values.of(stretch))
+            return found
+
+        return parts
+
+    @property
+    def _device(self) -> torch.device:
+        return self._parameters[0].device
+
+    # ---- checkpoints
+
+    def snapshot(self, rank: int, writers: Collection[int], positions: Mapping[int, int]) -> ShardSnapshot:
+        """Copy this member's part of the optimizer's state as it is after the last committed step.
+
+        Args:
+            rank: Of this member, in the generation that the state is of.
+            writers: Ranks of all that write a part.
+            positions: The place where the optimizer's state of a parameter stands in the checkpoint's tree.
+
+        Raises:
+            RuntimeError: A shard is at no member that writes, or the group fails.
+        """
+        assert self._map is not None
+        self._describe()
+        writing = WritingPlan(rank, writers, self._map, positions)
+        return take_snapshot(self.held, self.shards, self._layout, writing, self._described)
+
+    def _describe(self) -> None:
+        """Have all members know what all states look like; without a group, as they last told each other."""
+        own = describe(self.held)
+        group = self._group
+        if group is None or group.size == 1 or group.is_shut:
+            self._described |= own
+            return
+        for text in gather_bytes(group, json.dumps(own).encode()):
+            self._described |= {int(index): told for index, told in json.loads(text).items()}
+
+
+def _planned_among(
+    shards: Sequence[Any], nodes: Sequence[str], held: Sequence[Collection[int]], staying: Sequence[int]
+) -> ShardMap:
+    """Return a map over some of the members, in the ranks of all. PURE.
+
+    Shards that only leavers hold count as held by one that stays: they have to move in any case.
+    """
+    there = {shard for rank in staying for shard in held[rank]}
+    own = [set(held[rank]) for rank in staying]
+    lacking = set(range(len(shards))) - there
+    # Spread as the fresh shards of a bucket are: the plan gives each to whom it would come anyway.
+    for place, shard in enumerate(sorted(lacking)):
+        own[place % len(own)].add(shard)
+    found = plan(shards, [nodes[rank] for rank in staying], own)
+    return ShardMap(
+        tuple(staying[rank] for rank in found.owners), tuple(staying[rank] for rank in found.buddies)
+    )
+
+
+def _packed(numbers: Sequence[int]) -> str:
+    return f"{sum(1 << number for number in numbers):x}"
+
+
+def _unpacked(text: str) -> frozenset[int]:
+    bits = int(text, 16)
+    return frozenset(number for number in range(bits.bit_length()) if bits >> number & 1)
+
+
+def shards_for(
+    settings: Settings,
+) -> Callable[
+    [dict[str, torch.nn.Parameter], Layout, Sequence[torch.optim.Optimizer], bool], ShardedOptimizer
+]:
+    """Return what makes a trainer's shards.
+
+    Args:
+        settings: The worker's.
+    """
+
+    def make(
+        parameters: dict[str, torch.nn.Parameter],
+        layout: Layout,
+        optimizers: Sequence[torch.optim.Optimizer],
+        with_norm: bool,
+    ) -> ShardedOptimizer:
+        node = settings.node or settings.pod_uid or settings.process_id
+        return ShardedOptimizer(
+            parameters,
+            layout,
+            optimizers,
+            with_norm=with_norm,
+            node=node,
+            keeps_gradients=settings.shard == "Optimizer",
+        )
+
+    return make
