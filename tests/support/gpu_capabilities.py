@@ -28,6 +28,7 @@ CAPABILITIES = {
     "joins": "a worker that joins has the state, and equal parameters afterwards",
     "aborts": "a sum that is stuck is released",
     "servers": "parameter servers, through pinned memory",
+    "shards": "the optimizer's state in shards: exchanges between two ranks, a loss and a join",
     "exact": "exact mode: equal bits with one to three workers",
     "random": "random numbers of a batch's part",
     "compile": "`torch.compile`",

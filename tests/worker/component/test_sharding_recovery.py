@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_capabilities import needs_cuda
 from worker_checks import check
 from worker_cluster import WorkerCluster
 from worker_reference import Reference
@@ -211,3 +212,28 @@ def test_member_joins_after_a_restore_finds_all_shards(
     cluster.until_done()
     check(cluster, reference, [first, second])
     assert "are lost" not in cluster.logs()
+
+
+@needs_cuda("shards")
+def test_on_one_device_through_the_host(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference
+) -> None:
+    """Two processes on one device, whose exchanges gloo takes through the host; one is lost, one joins."""
+    device = {"options": {"device": "cuda"}, "environment": {"SPRINGTIDE_BACKEND": "Gloo"}}
+    lose_one_and_add_one(make_cluster(**device), reference)
+
+
+@needs_cuda("shards", devices=2)
+def test_between_devices(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
+    """Exchanges of NCCL; the one that joins has the device of the one that is lost."""
+    lose_one_and_add_one(make_cluster(options={"device": "cuda by slot"}), reference)
+
+
+def lose_one_and_add_one(cluster: WorkerCluster, reference: Reference) -> None:
+    first, victim = cluster.start(2)
+    cluster.until_step(6, first)
+    victim.kill()
+    cluster.until(lambda: not victim.running, "the death")
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [first, joiner])
