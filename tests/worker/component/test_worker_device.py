@@ -68,6 +68,25 @@ class FakeBackend:
         self.works.append(FakeWork())
         return self.works[-1]
 
+    def alltoall_base(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_sizes: list[int],
+        sent_sizes: list[int],
+        options: Any,
+    ) -> FakeWork:
+        """Begin; refuse what `check_gpu_single_tensor` and `checkSplitSizes` do, for a group of two."""
+        for tensor, sizes in ((received, received_sizes), (sent, sent_sizes)):
+            if not tensor.is_contiguous():
+                raise ValueError("Tensors must be contiguous")
+            if len(sizes) != 2:
+                raise RuntimeError("Number of tensor splits not equal to group size")
+            if sum(sizes) != tensor.size(0):
+                raise RuntimeError("Split sizes doesn't match total dim 0 size")
+        self.works.append(FakeWork())
+        return self.works[-1]
+
     def abort(self) -> None:
         self.may_abort.wait(30)
         for work in self.works:
@@ -121,6 +140,25 @@ def test_an_abort_never_looks_like_a_sum() -> None:
     timer.join()
     with pytest.raises(RuntimeError, match="was shut"):
         sums.start_sum(torch.ones(2))
+
+
+def test_exchange_is_complete_when_the_host_has_seen_it() -> None:
+    """Queueing behind it does not wait; a wait does, and an abort is no exchange either."""
+    sums, backend = _sums()
+    rooms = torch.zeros(3), torch.ones(5)
+    raw = [room.view(torch.uint8) for room in rooms]
+    work = sums.start_exchange(*raw, [0, 12], [0, 20])
+    work.queue()
+    assert not work.is_completed()
+    timer = _later(backend.works[0].ended.set)
+    work.wait()
+    timer.join()
+    stuck = sums.start_exchange(*raw, [0, 12], [0, 20])
+    timer = _later(sums.shut)
+    with pytest.raises(RuntimeError, match="was shut"):
+        stuck.wait()
+    timer.join()
+    assert sums.release()
 
 
 def test_sum_that_takes_longer_than_its_limit_fails() -> None:
