@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import hypothesis
@@ -13,7 +14,17 @@ from fake_groups import FakeGroup, on_members
 from hypothesis import strategies as st
 
 from springtide.comm.layout import Field, Layout, plan_layout
-from springtide.sharding.collectives import LAG, Exchanges, HeldSums, Interval, Memory, merged, route
+from springtide.sharding.collectives import (
+    LAG,
+    WINDOW,
+    Exchanges,
+    HeldSums,
+    Interval,
+    Memory,
+    Outgoing,
+    merged,
+    route,
+)
 from springtide.sharding.pieces import Cells
 from springtide.sharding.shard_map import Shard, ShardMap, divide, plan
 
@@ -124,8 +135,9 @@ class Run:
         def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
             return [values[bucket][start:stop] for start, stop, _ in self.cells.between(bucket, interval)]
 
-        for bucket, flat in enumerate(values):
-            exchanges.gather(bucket, lambda interval, b=bucket: parts(b, interval), flat)  # type: ignore[misc]
+        exchanges.gather(
+            [Outgoing(bucket, partial(parts, bucket), flat) for bucket, flat in enumerate(values)]
+        )
         assert exchanges.gathering == list(range(len(values)))
         came = [torch.zeros(flat.numel(), dtype=torch.int) for flat in values]
         for bucket in reversed(range(len(values))):
@@ -210,7 +222,7 @@ def test_values_that_cannot_leave_fail_where_they_are_awaited() -> None:
         flats = whole_numbers(layout, 0)
         exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
         group.shut()
-        exchanges.gather(0, lambda interval: [flats[0][slice(*interval)]], flats[0])
+        exchanges.gather([Outgoing(0, lambda interval: [flats[0][slice(*interval)]], flats[0])])
         for _ in range(2):
             with pytest.raises(RuntimeError, match="closed"):
                 exchanges.receive(0, lambda interval, came: pytest.fail("nothing can come"))
@@ -244,3 +256,73 @@ def test_held_sums_refuse_what_is_not_held() -> None:
     for wrong in (slice(5, 12), slice(12, 14), slice(19, 21), slice(24, 26)):
         with pytest.raises(KeyError, match="not held here"):
             sums[wrong]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_members_that_need_other_values_first_meet_in_one_order(seed: int) -> None:
+    """Each member asks for some buckets in an order of its own, sums something, and asks for the rest.
+
+    A few buckets are on their way at a time; those that are left begin before anything else does.
+    """
+    buckets, size = 9, 4
+    layout = layout_of([((700,), torch.float32)] * buckets, 700 * 4)
+    shards = shards_of(layout)
+    assigned = map_for(shards, size, random.Random(seed))
+
+    def call(group: FakeGroup) -> None:
+        draw = random.Random(f"{seed} {group.rank}")
+        flats = whole_numbers(layout, 3)
+        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        held = {number for number in range(len(shards)) if group.rank in assigned.holders(number)}
+        values = [torch.zeros_like(flat) for flat in flats]
+        for number in held:
+            shard = shards[number]
+            span = slice(shard.start, shard.stop)
+            values[shard.bucket][span] = flats[shard.bucket][span]
+
+        def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
+            return [values[bucket][slice(*interval)]]
+
+        def receive(bucket: int) -> None:
+            def take(interval: Interval, came: torch.Tensor) -> None:
+                values[bucket][slice(*interval)] = came
+
+            exchanges.receive(bucket, take)
+
+        exchanges.gather(
+            [Outgoing(bucket, partial(parts, bucket), flats[bucket]) for bucket in range(buckets)]
+        )
+        order = draw.sample(range(buckets), buckets)
+        first = draw.randrange(buckets + 1)
+        for bucket in order[:first]:
+            receive(bucket)
+        total = torch.ones(1)
+        group.start_sum(total).wait()
+        assert total.item() == size
+        for bucket in order[first:]:
+            receive(bucket)
+        assert exchanges.gathering == []
+        assert group.before_next is None
+        for value, flat in zip(values, flats, strict=True):
+            assert torch.equal(value, flat)
+
+    on_members(size, call, seed)
+
+
+def test_values_of_few_buckets_are_on_their_way_at_a_time() -> None:
+    layout = layout_of([((700,), torch.float32)] * 9, 700 * 4)
+    shards = shards_of(layout)
+    assigned = map_for(shards, 3, random.Random(1))
+
+    def call(group: FakeGroup) -> None:
+        flats = whole_numbers(layout, 0)
+        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        before = group.points
+        exchanges.gather(
+            [Outgoing(b, lambda interval, b=b: [flats[b][slice(*interval)]], flats[b]) for b in range(9)]
+        )  # type: ignore[misc]
+        assert group.points - before == WINDOW
+        for bucket in range(9):
+            exchanges.receive(bucket, lambda interval, came: None)
+
+    on_members(3, call)

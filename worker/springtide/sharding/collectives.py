@@ -8,6 +8,12 @@ All members must begin these exchanges in the same order. Buckets leave in one o
 of a bucket go on to the buddies when the bucket `LAG` places behind it leaves, and the last ones when all
 have left. So nobody waits for an exchange that a peer has not begun for another reason than its own pace.
 
+[Note: window] Values of all buckets at once would take the memory of two more models. So those of a few are
+on their way, and the next ones begin when some have come: when the forward pass has waited for them. That is
+at each member's own pace, but in the same order at all of them, and nothing else may come in between: before
+a member begins any other collective, it begins the values of all buckets that are left
+(`Group.before_next`).
+
 The script's thread calls all of this, or autograd's while it waits in backward().
 """
 
@@ -26,6 +32,8 @@ from springtide.comm.nccl import DeviceSum
 from springtide.comm.process_group import Group, Work, wait_for
 from springtide.sharding.shard_map import Shard, ShardMap
 
+WINDOW = 4
+"""Buckets whose values are on their way at a time."""
 LAG = 2
 """Buckets that leave before the sums of a bucket are passed on: by then they are usually there."""
 
@@ -250,6 +258,21 @@ class Memory:
         self._free[whole.dtype, whole.device].append(whole)
 
 
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """Values of a bucket that are to be sent.
+
+    Attributes:
+        bucket: Its number.
+        parts: The values of an interval, in order: the parameters that it covers, and zeros for gaps.
+        like: Has the values' dtype and device.
+    """
+
+    bucket: int
+    parts: Callable[[Interval], Sequence[torch.Tensor]]
+    like: torch.Tensor
+
+
 class Exchanges:
     """The exchanges of one generation."""
 
@@ -291,6 +314,7 @@ class Exchanges:
         self._going_on: deque[tuple[Exchange, Sums]] = deque()
         self._left: list[int] = []
         self._gathering: dict[int, Exchange] = {}
+        self._to_start: deque[Outgoing] = deque()
 
     # ---- gradients
 
@@ -343,28 +367,37 @@ class Exchanges:
 
     # ---- values
 
-    def gather(
-        self,
-        bucket: int,
-        parts: Callable[[Interval], Sequence[torch.Tensor]],
-        like: torch.Tensor,
-    ) -> None:
-        """Begin to send the values of a bucket's own shards to all that do not hold them.
+    def gather(self, values: Sequence[Outgoing]) -> None:
+        """Begin to send the values of own shards to all that do not hold them; see [Note: window].
 
         Args:
-            bucket: Its number.
-            parts: The values of an interval, in order: the parameters that it covers, without gaps.
-            like: Has the values' dtype and device.
+            values: Of all buckets, in the order in which they will be needed; the same order at all members.
         """
-        exchange = Exchange(self._group, self._to_all[bucket], self._memory)
+        self._to_start.extend(values)
+        self._fill_window()
+
+    def _fill_window(self) -> None:
+        while self._to_start and len(self._gathering) < WINDOW:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        self._group.before_next = None
+        values = self._to_start.popleft()
+        exchange = Exchange(self._group, self._to_all[values.bucket], self._memory)
         # The step is committed already, and its end is no place for errors: a wait for values is.
-        exchange.start(parts, like, fails_late=True)
-        self._gathering[bucket] = exchange
+        exchange.start(values.parts, values.like, fails_late=True)
+        self._gathering[values.bucket] = exchange
+        if self._to_start:
+            self._group.before_next = self._start_rest
+
+    def _start_rest(self) -> None:
+        while self._to_start:
+            self._start_next()
 
     @property
     def gathering(self) -> list[int]:
         """Return the buckets whose values have not all come, in the order in which they were asked for."""
-        return list(self._gathering)
+        return [*self._gathering, *(values.bucket for values in self._to_start)]
 
     def receive(self, bucket: int, take: Callable[[Interval, torch.Tensor], None]) -> None:
         """Wait for a bucket's values.
@@ -376,10 +409,13 @@ class Exchanges:
         Raises:
             RuntimeError: The exchange failed.
         """
+        while bucket not in self._gathering:
+            self._start_next()
         exchange = self._gathering[bucket]
         exchange.wait()
         del self._gathering[bucket]
         exchange.unpack(lambda _, interval, came: take(interval, came))
+        self._fill_window()
 
 
 def _add(sums: Sums, rank: int, interval: Interval, came: torch.Tensor) -> None:
