@@ -191,9 +191,10 @@ def test_each_member_sends_what_an_all_reduce_would() -> None:
 
 def test_sums_go_on_while_buckets_leave() -> None:
     """The sums of a bucket are passed to the buddies when `LAG` later ones have left."""
-    layout = layout_of([((512,), torch.float32)] * 6, 64)
+    count = 24  # small parts of the whole: see MOST_UNDER_WAY
+    layout = layout_of([((512,), torch.float32)] * count, 64)
     shards = shards_of(layout)
-    assert len(layout.sizes) == 6
+    assert len(layout.sizes) == count
     assigned = map_for(shards, 2, random.Random(1))
     begun: dict[int, list[int]] = {}
 
@@ -208,9 +209,9 @@ def test_sums_go_on_while_buckets_leave() -> None:
         exchanges.finish_sums()
 
     _, network = on_members(2, call)
-    assert network.exchanges == 2 * 6
+    assert network.exchanges == 2 * count
     # The member that was first; the other one may have gone on meanwhile.
-    assert min(own[-1] for own in begun.values()) == 2 * 6 - LAG
+    assert min(own[-1] for own in begun.values()) == 2 * count - LAG
 
 
 def test_values_that_cannot_leave_fail_where_they_are_awaited() -> None:
@@ -309,8 +310,10 @@ def test_members_that_need_other_values_first_meet_in_one_order(seed: int) -> No
     on_members(size, call, seed)
 
 
-def test_values_of_few_buckets_are_on_their_way_at_a_time() -> None:
-    layout = layout_of([((700,), torch.float32)] * 9, 700 * 4)
+@pytest.mark.parametrize(("count", "at_a_time"), [(40, WINDOW), (16, 2), (4, 1)])
+def test_values_of_few_buckets_are_on_their_way_at_a_time(count: int, at_a_time: int) -> None:
+    """At most so many, and at most an eighth of the whole."""
+    layout = layout_of([((700,), torch.float32)] * count, 700 * 4)
     shards = shards_of(layout)
     assigned = map_for(shards, 3, random.Random(1))
 
@@ -318,11 +321,32 @@ def test_values_of_few_buckets_are_on_their_way_at_a_time() -> None:
         flats = whole_numbers(layout, 0)
         exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
         before = group.points
-        exchanges.gather(
-            [Outgoing(b, lambda interval, b=b: [flats[b][slice(*interval)]], flats[b]) for b in range(9)]
-        )  # type: ignore[misc]
-        assert group.points - before == WINDOW
-        for bucket in range(9):
+
+        def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
+            return [flats[bucket][slice(*interval)]]
+
+        exchanges.gather([Outgoing(b, partial(parts, b), flats[b]) for b in range(count)])
+        assert group.points - before == at_a_time
+        for bucket in range(count):
             exchanges.receive(bucket, lambda interval, came: None)
 
     on_members(3, call)
+
+
+@pytest.mark.parametrize(("count", "under_way"), [(40, LAG), (8, 1), (2, 1)])
+def test_gradients_under_way_are_an_eighth_of_the_whole(count: int, under_way: int) -> None:
+    layout = layout_of([((700,), torch.float32)] * count, 700 * 4)
+    shards = shards_of(layout)
+    assigned = map_for(shards, 2, random.Random(1))
+
+    def call(group: FakeGroup) -> None:
+        flats = whole_numbers(layout, group.rank)
+        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        exchanges.begin_step()
+        for bucket, flat in enumerate(flats):
+            exchanges.reduce(bucket, flat)
+            assert exchanges.under_way <= under_way
+        exchanges.finish_sums()
+        assert exchanges.under_way == 0
+
+    on_members(2, call)

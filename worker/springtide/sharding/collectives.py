@@ -20,7 +20,7 @@ The script's thread calls all of this, or autograd's while it waits in backward(
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -36,6 +36,8 @@ WINDOW = 4
 """Buckets whose values are on their way at a time."""
 LAG = 2
 """Buckets that leave before the sums of a bucket are passed on: by then they are usually there."""
+MOST_UNDER_WAY = 1 / 8
+"""Of all gradients, the part that is on its way at a time, where buckets are large; one bucket at least."""
 
 Interval = tuple[int, int]
 """Elements start..stop-1 of a bucket."""
@@ -312,16 +314,19 @@ class Exchanges:
         ]
         self._reducing: dict[int, tuple[Exchange, Sums, torch.Tensor]] = {}
         self._going_on: deque[tuple[Exchange, Sums]] = deque()
-        self._left: list[int] = []
+        self._left: deque[int] = deque()
         self._gathering: dict[int, Exchange] = {}
         self._to_start: deque[Outgoing] = deque()
+        sizes = [max((s.stop for s in shards if s.bucket == b), default=0) for b in buckets]
+        self._nbytes = [size * flat.element_size() for size, flat in zip(sizes, flats, strict=True)]
+        self._most = sum(self._nbytes) * MOST_UNDER_WAY
 
     # ---- gradients
 
     def begin_step(self) -> None:
         """Forget the gradients of a step that was dropped."""
         # A dropped step's exchanges ended with its group, or all members left it alike when all had come.
-        self._reducing, self._going_on, self._left = {}, deque(), []
+        self._reducing, self._going_on, self._left = {}, deque(), deque()
 
     def reduce(self, bucket: int, flat: torch.Tensor, sums: Sums | None = None) -> int:
         """Send a bucket's gradients to the owners of its shards; return the bytes that leave here.
@@ -332,6 +337,9 @@ class Exchanges:
             sums: Where the sums of what is held here go, so that `flat` is not needed after this call; None:
                 into `flat` itself.
         """
+        # By sizes alone, so that all members do the same.
+        while self._left and self._bytes_of(self._left) + self._nbytes[bucket] > self._most:
+            self._pass_on(self._left.popleft())
         exchange = Exchange(self._group, self._to_owners[bucket], self._memory)
         exchange.start(lambda interval: [flat[interval[0] : interval[1]]], flat)
         if sums is not None:
@@ -340,17 +348,22 @@ class Exchanges:
         self._reducing[bucket] = exchange, flat if sums is None else sums, flat[:0]
         self._left.append(bucket)
         if len(self._left) > LAG:
-            self._pass_on(self._left[-1 - LAG])
+            self._pass_on(self._left.popleft())
         while self._going_on and self._going_on[0][0].is_completed:
             onward, into = self._going_on.popleft()
             onward.wait()
             onward.unpack(partial(_put, into))
         return exchange.nbytes
 
+    @property
+    def under_way(self) -> int:
+        """Return how many buckets have left whose sums have not gone on."""
+        return len(self._left)
+
     def finish_sums(self) -> None:
         """Return when all sums are at owners and buddies. Raise RuntimeError when an exchange fails."""
-        for bucket in self._left[max(0, len(self._left) - LAG) :]:
-            self._pass_on(bucket)
+        while self._left:
+            self._pass_on(self._left.popleft())
         wait_for([work for exchange, _ in self._going_on for work in exchange.works])
         for exchange, sums in self._going_on:
             exchange.unpack(partial(_put, sums))
@@ -378,7 +391,13 @@ class Exchanges:
 
     def _fill_window(self) -> None:
         while self._to_start and len(self._gathering) < WINDOW:
+            more = self._nbytes[self._to_start[0].bucket]
+            if self._gathering and self._bytes_of(self._gathering) + more > self._most:
+                return
             self._start_next()
+
+    def _bytes_of(self, buckets: Iterable[int]) -> int:
+        return sum(self._nbytes[bucket] for bucket in buckets)
 
     def _start_next(self) -> None:
         self._group.before_next = None
