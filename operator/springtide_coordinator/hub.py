@@ -409,9 +409,18 @@ class Hub:
         ):
             return
         self.rendezvous.begin(current.name, len(current.members))
-        now = self.clock()
-        self.rendezvous.put(entry.key, entry.value, stream.member, now)
-        pause = self.rendezvous.pause(now)
+        self.rendezvous.put(entry.key, entry.value, stream.member, self.clock())
+        self._send_entries_in_time()
+
+    def _send_entries_in_time(self) -> None:
+        """Send the entries that wait, or see to it that they are sent when their time has come.
+
+        A member says all that it has set again on a new stream. Then none may wait; a call that was put off
+        until one does would never come, and hold up the entries after it.
+        """
+        pause = self.rendezvous.pause(self.clock())
+        if pause is None:
+            return
         if self._later is None or pause <= 0:
             self._send_entries()
         elif not self._sending:
@@ -420,11 +429,7 @@ class Hub:
 
     def _send_entries_put_off(self) -> None:
         self._sending = False
-        if (pause := self.rendezvous.pause(self.clock())) <= 0:
-            self._send_entries()
-        elif self._later is not None and pause < math.inf:  # those that were waited for have gone since
-            self._sending = True
-            self._later(pause, self._send_entries_put_off)
+        self._send_entries_in_time()  # those that were waited for may have gone since, and others come
 
     def _send_entries(self) -> None:
         """Send what members have set to all of them, but not to the one that alone has set anything."""

@@ -10,7 +10,6 @@ All entries are kept until the next generation, for a member whose stream broke.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -94,14 +93,14 @@ class Rendezvous:
         self._packed = None
         return True
 
-    def pause(self, now: float) -> float:
-        """Return in how many seconds the entries that wait are to be sent; infinite when none does.
+    def pause(self, now: float) -> float | None:
+        """Return in how many seconds the entries that wait are to be sent; None when none does.
 
         Args:
             now: in unix seconds.
         """
         if not self._waiting:
-            return math.inf
+            return None
         if not self._open:
             return 0.0
         return max(0.0, self._waiting_since + PAUSE_SECONDS_PER_MEMBER * self.members - now)

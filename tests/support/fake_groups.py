@@ -234,6 +234,7 @@ class FakeGroup:
         self.dies_after: int | None = None
         self.points = 0
         self._begun = 0
+        self.before_next: Callable[[], object] | None = None
 
     def point(self) -> None:
         """Count a call, and lose the member if it is the one. Raise Dead."""
@@ -272,6 +273,8 @@ class FakeGroup:
         return self._start("exchange", (received, sent, list(received_sizes), list(sent_sizes)))
 
     def _start(self, kind: str, entry: tuple[Any, ...]) -> Any:
+        if self.size > 1 and self.before_next is not None:
+            self.before_next()
         self.point()
         if self.size == 1:
             assert kind != "exchange" or not entry[0].numel(), "a member alone exchanges nothing"

@@ -282,6 +282,29 @@ def test_store_entries_reach_others_and_a_reconnected_member(stack: ExitStack, t
     assert not first.all("store_entries")
 
 
+def test_entries_reach_others_after_a_member_said_them_again(stack: ExitStack, tmp_path: Path) -> None:
+    server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="2")
+    first = member(stack, server, "w0")
+    second, line = far_member(stack, server, "w1", 1)
+    for one in (first, second):
+        one.client.wait_connected(10)
+        one.park()
+    generation = first.wait("start").start.generation
+    second.wait("start")
+
+    def set_entry(key: str) -> None:
+        entry = pb.StoreEntry(generation=generation, key=key, value=b"1")
+        second.client.send(pb.WorkerMessage(store_set=entry))
+
+    set_entry("place/1")
+    first.wait("store_entries")
+    break_for_a_moment(line)
+    second.wait("welcome", 2)
+    set_entry("loops/1")
+    first.wait("store_entries", 2)
+    assert entries_of(first) == {"place/1": b"1", "loops/1": b"1"}
+
+
 def entries_of(one: Member) -> dict[str, bytes]:
     """All store entries that a member was told."""
     told = [message.store_entries.packed for message in one.all("store_entries")]

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from hand_turned_loop import Loop
 
 from springtide_coordinator.hub import Hub, WorkerStream
 from springtide_coordinator.service import Serializer
@@ -21,25 +22,6 @@ from springtide_protocol.versions import OWN
 
 FAMILIES = ("place", "listener", "0", "loops")
 MANY = 8000  # 1,000 pods of 8 processes
-
-
-class Loop:
-    """The event loop's clock and what it calls later, turned by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self._calls: list[tuple[float, Callable[[], None]]] = []
-
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
-        self._calls.append((self.now + seconds, call))
-
-    def turn(self, seconds: float = 0.0) -> None:
-        """Let time pass, and make the calls that are due by then."""
-        self.now += seconds
-        due = [call for at, call in self._calls if at <= self.now]
-        self._calls = [(at, call) for at, call in self._calls if at > self.now]
-        for call in due:
-            call()
 
 
 class Job:

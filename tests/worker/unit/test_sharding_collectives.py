@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import hypothesis
@@ -13,7 +14,17 @@ from fake_groups import FakeGroup, on_members
 from hypothesis import strategies as st
 
 from springtide.comm.layout import Field, Layout, plan_layout
-from springtide.sharding.collectives import LAG, Exchanges, HeldSums, Interval, Memory, merged, route
+from springtide.sharding.collectives import (
+    LAG,
+    WINDOW,
+    Exchanges,
+    HeldSums,
+    Interval,
+    Memory,
+    Outgoing,
+    merged,
+    route,
+)
 from springtide.sharding.pieces import Cells
 from springtide.sharding.shard_map import Shard, ShardMap, divide, plan
 
@@ -124,8 +135,9 @@ class Run:
         def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
             return [values[bucket][start:stop] for start, stop, _ in self.cells.between(bucket, interval)]
 
-        for bucket, flat in enumerate(values):
-            exchanges.gather(bucket, lambda interval, b=bucket: parts(b, interval), flat)  # type: ignore[misc]
+        exchanges.gather(
+            [Outgoing(bucket, partial(parts, bucket), flat) for bucket, flat in enumerate(values)]
+        )
         assert exchanges.gathering == list(range(len(values)))
         came = [torch.zeros(flat.numel(), dtype=torch.int) for flat in values]
         for bucket in reversed(range(len(values))):
@@ -179,9 +191,10 @@ def test_each_member_sends_what_an_all_reduce_would() -> None:
 
 def test_sums_go_on_while_buckets_leave() -> None:
     """The sums of a bucket are passed to the buddies when `LAG` later ones have left."""
-    layout = layout_of([((512,), torch.float32)] * 6, 64)
+    count = 24  # small parts of the whole: see MOST_UNDER_WAY
+    layout = layout_of([((512,), torch.float32)] * count, 64)
     shards = shards_of(layout)
-    assert len(layout.sizes) == 6
+    assert len(layout.sizes) == count
     assigned = map_for(shards, 2, random.Random(1))
     begun: dict[int, list[int]] = {}
 
@@ -196,9 +209,9 @@ def test_sums_go_on_while_buckets_leave() -> None:
         exchanges.finish_sums()
 
     _, network = on_members(2, call)
-    assert network.exchanges == 2 * 6
+    assert network.exchanges == 2 * count
     # The member that was first; the other one may have gone on meanwhile.
-    assert min(own[-1] for own in begun.values()) == 2 * 6 - LAG
+    assert min(own[-1] for own in begun.values()) == 2 * count - LAG
 
 
 def test_values_that_cannot_leave_fail_where_they_are_awaited() -> None:
@@ -210,7 +223,7 @@ def test_values_that_cannot_leave_fail_where_they_are_awaited() -> None:
         flats = whole_numbers(layout, 0)
         exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
         group.shut()
-        exchanges.gather(0, lambda interval: [flats[0][slice(*interval)]], flats[0])
+        exchanges.gather([Outgoing(0, lambda interval: [flats[0][slice(*interval)]], flats[0])])
         for _ in range(2):
             with pytest.raises(RuntimeError, match="closed"):
                 exchanges.receive(0, lambda interval, came: pytest.fail("nothing can come"))
@@ -244,3 +257,96 @@ def test_held_sums_refuse_what_is_not_held() -> None:
     for wrong in (slice(5, 12), slice(12, 14), slice(19, 21), slice(24, 26)):
         with pytest.raises(KeyError, match="not held here"):
             sums[wrong]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_members_that_need_other_values_first_meet_in_one_order(seed: int) -> None:
+    """Each member asks for some buckets in an order of its own, sums something, and asks for the rest.
+
+    A few buckets are on their way at a time; those that are left begin before anything else does.
+    """
+    buckets, size = 9, 4
+    layout = layout_of([((700,), torch.float32)] * buckets, 700 * 4)
+    shards = shards_of(layout)
+    assigned = map_for(shards, size, random.Random(seed))
+
+    def call(group: FakeGroup) -> None:
+        draw = random.Random(f"{seed} {group.rank}")
+        flats = whole_numbers(layout, 3)
+        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        held = {number for number in range(len(shards)) if group.rank in assigned.holders(number)}
+        values = [torch.zeros_like(flat) for flat in flats]
+        for number in held:
+            shard = shards[number]
+            span = slice(shard.start, shard.stop)
+            values[shard.bucket][span] = flats[shard.bucket][span]
+
+        def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
+            return [values[bucket][slice(*interval)]]
+
+        def receive(bucket: int) -> None:
+            def take(interval: Interval, came: torch.Tensor) -> None:
+                values[bucket][slice(*interval)] = came
+
+            exchanges.receive(bucket, take)
+
+        exchanges.gather(
+            [Outgoing(bucket, partial(parts, bucket), flats[bucket]) for bucket in range(buckets)]
+        )
+        order = draw.sample(range(buckets), buckets)
+        first = draw.randrange(buckets + 1)
+        for bucket in order[:first]:
+            receive(bucket)
+        total = torch.ones(1)
+        group.start_sum(total).wait()
+        assert total.item() == size
+        for bucket in order[first:]:
+            receive(bucket)
+        assert exchanges.gathering == []
+        assert group.before_next is None
+        for value, flat in zip(values, flats, strict=True):
+            assert torch.equal(value, flat)
+
+    on_members(size, call, seed)
+
+
+@pytest.mark.parametrize(("count", "at_a_time"), [(40, WINDOW), (16, 2), (4, 1)])
+def test_values_of_few_buckets_are_on_their_way_at_a_time(count: int, at_a_time: int) -> None:
+    """At most so many, and at most an eighth of the whole."""
+    layout = layout_of([((700,), torch.float32)] * count, 700 * 4)
+    shards = shards_of(layout)
+    assigned = map_for(shards, 3, random.Random(1))
+
+    def call(group: FakeGroup) -> None:
+        flats = whole_numbers(layout, 0)
+        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        before = group.points
+
+        def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
+            return [flats[bucket][slice(*interval)]]
+
+        exchanges.gather([Outgoing(b, partial(parts, b), flats[b]) for b in range(count)])
+        assert group.points - before == at_a_time
+        for bucket in range(count):
+            exchanges.receive(bucket, lambda interval, came: None)
+
+    on_members(3, call)
+
+
+@pytest.mark.parametrize(("count", "under_way"), [(40, LAG), (8, 1), (2, 1)])
+def test_gradients_under_way_are_an_eighth_of_the_whole(count: int, under_way: int) -> None:
+    layout = layout_of([((700,), torch.float32)] * count, 700 * 4)
+    shards = shards_of(layout)
+    assigned = map_for(shards, 2, random.Random(1))
+
+    def call(group: FakeGroup) -> None:
+        flats = whole_numbers(layout, group.rank)
+        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        exchanges.begin_step()
+        for bucket, flat in enumerate(flats):
+            exchanges.reduce(bucket, flat)
+            assert exchanges.under_way <= under_way
+        exchanges.finish_sums()
+        assert exchanges.under_way == 0
+
+    on_members(2, call)

@@ -116,6 +116,10 @@ class Group:
         self._waiter = Waiter(self._timeout, lambda: self._shut)
         self._device = device
         self._on_shut: list[Callable[[], object]] = []
+        self.before_next: Callable[[], object] | None = None
+        """Called before the next sum or exchange begins, which it may precede by others; it has to take
+        itself away first. For collectives that are begun one after another as they are needed: all members
+        must have begun them before any other."""
 
     def on_shut(self, call: Callable[[], object]) -> None:
         """Have `call` made when the group is shut, by the thread that shuts it; at once if it is."""
@@ -136,6 +140,8 @@ class Group:
     def _start_reduce(self, tensor: torch.Tensor, operation: Any) -> Work:
         if self.size == 1:
             return _DONE
+        if self.before_next is not None:
+            self.before_next()
         if tensor.device.type != "cpu":
             return self._sums_on_device().start(tensor, operation)
         options: Any = dist.AllreduceOptions()
@@ -164,6 +170,8 @@ class Group:
         """
         if self.size == 1:
             return _DONE
+        if self.before_next is not None:
+            self.before_next()
         # As bytes: backends know few dtypes, and nothing is computed on the way.
         size, raw = sent.element_size(), (received.view(torch.uint8), sent.view(torch.uint8))
         sizes = [size * count for count in received_sizes], [size * count for count in sent_sizes]
@@ -209,6 +217,8 @@ class Group:
     @property
     def backend(self) -> Any | None:
         """The CPU's backend of torch; None for a group of one. Raise RuntimeError when it was released."""
+        if self.before_next is not None:
+            self.before_next()
         return None if self.size == 1 else self._alive()
 
     def _alive(self) -> Any:

@@ -131,6 +131,8 @@ class RetryBlocks:
             if self._handle is not None:
                 self._handle.close()
             self._handle = Handle(scope, self._collective_seconds)
+        if scope.before_next is not None:
+            scope.before_next()  # the script's collectives go past the group
         return self._handle.group
 
     def _check_step(self) -> None:

@@ -32,7 +32,7 @@ from springtide.comm.gather import gather_bytes
 from springtide.comm.layout import Layout
 from springtide.comm.process_group import Group
 from springtide.settings import Settings
-from springtide.sharding.collectives import Exchanges, HeldSums, Interval, Sums
+from springtide.sharding.collectives import Exchanges, HeldSums, Interval, Outgoing, Sums
 from springtide.sharding.migration import migrate, moves
 from springtide.sharding.pieces import HeldPieces, ShardPart, State, Stretch
 from springtide.sharding.shard_map import LostShardsError, ShardMap, divide, plan
@@ -236,11 +236,11 @@ class ShardedOptimizer:
             raise ShardsLostError(str(error)) from None
         states, came = self._migrated(group, moves(held, assigned), is_source, assigned, state, on_bytes)
         self._install(assigned, assigned.held_by(group.rank), states, state)
+        self._described = {}
+        self._describe()
         self._exchanges = Exchanges(group, self.shards, assigned, self._flats)
         # Those that hold a shard have its values; the others' parameters are as old as they are.
         self._bring_values()
-        self._described = {}
-        self._describe()
         if keep_values:
             self.settle(None)
             self._kept_values = [item.data.clone() for item in self._parameters]
@@ -335,8 +335,11 @@ class ShardedOptimizer:
     def _bring_values(self) -> None:
         """Begin to bring the values of all shards to all members that do not hold them."""
         if self._exchanges is not None:
-            for bucket in reversed(range(len(self._flats))):
-                self._exchanges.gather(bucket, self._parts(bucket), self._flats[bucket])
+            # The parameters of the last buckets are needed first.
+            buckets = reversed(range(len(self._flats)))
+            self._exchanges.gather(
+                [Outgoing(bucket, self._parts(bucket), self._flats[bucket]) for bucket in buckets]
+            )
 
     def evacuate(self, leaving: bool) -> None:
         """Bring the shards of members that are about to leave to those that stay; all members call this.
@@ -444,6 +447,7 @@ class ShardedOptimizer:
         Raise RuntimeError when an exchange fails.
         """
         assert self._exchanges is not None
+        self.settle(None)  # values that no module has asked for: they have come by now
         self._exchanges.finish_sums()
         if self._with_norm:
             self._find_norms()

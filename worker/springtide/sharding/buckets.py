@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 import torch
 
-from springtide.comm.buckets import Buckets
+from springtide.comm.buckets import Buckets, StartSum
 
 
 class PassingBuckets(Buckets):
@@ -24,6 +24,7 @@ class PassingBuckets(Buckets):
         layout = self.layout
         self._free: list[torch.Tensor] = []
         """On the CPU, memory that is used again: new memory costs more than copying into it."""
+        self._in_use = self._most_in_use = 0
         self._flats = [torch.empty(0, dtype=dtype, device=self._device) for dtype in layout.dtypes]
         self._nothing = [
             torch.zeros((), dtype=field.dtype, device=self._device).expand(field.shape)
@@ -45,7 +46,26 @@ class PassingBuckets(Buckets):
             self.views[index] = flat.narrow(0, slot.offset, field.numel).view(field.shape)
         self._spans[bucket] = [flat[start:end] for start, end in self._deferred_spans(bucket)]
 
+    def begin(self, start_sum: StartSum) -> None:
+        """Start a step, and give back the memory that the last one did not need.
+
+        Args:
+            start_sum: Sends a bucket.
+        """
+        # A process's first step fills all buckets before one leaves; later ones do not.
+        spare = len(self._free) - (self._most_in_use - self._in_use)
+        del self._free[: max(0, spare)]
+        self._most_in_use = self._in_use
+        super().begin(start_sum)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the bytes that are held for gradients now."""
+        return sum(item.nbytes for item in (*self._free, *self._flats))
+
     def _taken(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        self._in_use += 1
+        self._most_in_use = max(self._most_in_use, self._in_use)
         nbytes = size * dtype.itemsize
         for place, memory in enumerate(self._free):
             if memory.numel() >= nbytes:
@@ -69,6 +89,7 @@ class PassingBuckets(Buckets):
             if leaf is not None and leaf.grad is self.views[index]:
                 leaf.grad = self._nothing[index]
             self.views[index] = self._nothing[index]
+        self._in_use -= 1
         if self._is_on_cpu:
             self._free.append(flat.view(torch.uint8))
         else:

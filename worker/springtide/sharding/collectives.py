@@ -8,13 +8,19 @@ All members must begin these exchanges in the same order. Buckets leave in one o
 of a bucket go on to the buddies when the bucket `LAG` places behind it leaves, and the last ones when all
 have left. So nobody waits for an exchange that a peer has not begun for another reason than its own pace.
 
+[Note: window] Values of all buckets at once would take the memory of two more models. So those of a few are
+on their way, and the next ones begin when some have come: when the forward pass has waited for them. That is
+at each member's own pace, but in the same order at all of them, and nothing else may come in between: before
+a member begins any other collective, it begins the values of all buckets that are left
+(`Group.before_next`).
+
 The script's thread calls all of this, or autograd's while it waits in backward().
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -26,8 +32,12 @@ from springtide.comm.nccl import DeviceSum
 from springtide.comm.process_group import Group, Work, wait_for
 from springtide.sharding.shard_map import Shard, ShardMap
 
+WINDOW = 4
+"""Buckets whose values are on their way at a time."""
 LAG = 2
 """Buckets that leave before the sums of a bucket are passed on: by then they are usually there."""
+MOST_UNDER_WAY = 1 / 8
+"""Of all gradients, the part that is on its way at a time, where buckets are large; one bucket at least."""
 
 Interval = tuple[int, int]
 """Elements start..stop-1 of a bucket."""
@@ -250,6 +260,21 @@ class Memory:
         self._free[whole.dtype, whole.device].append(whole)
 
 
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """Values of a bucket that are to be sent.
+
+    Attributes:
+        bucket: Its number.
+        parts: The values of an interval, in order: the parameters that it covers, and zeros for gaps.
+        like: Has the values' dtype and device.
+    """
+
+    bucket: int
+    parts: Callable[[Interval], Sequence[torch.Tensor]]
+    like: torch.Tensor
+
+
 class Exchanges:
     """The exchanges of one generation."""
 
@@ -289,15 +314,19 @@ class Exchanges:
         ]
         self._reducing: dict[int, tuple[Exchange, Sums, torch.Tensor]] = {}
         self._going_on: deque[tuple[Exchange, Sums]] = deque()
-        self._left: list[int] = []
+        self._left: deque[int] = deque()
         self._gathering: dict[int, Exchange] = {}
+        self._to_start: deque[Outgoing] = deque()
+        sizes = [max((s.stop for s in shards if s.bucket == b), default=0) for b in buckets]
+        self._nbytes = [size * flat.element_size() for size, flat in zip(sizes, flats, strict=True)]
+        self._most = sum(self._nbytes) * MOST_UNDER_WAY
 
     # ---- gradients
 
     def begin_step(self) -> None:
         """Forget the gradients of a step that was dropped."""
         # A dropped step's exchanges ended with its group, or all members left it alike when all had come.
-        self._reducing, self._going_on, self._left = {}, deque(), []
+        self._reducing, self._going_on, self._left = {}, deque(), deque()
 
     def reduce(self, bucket: int, flat: torch.Tensor, sums: Sums | None = None) -> int:
         """Send a bucket's gradients to the owners of its shards; return the bytes that leave here.
@@ -308,6 +337,9 @@ class Exchanges:
             sums: Where the sums of what is held here go, so that `flat` is not needed after this call; None:
                 into `flat` itself.
         """
+        # By sizes alone, so that all members do the same.
+        while self._left and self._bytes_of(self._left) + self._nbytes[bucket] > self._most:
+            self._pass_on(self._left.popleft())
         exchange = Exchange(self._group, self._to_owners[bucket], self._memory)
         exchange.start(lambda interval: [flat[interval[0] : interval[1]]], flat)
         if sums is not None:
@@ -316,17 +348,22 @@ class Exchanges:
         self._reducing[bucket] = exchange, flat if sums is None else sums, flat[:0]
         self._left.append(bucket)
         if len(self._left) > LAG:
-            self._pass_on(self._left[-1 - LAG])
+            self._pass_on(self._left.popleft())
         while self._going_on and self._going_on[0][0].is_completed:
             onward, into = self._going_on.popleft()
             onward.wait()
             onward.unpack(partial(_put, into))
         return exchange.nbytes
 
+    @property
+    def under_way(self) -> int:
+        """Return how many buckets have left whose sums have not gone on."""
+        return len(self._left)
+
     def finish_sums(self) -> None:
         """Return when all sums are at owners and buddies. Raise RuntimeError when an exchange fails."""
-        for bucket in self._left[max(0, len(self._left) - LAG) :]:
-            self._pass_on(bucket)
+        while self._left:
+            self._pass_on(self._left.popleft())
         wait_for([work for exchange, _ in self._going_on for work in exchange.works])
         for exchange, sums in self._going_on:
             exchange.unpack(partial(_put, sums))
@@ -343,28 +380,43 @@ class Exchanges:
 
     # ---- values
 
-    def gather(
-        self,
-        bucket: int,
-        parts: Callable[[Interval], Sequence[torch.Tensor]],
-        like: torch.Tensor,
-    ) -> None:
-        """Begin to send the values of a bucket's own shards to all that do not hold them.
+    def gather(self, values: Sequence[Outgoing]) -> None:
+        """Begin to send the values of own shards to all that do not hold them; see [Note: window].
 
         Args:
-            bucket: Its number.
-            parts: The values of an interval, in order: the parameters that it covers, without gaps.
-            like: Has the values' dtype and device.
+            values: Of all buckets, in the order in which they will be needed; the same order at all members.
         """
-        exchange = Exchange(self._group, self._to_all[bucket], self._memory)
+        self._to_start.extend(values)
+        self._fill_window()
+
+    def _fill_window(self) -> None:
+        while self._to_start and len(self._gathering) < WINDOW:
+            more = self._nbytes[self._to_start[0].bucket]
+            if self._gathering and self._bytes_of(self._gathering) + more > self._most:
+                return
+            self._start_next()
+
+    def _bytes_of(self, buckets: Iterable[int]) -> int:
+        return sum(self._nbytes[bucket] for bucket in buckets)
+
+    def _start_next(self) -> None:
+        self._group.before_next = None
+        values = self._to_start.popleft()
+        exchange = Exchange(self._group, self._to_all[values.bucket], self._memory)
         # The step is committed already, and its end is no place for errors: a wait for values is.
-        exchange.start(parts, like, fails_late=True)
-        self._gathering[bucket] = exchange
+        exchange.start(values.parts, values.like, fails_late=True)
+        self._gathering[values.bucket] = exchange
+        if self._to_start:
+            self._group.before_next = self._start_rest
+
+    def _start_rest(self) -> None:
+        while self._to_start:
+            self._start_next()
 
     @property
     def gathering(self) -> list[int]:
         """Return the buckets whose values have not all come, in the order in which they were asked for."""
-        return list(self._gathering)
+        return [*self._gathering, *(values.bucket for values in self._to_start)]
 
     def receive(self, bucket: int, take: Callable[[Interval, torch.Tensor], None]) -> None:
         """Wait for a bucket's values.
@@ -376,10 +428,13 @@ class Exchanges:
         Raises:
             RuntimeError: The exchange failed.
         """
+        while bucket not in self._gathering:
+            self._start_next()
         exchange = self._gathering[bucket]
         exchange.wait()
         del self._gathering[bucket]
         exchange.unpack(lambda _, interval, came: take(interval, came))
+        self._fill_window()
 
 
 def _add(sums: Sums, rank: int, interval: Interval, came: torch.Tensor) -> None:
