@@ -312,7 +312,7 @@ def test_members_that_need_other_values_first_meet_in_one_order(seed: int) -> No
 
 @pytest.mark.parametrize(("count", "at_a_time"), [(40, WINDOW), (16, 2), (4, 1)])
 def test_values_of_few_buckets_are_on_their_way_at_a_time(count: int, at_a_time: int) -> None:
-    """At most so many, and at most an eighth of the whole."""
+    """Few are sent before the first is awaited: `WINDOW`, and an eighth of the whole at most."""
     layout = layout_of([((700,), torch.float32)] * count, 700 * 4)
     shards = shards_of(layout)
     assigned = map_for(shards, 3, random.Random(1))
