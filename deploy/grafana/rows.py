@@ -194,12 +194,6 @@ RESCALING = Row(
             unit="Bps",
             about="kept: did not move again after its sender was lost.",
         ),
-        Panel(
-            "Optimizer state by worker",
-            ((greatest("springtide_worker_optimizer_bytes"), NAME + " most"),),
-            unit="bytes",
-            about="With shards: the bytes of the worker that holds most; two copies over all workers.",
-        ),
     ),
 )
 
@@ -230,11 +224,23 @@ TIMES = Row(
             unit="s",
             about="From the first reduction's begin to the last one's end, hidden or not.",
         ),
+    ),
+)
+
+SHARDS = Row(
+    "Shards",
+    (
+        Panel(
+            "Optimizer state by worker",
+            ((greatest("springtide_worker_optimizer_bytes"), NAME + " most"),),
+            unit="bytes",
+            about="The bytes of the worker that holds most; all workers together hold two copies.",
+        ),
         Panel(
             "Wait for values",
             quantiles("springtide_worker_values_seconds"),
             unit="s",
-            about="With shards: for values that other workers step; the part that overlapping did not hide.",
+            about="For values that other workers step: the part that overlapping did not hide.",
         ),
     ),
 )
@@ -326,4 +332,4 @@ OPERATOR = Row(
     ),
 )
 
-ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, CHECKPOINTS, TIMES, SHARES, SERVERS, UPDATES, OPERATOR)
+ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, CHECKPOINTS, TIMES, SHARES, SHARDS, SERVERS, UPDATES, OPERATOR)

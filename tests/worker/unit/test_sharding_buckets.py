@@ -1,18 +1,20 @@
-"""Buckets that give their memory back when they have left."""
+"""Buckets that give their memory back as soon as their gradients have left."""
 
 from __future__ import annotations
+
+import gc
 
 import torch
 
 from springtide.comm.layout import Field, plan_layout
-from springtide.comm.process_group import Work
 from springtide.sharding.buckets import PassingBuckets
 
-COUNT, SIZE = 8, 1024
+ELEMENTS, BUCKETS = 4096, 8
+BUCKET_BYTES = 4 * ELEMENTS
 
 
 class Sent:
-    """A bucket on its way."""
+    """A sum that is there at once."""
 
     def wait(self) -> bool:
         return True
@@ -21,48 +23,69 @@ class Sent:
         return True
 
 
-def make() -> PassingBuckets:
-    layout = plan_layout([Field(f"p{n}", (SIZE,), torch.float32) for n in range(COUNT)], 4 * SIZE)
-    assert len(layout.sizes) == COUNT
-    return PassingBuckets(layout, torch.device("cpu"))
+def passing() -> PassingBuckets:
+    fields = [Field(f"p{number}", (ELEMENTS,), torch.float32) for number in range(BUCKETS)]
+    return PassingBuckets(plan_layout(fields, 1))
 
 
-def one_step(buckets: PassingBuckets, patient: bool) -> tuple[list[list[float]], int]:
-    """Make a step; return the values that left, by bucket, and the most bytes that gradients took."""
-    left: list[list[float]] = []
-    most = 0
+def tensor_bytes() -> int:
+    """Return the bytes of all memory for tensors in this process."""
+    gc.collect()
+    storages = {}
+    for item in gc.get_objects():
+        # Others' tensors may have no storage.
+        if type(item) is torch.Tensor and item.device.type == "cpu" and item.layout is torch.strided:
+            storage = item.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
 
-    def start_sum(flat: torch.Tensor) -> Work:
-        left.append(flat.tolist())
+
+def step(buckets: PassingBuckets, patient: bool = False) -> list[float]:
+    """Make a step whose gradients come one by one; return the sums that left, as one number each."""
+    sent: list[float] = []
+
+    def start_sum(flat: torch.Tensor) -> Sent:
+        sent.append(float(flat.sum()))
         return Sent()
 
-    buckets.patient = patient
     buckets.begin(start_sum)
-    for index in reversed(range(COUNT)):
-        buckets.put(index, torch.full((SIZE,), 1.0 + index), 1.0, 0, True)
-        most = max(most, buckets.memory_bytes)
+    buckets.patient = patient
+    for number in reversed(range(BUCKETS)):
+        buckets.put(number, torch.full((ELEMENTS,), float(number)), 1.0, 0, last=True)
     buckets.flush()
-    buckets.wait()
-    return left, max(most, buckets.memory_bytes)
+    return sent
 
 
-def test_each_bucket_leaves_whole() -> None:
-    buckets = make()
-    for patient in (True, False, False):
-        left, _ = one_step(buckets, patient)
-        assert left == [[1.0 + index] * SIZE for index in reversed(range(COUNT))]
+def test_memory_that_first_step_alone_needs_is_let_go() -> None:
+    before = tensor_bytes()
+    buckets = passing()
+    sums = [float(ELEMENTS * number) for number in reversed(range(BUCKETS))]
+    assert step(buckets, patient=True) == sums
+    assert tensor_bytes() - before >= BUCKETS * BUCKET_BYTES
+    assert step(buckets) == sums
+    assert step(buckets) == sums
+    assert tensor_bytes() - before < 2 * BUCKET_BYTES
 
 
-def test_memory_of_the_first_step_is_given_back() -> None:
-    """All buckets are filled before one leaves in a process's first step, and one after the other then."""
-    buckets = make()
-    whole, one = 4 * SIZE * COUNT, 4 * SIZE
-    assert one_step(buckets, patient=True)[1] == whole
-    one_step(buckets, patient=False)
-    assert one_step(buckets, patient=False)[1] == one
+def test_step_without_gradients_lets_nothing_go() -> None:
+    """New memory costs more than copying into what is there."""
+    before = tensor_bytes()
+    buckets = passing()
+    step(buckets)
+    for _ in range(3):
+        buckets.begin(lambda flat: Sent())
+    assert tensor_bytes() - before >= BUCKET_BYTES
 
 
-def test_views_of_a_bucket_that_left_take_no_memory() -> None:
-    buckets = make()
-    one_step(buckets, patient=False)
-    assert all(view.stride() == (0,) and not view.any() for view in buckets.views)
+def test_small_bucket_leaves_large_memory_to_large_bucket() -> None:
+    sizes = [64, ELEMENTS]
+    fields = [Field(f"p{number}", (size,), torch.float32) for number, size in enumerate(sizes)]
+    buckets = PassingBuckets(plan_layout(fields, 1))
+    before = tensor_bytes()
+    for patient in (True, False, False, False):
+        buckets.begin(lambda flat: Sent())
+        buckets.patient, buckets.in_order = patient, False
+        for number in (0, 1):
+            buckets.put(number, torch.ones(sizes[number]), 1.0, 0, last=True)
+        buckets.flush()
+    assert tensor_bytes() - before < 1.5 * BUCKET_BYTES

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from springtide.comm.work import Collective, keep_for_ever
+from springtide.comm.work import Collective, is_lost, keep_for_ever
 from springtide.errors import SpringtideError, UsageError
 
 Backend = Literal["gloo", "nccl"]
@@ -208,6 +208,7 @@ class DeviceSums:
         self._synchronize, self._abort_seconds = synchronize, abort_seconds
         self._lock = threading.Lock()
         self._shut = False
+        self._shut_at = 0.0  # monotonic
         self._idle = False
         """Whether nothing was under way when the group was shut."""
         self._aborting: threading.Thread | None = None
@@ -271,7 +272,7 @@ class DeviceSums:
             # Not under the lock, which `shut` needs: it waits for peers while the communicator connects.
             work = begin(self._backend)
             if self._abort is None:
-                work = Collective(work, lambda: self._shut)
+                work = Collective(work, self._has_lost)
             started = DeviceSum(self, work, tensor)
             # They end in the order in which they began: looking at all of them would be quadratic in buckets.
             while self._sums and self._sums[0].is_completed():
@@ -281,6 +282,9 @@ class DeviceSums:
             with self._lock:
                 self._starting -= 1
         return started
+
+    def _has_lost(self) -> bool:
+        return is_lost(time.monotonic() - self._shut_at if self._shut else None)
 
     def check(self, work: Any | None) -> None:
         """Raise RuntimeError when the group was shut, or `work` has failed."""
@@ -298,7 +302,7 @@ class DeviceSums:
         with self._lock:
             if self._shut:
                 return False
-            self._shut = True
+            self._shut_at, self._shut = time.monotonic(), True
             # The thread that begins one changes `_sums` meanwhile.
             self._idle = not self._starting and all(started.ended_well() for started in self._sums)
         if self._abort is not None:

@@ -32,14 +32,12 @@ import torch.distributed as dist
 from springtide.comm.descriptors import check_room
 from springtide.comm.nccl import DeviceSum, DeviceSums, form_nccl
 from springtide.comm.store import FormationCancelled, StreamStore
-from springtide.comm.work import Collective, Message, Waiter, keep_until_done, let_go
+from springtide.comm.work import Collective, Message, Waiter, is_lost, keep_until_done, let_go
 from springtide_ps.wire import congestion
 
 log = logging.getLogger("springtide")
 
 _LISTENER_KEY = "listener"
-RELEASE_SECONDS = 1.0
-"""Limit of the wait for collectives to end when a group is freed."""
 _CANCEL_SECONDS = 0.01
 _PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
@@ -112,6 +110,7 @@ class Group:
         self._inodes: set[str] = set()
         self._lock = threading.Lock()
         self._shut = False
+        self._shut_at = 0.0  # monotonic
         self._works: deque[Work] = deque()
         self._waiter = Waiter(self._timeout, lambda: self._shut)
         self._device = device
@@ -147,7 +146,7 @@ class Group:
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation
         options.timeout = self._timeout
-        return self._track(Collective(self._alive().allreduce([tensor], options), lambda: self._shut))
+        return self._track(Collective(self._alive().allreduce([tensor], options), self._has_lost))
 
     def start_exchange(
         self,
@@ -180,7 +179,7 @@ class Group:
         options: Any = dist.AllToAllOptions()
         options.timeout = self._timeout
         work = self._alive().alltoall_base(*raw, *sizes, options)
-        return self._track(Collective(work, lambda: self._shut))
+        return self._track(Collective(work, self._has_lost))
 
     def _sums_on_device(self) -> DeviceSums:
         with self._lock:  # `shut` may come in between, and must find it
@@ -253,7 +252,7 @@ class Group:
         with self._lock:
             if self._shut:
                 return
-            self._shut = True
+            self._shut_at, self._shut = time.monotonic(), True
             for connection in self._sockets:
                 # The peer may have gone first.
                 with contextlib.suppress(OSError):
@@ -283,6 +282,13 @@ class Group:
             time.sleep(0.001)
         return True
 
+    def _has_lost(self) -> bool:
+        """Return whether the backend will never say what became of works that have not ended."""
+        # Connections that were not found are not known to be closed.
+        found = bool(self._inodes)
+        seconds = time.monotonic() - self._shut_at if self._shut else None
+        return is_lost(seconds, lambda: found and self.is_disconnected(0.0))
+
     def use_device(self, sums: DeviceSums) -> None:
         """Take over the communicator of a device; a group shut in the meantime shuts it at once."""
         with self._lock:
@@ -301,10 +307,8 @@ class Group:
         clean = True
         if self._device is not None:
             clean, self._device = self._device.release(), None
-        deadline = time.monotonic() + RELEASE_SECONDS
         while pending := [work for work in self._works if not work.is_completed()]:
-            lost = all(isinstance(work, Message | Collective) and work.lost for work in pending)
-            if lost or time.monotonic() > deadline:
+            if all(isinstance(work, Message) and work.lost for work in pending) or self._has_lost():
                 keep_until_done(self._works, self._backend, self._store)
                 self._backend, self._works = None, deque()
                 return False

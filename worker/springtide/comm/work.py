@@ -1,9 +1,11 @@
 """Messages and collectives of a group, waited for so that nothing can hold the script's thread for long.
 
 When a connection breaks, the backend (gloo) may lose the very message that was moving on it, or the
-collective that it was part of, whose wait then ends by its timeout alone. So whoever waits gives up soon
-after the group was shut. A collective is waited for in short turns; a message, whose wait would ignore a
-timeout, by threads of the group's.
+collective that it was part of, whose wait then ends by its timeout alone: it fails what is still to be read
+from the connection, and forgets what it has read in part. A sum has other parts under way, which fail it; an
+exchange (all-to-all) often has none. So soon after the group was shut, all that has not ended is lost,
+whether anybody waits for it or not. A collective is waited for in short turns; a message, whose wait would
+ignore a timeout, by threads of the group's.
 """
 
 from __future__ import annotations
@@ -19,8 +21,22 @@ import torch
 
 _LOOK_SECONDS = 0.05
 _LOST_SECONDS = 0.25
-_TURN = timedelta(seconds=_LOST_SECONDS)
 """What has not failed so long after its group was shut is lost: others fail within milliseconds."""
+_CLOSED_SECONDS = 0.1
+"""The same once the backend has closed the connections: before that it has failed all that it ever will."""
+_TURN = timedelta(seconds=_LOOK_SECONDS)
+
+
+def is_lost(seconds: float | None, is_disconnected: Callable[[], bool] = lambda: False) -> bool:
+    """Return whether what has not ended in a group will never end.
+
+    Args:
+        seconds: since the group was shut; None: it was not.
+        is_disconnected: whether the backend has closed the group's connections.
+    """
+    if seconds is None or seconds < _CLOSED_SECONDS:
+        return False
+    return seconds >= _LOST_SECONDS or is_disconnected()
 
 
 def keep_for_ever(*items: object) -> None:
@@ -65,17 +81,20 @@ def let_go() -> int:
 
 
 class Collective:
-    """A collective under way."""
+    """A collective under way.
 
-    def __init__(self, work: Any, is_shut: Callable[[], bool]) -> None:
-        self._work, self._is_shut = work, is_shut
-        self.lost = False
-        """As of a message."""
+    Args:
+        work: the backend's.
+        is_lost: whether it is lost unless it has ended, as `is_lost` says of its group.
+    """
+
+    def __init__(self, work: Any, is_lost: Callable[[], bool]) -> None:
+        self._work, self._is_lost = work, is_lost
 
     def wait(self) -> bool:
         """Raise RuntimeError when it fails, or is lost in a group that was shut."""
-        shut_before = False
-        while not self.lost:
+        lost = False
+        while not lost:
             try:
                 self._work.wait(_TURN)
                 return True
@@ -84,8 +103,7 @@ class Collective:
                     # It came while the exception was made, or failed: this says which.
                     self._work.wait()
                     return True
-            self.lost = shut_before and self._is_shut()
-            shut_before = self._is_shut()
+            lost = self._is_lost()
         raise RuntimeError("the group was shut while a collective was under way")
 
     def is_completed(self) -> bool:

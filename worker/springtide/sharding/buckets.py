@@ -23,8 +23,12 @@ class PassingBuckets(Buckets):
         """Have memory for no bucket."""
         layout = self.layout
         self._free: list[torch.Tensor] = []
-        """On the CPU, memory that is used again: new memory costs more than copying into it."""
-        self._in_use = self._most_in_use = 0
+        """On the CPU, memory that is used again: new memory costs more than copying into it. The one that was
+        used last comes last."""
+        self._memory: dict[int, torch.Tensor] = {}
+        """On the CPU, by bucket: the memory that it has."""
+        self._used_memory: set[int] = set()
+        """Addresses of what buckets have had since the last backward pass began."""
         self._flats = [torch.empty(0, dtype=dtype, device=self._device) for dtype in layout.dtypes]
         self._nothing = [
             torch.zeros((), dtype=field.dtype, device=self._device).expand(field.shape)
@@ -33,12 +37,22 @@ class PassingBuckets(Buckets):
         self.views = list(self._nothing)
         self._spans = [[] for _ in layout.members]
 
+    def begin(self, start_sum: StartSum) -> None:
+        """Start a step, or a backward pass, and let go of memory that the one before it had no need of.
+
+        A process's first step fills all buckets before it sends one; later ones fill a few at a time.
+        """
+        super().begin(start_sum)
+        if self._used_memory:
+            self._free = [memory for memory in self._free if memory.data_ptr() in self._used_memory]
+        self._used_memory = {memory.data_ptr() for memory in self._memory.values()}
+
     def _make_room(self, bucket: int) -> None:
         """Take memory for a bucket that has none."""
         size = self.layout.sizes[bucket]
         if self._flats[bucket].numel() == size:
             return
-        flat = self._taken(size, self.layout.dtypes[bucket])
+        flat = self._taken(bucket, size, self.layout.dtypes[bucket])
         self._flats[bucket] = flat
         self._versions[bucket] = flat._version
         for index in self.layout.members[bucket]:
@@ -46,33 +60,19 @@ class PassingBuckets(Buckets):
             self.views[index] = flat.narrow(0, slot.offset, field.numel).view(field.shape)
         self._spans[bucket] = [flat[start:end] for start, end in self._deferred_spans(bucket)]
 
-    def begin(self, start_sum: StartSum) -> None:
-        """Start a step, and give back the memory that the last one did not need.
-
-        Args:
-            start_sum: Sends a bucket.
-        """
-        # A process's first step fills all buckets before one leaves; later ones do not.
-        spare = len(self._free) - (self._most_in_use - self._in_use)
-        del self._free[: max(0, spare)]
-        self._most_in_use = self._in_use
-        super().begin(start_sum)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the bytes that are held for gradients now."""
-        return sum(item.nbytes for item in (*self._free, *self._flats))
-
-    def _taken(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        self._in_use += 1
-        self._most_in_use = max(self._most_in_use, self._in_use)
-        nbytes = size * dtype.itemsize
-        for place, memory in enumerate(self._free):
-            if memory.numel() >= nbytes:
-                del self._free[place]
-                return memory[:nbytes].view(dtype)
+    def _taken(self, bucket: int, size: int, dtype: torch.dtype) -> torch.Tensor:
         if self._is_on_cpu:
-            return torch.zeros(nbytes, dtype=torch.uint8).view(dtype)
+            nbytes = size * dtype.itemsize
+            fitting = [place for place, memory in enumerate(self._free) if memory.numel() >= nbytes]
+            if fitting:
+                # The smallest, and of those of one size the one that was used last: so the others are seen
+                # not to be needed.
+                memory = self._free.pop(min(fitting, key=lambda place: (self._free[place].numel(), -place)))
+            else:
+                memory = torch.zeros(nbytes, dtype=torch.uint8)
+            self._memory[bucket] = memory
+            self._used_memory.add(memory.data_ptr())
+            return memory[:nbytes].view(dtype)
         # Between parameters are gaps, which are summed too: a NaN there would be one in the norm.
         return torch.zeros(size, dtype=dtype, device=self._device)
 
@@ -89,9 +89,8 @@ class PassingBuckets(Buckets):
             if leaf is not None and leaf.grad is self.views[index]:
                 leaf.grad = self._nothing[index]
             self.views[index] = self._nothing[index]
-        self._in_use -= 1
         if self._is_on_cpu:
-            self._free.append(flat.view(torch.uint8))
+            self._free.append(self._memory.pop(bucket))
         else:
             flat.record_stream(torch.cuda.current_stream(self._device))
         # Not a view of the memory, whose version moves when another bucket writes into it.
