@@ -75,7 +75,7 @@ def test_lost_exchange_that_nobody_awaits_is_set_aside(group: Group, clock: Cloc
 
 
 def test_exchange_lost_long_before_release_holds_nobody_up(group: Group, clock: Clock) -> None:
-    """As while this process parked."""
+    """A process may park between the two."""
     exchange(group)
     group.shut()
     clock.now += 1.0
