@@ -139,7 +139,7 @@ def train(
                 body(pair, batch.data, rank.step_number)
         rank.runtime.settle(None)
         assert not any(optimizer.state for optimizer in pair.optimizers)
-        snapshot = rank.trainer.take_snapshot("the end", size)
+        snapshot = rank.trainer.take_snapshot("the end", rank.rank, range(size))
         assert snapshot is not None
         try:
             return pair.values(), snapshot.collect(rank.runtime.group.rank, size)
