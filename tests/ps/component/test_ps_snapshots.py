@@ -338,7 +338,8 @@ def test_tables_are_in_the_cut(strategy: str, part_bytes: int) -> None:
         wanted: Any = None
         for batch in rank.batches((torch.arange(48), torch.randn(48, 1)), batch_size=8, epochs=2, seed=0):
             if rank.step_number == 4:
-                wanted, snapshot = table.export(), rank.trainer.take_snapshot("three", rank.rank, range(count))
+                wanted = table.export()
+                snapshot = rank.trainer.take_snapshot("three", rank.rank, range(count))
             with rank.step():
                 ids, y = batch
                 (model(ids % (8 + 4 * rank.step_number)) - y).square().mean().backward()
