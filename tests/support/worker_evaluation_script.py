@@ -19,13 +19,15 @@ import springtide
 def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
+    deeper = [torch.nn.Linear(4, 4) for _ in range(options.get("deeper", 0))]
+    model = torch.nn.Sequential(*deeper, torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     springtide.init()
     springtide.distribute(model, optimizer)
     generator = torch.Generator().manual_seed(1)
-    x, held_out = torch.randn(64, 4, generator=generator), torch.randn(301, 4, generator=generator)
-    numbers = torch.arange(301, dtype=torch.float64)
+    count = options.get("held_out", 301)
+    x, held_out = torch.randn(64, 4, generator=generator), torch.randn(count, 4, generator=generator)
+    numbers = torch.arange(count, dtype=torch.float64)
     results: dict[int, dict[str, float]] = {}
 
     def evaluate(step: int) -> None:

@@ -214,6 +214,20 @@ def test_member_joins_after_a_restore_finds_all_shards(
     assert "are lost" not in cluster.logs()
 
 
+def test_worker_without_samples_holds_no_evaluation_up(
+    new_cluster: Callable[..., WorkerCluster],
+) -> None:
+    """One worker evaluates all samples there are, with parameters that others step."""
+    script = Path(__file__).parents[2] / "support" / "worker_evaluation_script.py"
+    options = {"epochs": 2, "held_out": 8, "deeper": 120}
+    environment = ENVIRONMENT | {"SPRINGTIDE_BUCKET_MIB": "0.001"}
+    cluster = new_cluster(options, script=script, environment=environment)
+    workers = cluster.start(3)
+    cluster.until_done()
+    assert all(worker.code == 0 for worker in workers), cluster.logs()
+    assert len({str(worker.result()) for worker in workers}) == 1
+
+
 @needs_cuda("shards")
 def test_on_one_device_through_the_host(
     make_cluster: Callable[..., WorkerCluster], reference: Reference

@@ -7,7 +7,7 @@ in a collective. Without a job there is one range.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -139,6 +139,7 @@ class Evaluations:
         trainers: TrainerAccess,
         consistencies: Consistencies,
         session: Session | None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         """Make it for one process.
 
@@ -147,9 +148,10 @@ class Evaluations:
             trainers: where its trainer is found.
             consistencies: say whether there are common steps.
             session: with the coordinator, which shares the samples out; None without a job.
+            settle: waits for values that workers send each other.
         """
         self._state, self._trainers = state, trainers
-        self._consistencies, self._session = consistencies, session
+        self._consistencies, self._session, self._settle = consistencies, session, settle
         self._running: Evaluation | None = None
         self._evaluated: StateName | None = None
         # Evaluations of that state before this one, so that workers know which is which.
@@ -199,6 +201,9 @@ class Evaluations:
             raise UsageError(
                 "batches(train=False) inside of a step: evaluate before or after the step's body"
             )
+        # Workers send each other values at the pace at which they wait for them: one that gets no samples
+        # would hold up the others, who wait for its part while it waits for what they find.
+        self._settle()
         state = None if self._session is None else self._session.membership.state
         if self._state.opened_loops == 0 or (self._session is not None and state is None):
             raise UsageError(

@@ -75,7 +75,9 @@ class Runtime:
         self.retry_blocks = RetryBlocks(
             settings, self.state, self.trainers, membership, self.consistencies, self._stand
         )
-        self.evaluations = Evaluations(self.state, self.trainers, self.consistencies, self._session)
+        self.evaluations = Evaluations(
+            self.state, self.trainers, self.consistencies, self._session, self._settle_shards
+        )
         self.values = ServerValues(self.state, self.trainers, None if settings.alone else self._stand)
         self.steps = StepRunner(
             StepParts(
@@ -228,6 +230,10 @@ class Runtime:
     def _stand(self, stage: int) -> None:
         assert self._recovery is not None
         self._recovery.stand(stage)
+
+    def _settle_shards(self) -> None:
+        if self.trainers.trainer is not None and self.trainers.trainer.shards is not None:
+            self.values.settle(None)
 
     # ---- short ways to what is asked for most
 
