@@ -27,10 +27,11 @@ from springtide_operator.manifests.worker import worker_pod
 Object = dict[str, Any]
 
 SOON = 20.0  # seconds, of which a quiet machine needs a tenth of one
+# A signal may come while "up" is still being flushed, where another print would be refused.
 POLITE = """
-import signal, sys
+import os, signal, sys
 def leave(*_):
-    print("leaves", flush=True)
+    os.write(1, b"leaves\\n")
     sys.exit(5)
 signal.signal(signal.SIGTERM, leave)
 print("up", flush=True)
