@@ -44,4 +44,4 @@ def test_survivors_with_shards_have_the_undisturbed_numbers(
         lost = sum("that held them are lost" in worker.log() for worker in chaos.cluster.workers)
         return f"{told}, {lost} workers lost shards"
 
-    each_seed(SEEDS, seconds(30), one)
+    each_seed(SEEDS, seconds(20), one)

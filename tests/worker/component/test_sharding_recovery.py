@@ -50,10 +50,19 @@ def test_undisturbed_equals_one_process(
     assert all("of optimizer state" in worker.log() for worker in workers)
 
 
-@pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 @pytest.mark.parametrize(
-    "point",
-    ["body", "backward", "gradients", "pushed", "prepared", "reduced", "stepping", "stepped", "committed"],
+    ("point", "shard"),
+    [
+        ("body", "Optimizer"),
+        ("backward", "Gradients"),
+        ("gradients", "Optimizer"),
+        ("pushed", "Gradients"),
+        ("prepared", "Optimizer"),
+        ("reduced", "Gradients"),
+        ("stepping", "Optimizer"),
+        ("stepped", "Gradients"),
+        ("committed", "Optimizer"),
+    ],
 )
 def test_killed_in_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str, shard: str
