@@ -182,6 +182,8 @@ def other_bytes(known: Iterable[Any]) -> int:
         # Not isinstance: some objects import modules when they are asked for their class.
         if not issubclass(type(item), torch.Tensor) or item.device.type != "cpu":
             continue
+        if item.layout is not torch.strided:
+            continue  # gradients that stand for zeros are sparse tensors of nothing
         storage = item.untyped_storage()
         if storage.data_ptr() not in counted:
             counted.add(storage.data_ptr())

@@ -206,14 +206,15 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
 
 
 def somebody_trains(m: Membership, generation: Generation) -> bool:
-    """Return whether a member of the generation is connected: what a process outside of it holds is not
-    needed.
+    """Return whether a member of the generation that stays is connected: what a process outside of it holds
+    is not needed. One that leaves, too, may be gone before it has handed over what it holds.
 
     Args:
         m: facts of the membership.
         generation: the current one.
     """
-    return any(member in m.members and m.members[member].connected for member in generation.order)
+    records = [m.members[member] for member in generation.order if member in m.members]
+    return any(record.connected and not record.leaving for record in records)
 
 
 def send_away(record: Record, reason: str, surplus: bool = False) -> list[Effect]:

@@ -179,3 +179,20 @@ def test_without_the_rule_a_promise_breaks(rule: str) -> None:
         except BrokenPromise:
             return
     pytest.fail(f"300 walks without the rule {rule} broke no promise: the rule or its check does nothing")
+
+
+def test_older_state_stays_while_the_newer_ones_holder_leaves() -> None:
+    """The one that trains is gone before it has handed its state over: the older state is the newest then."""
+    job = LifeOfAJob()
+    job.begin(workers=1, last_step=6, rounds=1, turn=1, limits=(0,))
+    job.delete_pod(grace=30.0, which=0)
+    job.go_on(rounds=1)
+    job.operator()
+    for rounds in (1, 1, 7):
+        job.go_on(rounds=rounds)
+    job.stop(which=0)
+    job.coordinators_stand_still(seconds=1.0)
+    job.go_on(rounds=5)
+    job.delete_pod(grace=1.0, which=1)
+    job.coordinators_stand_still(seconds=1.0)
+    job.teardown()
