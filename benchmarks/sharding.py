@@ -168,17 +168,18 @@ def look(model: Any, optimizer: Any, data: Collection[Any]) -> dict[str, float]:
     }
 
 
-def other_bytes(known: Iterable[Any]) -> int:
+def other_bytes(known: Iterable[Any], objects: Iterable[Any] | None = None) -> int:
     """Return the bytes of all of this process's memory for tensors but those of the known ones.
 
     Args:
         known: Tensors.
+        objects: Those to look at; None: all that the garbage collector knows.
     """
     import torch
 
     counted = {tensor.untyped_storage().data_ptr() for tensor in known}
     total = 0
-    for item in gc.get_objects():
+    for item in gc.get_objects() if objects is None else objects:
         # Not isinstance: some objects import modules when they are asked for their class.
         if not issubclass(type(item), torch.Tensor) or item.device.type != "cpu":
             continue

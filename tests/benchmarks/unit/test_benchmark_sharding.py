@@ -139,12 +139,13 @@ def test_parts_that_fail_leave_the_others_and_a_reason(monkeypatch: pytest.Monke
 
 
 def test_bytes_of_other_tensors_are_counted_once_by_memory() -> None:
-    known = torch.zeros(1000)
-    before = sharding.other_bytes([known])
-    memory = torch.zeros(4096)
+    known, memory = torch.zeros(1000), torch.zeros(4096)
     views = [memory[:10], memory[10:]]
-    assert sharding.other_bytes([known]) - before == 4 * 4096
-    assert sharding.other_bytes([known, views[1]]) == before
+    nothing = torch.zeros(5, layout=torch.sparse_coo)
+    objects = [known, "no tensor", memory, *views, nothing]
+    assert sharding.other_bytes([known], objects) == 4 * 4096
+    assert sharding.other_bytes([known, views[1]], objects) == 0
+    assert sharding.other_bytes([]) >= 4 * (1000 + 4096)
 
 
 def test_kill_costs_the_pause_and_the_steps_behind_a_checkpoint() -> None:
