@@ -48,7 +48,7 @@ class Settings:
     top_k_ratio: float = 0.01
     """With compression TopK: which part of a gradient's elements."""
     shard: str = "None"
-    """What is divided among the workers, with AllReduce: nothing, Optimizer, or Gradients (that as well)."""
+    """With AllReduce, the state that workers share out: None, Optimizer, or Gradients (that as well)."""
     strategy: str = "AllReduce"
     node: str = ""
     """The node's name, where the operator says it."""

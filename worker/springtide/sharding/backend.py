@@ -42,7 +42,7 @@ from springtide_protocol.names import GenerationName, StateName
 log = logging.getLogger(__name__)
 
 VALUES: Final = "values of the parameter"
-"""What a shard on its way to another member has besides the optimizer's state."""
+"""Key of a parameter's values beside the optimizer's state, in a shard on its way to another member."""
 
 
 class ShardsLostError(Exception):
@@ -162,7 +162,7 @@ class ShardedOptimizer:
         self._described: dict[int, Description] = {}
         self._gather_seconds = 0.0
         self.state_bytes = 0
-        """Of the optimizer's state that is held here, as of the last committed step."""
+        """Bytes of the optimizer's state that is held here after the last committed step."""
         self._measured: Sequence[object] = ()
 
     # ---- what it is

@@ -37,7 +37,7 @@ WINDOW = 4
 LAG = 2
 """Buckets that leave before the sums of a bucket are passed on: by then they are usually there."""
 MOST_UNDER_WAY = 1 / 8
-"""Of all gradients, the part that is on its way at a time, where buckets are large; one bucket at least."""
+"""Share of all gradients that is on its way at a time, where buckets are large; one bucket at least."""
 
 Interval = tuple[int, int]
 """Elements start..stop-1 of a bucket."""

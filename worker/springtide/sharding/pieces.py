@@ -40,7 +40,7 @@ ELEMENTWISE: Final = (
 )
 
 State = dict[str, Any]
-"""Of one piece or parameter, as torch's optimizers keep it: tensors of its size, and numbers."""
+"""State of one piece or parameter as torch's optimizers keep it: tensors of its size, and numbers."""
 
 
 def check_elementwise(optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -21,7 +21,7 @@ from springtide.sharding.pieces import HeldPieces, Stretch, is_by_element
 from springtide.sharding.shard_map import Shard, ShardMap
 
 Description = dict[str, list[Any]]
-"""Of one parameter's state, by name: [dtype, "cut" or "one", None] or ["", "plain", the value]; JSON-able."""
+"""Form of one parameter's state by name: [dtype, "cut" or "one", None] or ["", "plain", the value]."""
 
 
 @dataclass(frozen=True, slots=True)
