@@ -47,6 +47,7 @@ from typing import Any
 
 from benchmarks.hostile_ports import ports_under_attack
 from benchmarks.operator_scale import ADDRESS, ROOT, Api, Operator, install, until
+from springtide_local.api.patch import merge_patch as merged
 
 Object = dict[str, Any]
 
@@ -192,20 +193,6 @@ def job(namespace: str, name: str, replicas: int = 1, spec: Object | None = None
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"workers": {"replicas": replicas, "minReplicas": 1, "template": template}},
     }
-
-
-def merged(target: Object, patch: Object) -> Object:
-    """RFC 7386."""
-    result = dict(target)
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, dict):
-            before = result.get(key)
-            result[key] = merged(before if isinstance(before, dict) else {}, value)
-        else:
-            result[key] = value
-    return result
 
 
 async def deep_jobs(stage: Stage) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import kueue_standin
-from merge_patch import merged
 from operator_world import job_object
 
 from springtide_kube.errors import ApiError
+from springtide_local.api.patch import merge_patch as merged
 from springtide_operator.api import names
 from springtide_operator.cluster import Listing, Take
 from springtide_operator.plan.ledger import timestamp

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kueue_standin
-from merge_patch import merged
 
+from springtide_local.api.patch import merge_patch as merged
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.manifests import kueue

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kopf._core.engines import peering
 from kube_connections import to
-from merge_patch import merged
 from operator_cluster import FakeCluster, FakeCoordinator
 from operator_world import World, job_object
 from prometheus_client import generate_latest
 from required import require_tool
 
 from springtide_kube.errors import ApiError, CredentialsError
+from springtide_local.api.patch import merge_patch as merged
 from springtide_operator import rootkey
 from springtide_operator.__main__ import prepare
 from springtide_operator.cache import UNCLAIMED, Cache

@@ -82,9 +82,12 @@ class CheckpointSaver:
         """Take what is not in the tree; see `Trainer.take_snapshot`."""
         known = [] if self._membership is None else self._membership.labels()
         writers = [known.index(label) for label in share.members if label in known]
-        if len(writers) != readers:  # a leaver of a generation that this process has forgotten
-            writers = list(range(readers))
-        return trainer.take_snapshot(name, writers[share.index], writers)
+        if len(writers) == readers:
+            return trainer.take_snapshot(name, writers[share.index], writers)
+        if trainer.shards is not None:  # who writes which shard follows from the members' ranks
+            unknown = ", ".join(label for label in share.members if label not in known)
+            raise RuntimeError(f"{unknown} would write a part of the checkpoint, and holds no shards")
+        return trainer.take_snapshot(name, share.index, range(readers))
 
     # ---- the thread that writes checkpoints
 
