@@ -216,8 +216,6 @@ class Group:
     @property
     def backend(self) -> Any | None:
         """The CPU's backend of torch; None for a group of one. Raise RuntimeError when it was released."""
-        if self.before_next is not None:
-            self.before_next()
         return None if self.size == 1 else self._alive()
 
     def _alive(self) -> Any:
