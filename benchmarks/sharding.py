@@ -176,6 +176,7 @@ def other_bytes(known: Iterable[Any], objects: Iterable[Any] | None = None) -> i
         objects: Those to look at; None: all that the garbage collector knows.
     """
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
 
     counted = {tensor.untyped_storage().data_ptr() for tensor in known}
     total = 0
@@ -183,11 +184,15 @@ def other_bytes(known: Iterable[Any], objects: Iterable[Any] | None = None) -> i
         # Not isinstance: some objects import modules when they are asked for their class.
         if not issubclass(type(item), torch.Tensor) or item.device.type != "cpu":
             continue
-        if item.layout is not torch.strided:
-            continue  # gradients that stand for zeros are sparse tensors of nothing
+        if item.layout is not torch.strided or issubclass(type(item), FakeTensor):
+            continue  # sparse tensors of nothing stand for zeros, and compilers trace with fake ones
         storage = item.untyped_storage()
-        if storage.data_ptr() not in counted:
-            counted.add(storage.data_ptr())
+        try:
+            address = storage.data_ptr()
+        except RuntimeError:
+            continue  # other tensors without memory, which a compiler has
+        if address not in counted:
+            counted.add(address)
             total += storage.nbytes()
     return total
 

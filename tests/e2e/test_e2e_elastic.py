@@ -74,7 +74,7 @@ IN_SHARDS = (
 )
 
 
-def test_shards_survive_lost_and_leaving_workers(start: Start) -> None:
+def test_shards_survive_lost_and_leaving_workers(e2e: E2ECluster, start: Start) -> None:
     """The optimizer's state is nowhere whole: nothing of it is lost, and no checkpoint exists."""
     sharded = {"type": "AllReduce", "allReduce": {"shard": "Gradients"}}
     running = start("sharded", IN_SHARDS, workers=3, epochs=200, pace="1", strategy=sharded)
@@ -83,9 +83,14 @@ def test_shards_survive_lost_and_leaving_workers(start: Start) -> None:
     running.delete_pod(lost["metadata"]["name"], "--force", "--grace-period=0")
     running.until_goes_on()
     running.until_trains(3)
+    assert kept["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in running.pods()}
+    before = {pod["metadata"]["uid"] for pod in running.pods()}
     running.set_pace(0.1)
     running.scale(1)
     running.until_trains(1)
+    e2e.until(120, "those that left to go", lambda: len(running.pods()) == 1)
+    stays = running.pods()[0]["metadata"]["uid"]
+    assert stays in before
     running.scale(3)
     running.until_trains(3)
     running.set_pace(0)
@@ -94,7 +99,7 @@ def test_shards_survive_lost_and_leaving_workers(start: Start) -> None:
     assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
     assert status["data"]["totalSeen"] == 200 * 64
     assert status["restarts"]["failures"] == 0
-    assert kept["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in running.pods()}
+    assert stays in {pod["metadata"]["uid"] for pod in running.pods()}
 
 
 def test_deleted_coordinator_is_replaced_while_training_goes_on(start: Start) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import sharding
 from benchmarks.peers import fsdp2, torchrun
@@ -142,7 +143,9 @@ def test_bytes_of_other_tensors_are_counted_once_by_memory() -> None:
     known, memory = torch.zeros(1000), torch.zeros(4096)
     views = [memory[:10], memory[10:]]
     nothing = torch.zeros(5, layout=torch.sparse_coo)
-    objects = [known, "no tensor", memory, *views, nothing]
+    with FakeTensorMode():
+        traced = torch.empty(100)
+    objects = [known, "no tensor", memory, *views, nothing, traced]
     assert sharding.other_bytes([known], objects) == 4 * 4096
     assert sharding.other_bytes([known, views[1]], objects) == 0
     assert sharding.other_bytes([]) >= 4 * (1000 + 4096)
