@@ -12,6 +12,7 @@ APPLIED = (
     ("policy", "poddisruptionbudgets"),
     ("scheduling.volcano.sh", "podgroups"),
     ("scheduling.x-k8s.io", "podgroups"),
+    ("scheduling.k8s.io", "podgroups"),
 )
 Right = tuple[
     str, str, str

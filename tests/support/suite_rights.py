@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -118,6 +119,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    # Once more at the very end: there one looks for why a session without a failed test failed.
+    for line in _problems:
+        print(f"FAILED rights of the operator: {line}", file=sys.stderr)
     for folder in _owned:
         shutil.rmtree(folder, ignore_errors=True)
         os.environ.pop(AUDIT_VARIABLE, None)

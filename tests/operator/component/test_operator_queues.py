@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +65,42 @@ def test_pods_start_together_when_the_group_is_whole(
     assert made["metadata"]["ownerReferences"][0]["kind"] == "TrainingJob"
     assert made["spec"]["minResources"]["cpu"] == "250m"  # two workers' and the coordinator's
     job.until_events("GangRequested")
+    system.kubectl(*job.patch_of(suspend=True))
+    system.until(
+        60,
+        "the PodGroup to go with the pods",
+        lambda: not read(system, plural, "-n", job.namespace)["items"] and "gang" not in job.status(),
+    )
+
+
+def test_kubernetes_own_group_comes_and_goes_with_pods(system: E2ECluster, job: FakeJob) -> None:
+    plural = "podgroups.scheduling.k8s.io"
+    probe = {"name": "probe", "image": "probe"}
+    pod = {"containers": [probe], "schedulingGroup": {"podGroupName": "probe"}}
+    try:
+        system.kubectl(
+            "create",
+            "--dry-run=server",
+            "--validate=strict",
+            "-n",
+            job.namespace,
+            "-f",
+            "-",
+            stdin=json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": pod}),
+        )
+    except RefusedError as error:
+        pytest.skip(f"pods know no schedulingGroup before Kubernetes 1.36: {error}")
+
+    def size() -> int:
+        group = read(system, plural, job.status()["gang"]["podGroup"], "-n", job.namespace)
+        return int(group["spec"]["schedulingPolicy"]["gang"]["minCount"])
+
+    job.start(replicas=2, gangScheduling="Kubernetes")
+    job.until_running("0-0", "1-0", seconds=60)
+    assert job.status()["gang"]["apiVersion"] == "scheduling.k8s.io/v1alpha3"
+    assert size() == 2  # one worker and the coordinator
+    system.kubectl(*job.patch_of(workers={"minReplicas": 2}))
+    system.until(60, "the PodGroup to grow", lambda: size() == 3)
     system.kubectl(*job.patch_of(suspend=True))
     system.until(
         60,

@@ -20,6 +20,13 @@ _QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 _INT_OR_STRING = "io.k8s.apimachinery.pkg.util.intstr.IntOrString"
 OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
+# Fields that are younger than these schemas and that somebody here writes, with the version they came in.
+_YOUNGER: dict[str, Object] = {
+    "io.k8s.api.core.v1.PodSpec": {  # 1.36
+        "schedulingGroup": {"type": "object", "properties": {"podGroupName": {"type": "string"}}},
+    },
+}
+
 
 @functools.cache
 def definitions() -> Object:
@@ -36,7 +43,10 @@ def definitions() -> Object:
         if not others:
             raise RuntimeError(f"no API schemas below {folder}: reinstall the package kubernetes-validate")
         wanted = others[0]
-    return cast(Object, json.loads(wanted.read_text(encoding="utf-8"))["$defs"])
+    found = cast(Object, json.loads(wanted.read_text(encoding="utf-8"))["$defs"])
+    for name, fields in _YOUNGER.items():
+        found[name]["properties"] = fields | found[name]["properties"]
+    return found
 
 
 @functools.cache
