@@ -52,6 +52,8 @@ log = logging.getLogger("springtide.coordinator")
 
 DECIDING_PAUSE = 24.0
 """Between two rounds of decisions, times what the last one took."""
+MOST_PAUSE = 1.0
+"""Seconds between two rounds at most: what took long may have been the whole machine, standing still."""
 
 Later = Callable[[float, Callable[[], None]], object]
 WorkerStream = Stream[pb.CoordinatorMessage]
@@ -310,7 +312,7 @@ class Hub:
         began = self.clock()
         self.decide()
         ended = self.clock()
-        self._free_at = ended + DECIDING_PAUSE * (ended - began)
+        self._free_at = ended + min(MOST_PAUSE, DECIDING_PAUSE * (ended - began))
 
     def decide(self) -> None:
         """Take all decisions that the facts allow, and say what the job is at."""

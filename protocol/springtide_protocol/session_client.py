@@ -23,11 +23,16 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 from springtide_protocol import tls
 from springtide_protocol.channel import client_options, token_metadata
-from springtide_protocol.codec import incarnation_from_proto, incarnation_to_proto, speaks_from_proto
+from springtide_protocol.codec import (
+    generation_from_proto,
+    incarnation_from_proto,
+    incarnation_to_proto,
+    speaks_from_proto,
+)
 from springtide_protocol.grpc_errors import describe_error, status_of
 from springtide_protocol.heartbeat import LIMIT as HEARTBEAT_LIMIT
 from springtide_protocol.limits import MAX_MESSAGE_BYTES, MAX_STORE_VALUE_BYTES
-from springtide_protocol.names import Incarnation
+from springtide_protocol.names import WITHOUT_JOB, Incarnation
 from springtide_protocol.unknown_kinds import UnknownKinds
 from springtide_protocol.versions import OWN, IncompatibleError, agreed, as_coordinator, as_worker, may_send
 
@@ -114,7 +119,7 @@ class SessionClient:
         self._outbox: _Outbox | None = None
         self._call: grpc.Call | None = None
         self._store: dict[str, pb.WorkerMessage] = {}
-        self._store_generation: bytes = b""
+        self._store_generation = WITHOUT_JOB
         self._newest: Incarnation | None = None
         self._capabilities: frozenset[str] = frozenset()
         self._unknown = UnknownKinds()
@@ -335,11 +340,15 @@ class SessionClient:
         return True
 
     def _keep_store_entry(self, message: pb.WorkerMessage) -> None:
+        """Keep what another stream has to be told again: the entries of the newest generation alone. One of a
+        group that was given up meanwhile may come late, by another thread.
+        """
         entry = message.store_set
-        name = entry.generation.SerializeToString(deterministic=True)
-        if name != self._store_generation:
+        name = generation_from_proto(entry.generation) or WITHOUT_JOB
+        if name > self._store_generation:
             self._store_generation, self._store = name, {}
-        self._store[entry.key] = message
+        if name == self._store_generation:
+            self._store[entry.key] = message
 
 
 def check_size(message: pb.WorkerMessage) -> None:

@@ -282,6 +282,26 @@ def test_store_entries_reach_others_and_a_reconnected_member(stack: ExitStack, t
     assert not first.all("store_entries")
 
 
+def test_late_entry_of_an_older_group_displaces_no_newer_ones(stack: ExitStack, tmp_path: Path) -> None:
+    server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="2")
+    first = member(stack, server, "w0")
+    second, line = far_member(stack, server, "w1", 1)
+    for one in (first, second):
+        one.client.wait_connected(10)
+        one.park()
+    generation = first.wait("start").start.generation
+    second.wait("start")
+    line.cut(reset=True)
+    until(lambda: not second.client.connected, "the end of the stream")
+    older = pb.GenerationName(number=generation.number)  # of no incarnation: before all others
+    for name, key in ((generation, "place/1"), (older, "0/1")):
+        entry = pb.StoreEntry(generation=name, key=key, value=b"1")
+        assert not second.client.send(pb.WorkerMessage(store_set=entry))
+    line.heal()
+    first.wait("store_entries", timeout=10)
+    assert entries_of(first) == {"place/1": b"1"}
+
+
 def test_entries_reach_others_after_a_member_said_them_again(stack: ExitStack, tmp_path: Path) -> None:
     server = coordinator(stack, tmp_path, SPRINGTIDE_TARGET="2")
     first = member(stack, server, "w0")

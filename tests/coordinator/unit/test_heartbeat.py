@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from coordinator_room import Room
+from hand_turned_loop import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from springtide_coordinator.settings import Options, read_options
 from springtide_coordinator.stall import Motion
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.channel import client_options, server_options
+from springtide_protocol.codec import speaks_to_proto
 from springtide_protocol.heartbeat import (
     LIMIT,
     MOST_PINGS,
@@ -27,6 +29,7 @@ from springtide_protocol.heartbeat import (
     of_members,
 )
 from springtide_protocol.names import Incarnation
+from springtide_protocol.versions import OWN
 
 LIMITS = st.floats(0.1, 300.0)
 
@@ -179,3 +182,30 @@ def test_a_coordinator_that_stood_still_within_a_tick_is_noticed(tmp_path: Path)
         hub.tick(0.05)
     hub.closed(stream)
     assert hub.membership.awake_since == now[0]
+
+
+def test_standstill_while_it_decides_puts_nothing_off_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decide again a second after a round in which the machine stood still for minutes."""
+    loop = Loop()
+    hub = Hub(Options(token="t", number=1, state_dir=tmp_path), Incarnation(1), lambda: loop.now, loop.later)
+    rounds = []
+    look = Motion.look
+
+    def look_and_stand_still(motion: Motion, phase: Phase, at: float) -> None:
+        look(motion, phase, at)
+        rounds.append(at)
+        loop.now += 300.0 if len(rounds) == 1 else 0.0
+
+    monkeypatch.setattr(Motion, "look", look_and_stand_still)
+    member = pb.Member(id="w0", pod_uid="w0", pod_name="pod-w0")
+    hello = pb.Hello(speaks=speaks_to_proto(OWN), member=member, standing=pb.STARTING)
+    hub.hello(hub.new_stream(), hello)
+    loop.turn()
+    assert len(rounds) == 1
+    hub.closed(hub.new_stream())
+    stream = hub.new_stream()
+    hub.hello(stream, pb.Hello(speaks=speaks_to_proto(OWN), member=pb.Member(id="w1"), standing=pb.STARTING))
+    loop.turn(1.0)
+    assert len(rounds) == 2
