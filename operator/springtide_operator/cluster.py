@@ -22,9 +22,6 @@ FIELD_MANAGER = names.MANAGER
 PAGE = 250
 
 
-Take = Callable[[list[Object]], None]  # of a page of a list
-
-
 class Listing(NamedTuple):
     """Objects, and the resourceVersion at which the list was true."""
 
@@ -34,18 +31,6 @@ class Listing(NamedTuple):
 
 class Cluster(Protocol):
     """Every call raises ApiError, also for no answer in time (code 0)."""
-
-    async def list_jobs(self, take: Take) -> str:
-        """List all jobs page by page, so that not all are in memory at once; return the resourceVersion at
-        which the list was true. The same holds for pods and nodes.
-        """
-        ...
-
-    async def list_pods(self, take: Take) -> str:
-        """List the pods that the operator made, in all namespaces."""
-        ...
-
-    async def list_nodes(self, take: Take) -> str: ...
 
     async def list_waiting_pods(self) -> Listing:
         """Pods of anybody's that no node has taken."""
@@ -383,41 +368,32 @@ class KubeCluster:
         self._kube = kube
         self._namespaces = namespaces
 
-    async def list_jobs(self, take: Take) -> str:
-        return await self._list_all(f"/apis/{names.API_VERSION}", names.PLURAL, {}, records.job, take)
-
-    async def list_pods(self, take: Take) -> str:
-        return await self._list_all("/api/v1", "pods", {"labelSelector": names.OURS}, records.pod, take)
-
-    async def list_nodes(self, take: Take) -> str:
-        return await self._list("/api/v1/nodes", {}, records.node, take)
-
     async def list_waiting_pods(self) -> Listing:
-        items: list[Object] = []
         query = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
-        version = await self._list_all("/api/v1", "pods", query, records.waiting_pod, items.extend)
-        return Listing(items, version)
+        return await self._list_all("/api/v1", "pods", query, records.waiting_pod)
 
     async def _list_all(
-        self, prefix: str, plural: str, query: dict[str, str], reader: records.Reader | None, take: Take
-    ) -> str:
+        self, prefix: str, plural: str, query: dict[str, str], reader: records.Reader | None
+    ) -> Listing:
         """List in all namespaces watched, one after the other; the lowest of their versions holds for all."""
         if not self._namespaces:
-            return await self._list(f"{prefix}/{plural}", query, reader, take)
-        versions = [
-            await self._list(f"{prefix}/namespaces/{_part(name)}/{plural}", query, reader, take)
+            return await self._list(f"{prefix}/{plural}", query, reader)
+        found = [
+            await self._list(f"{prefix}/namespaces/{_part(name)}/{plural}", query, reader)
             for name in self._namespaces
         ]
-        return min(versions, key=int)
+        items = [item for listing in found for item in listing.items]
+        return Listing(items, min((listing.resource_version for listing in found), key=int))
 
-    async def _list(self, path: str, query: dict[str, str], reader: records.Reader | None, take: Take) -> str:
-        query = {**query, "limit": str(PAGE)}
+    async def _list(self, path: str, query: dict[str, str], reader: records.Reader | None) -> Listing:
+        """List page by page."""
+        query, items = {**query, "limit": str(PAGE)}, list[Object]()
         while True:
             page = await self._kube.page(path, query, reader)
-            take(page.items)
+            items += page.items
             meta = page.around.get("metadata") or {}
             if not meta.get("continue"):
-                return str(meta.get("resourceVersion") or "0")
+                return Listing(items, str(meta.get("resourceVersion") or "0"))
             query = {**query, "continue": meta["continue"]}
 
     async def get_job(self, namespace: str, name: str) -> Object:
@@ -613,10 +589,7 @@ class KubeCluster:
         await self._delete(_custom(api_version, namespace, "podgroups", name), uid)
 
     async def list_workloads(self, api: str) -> Listing:
-        items: list[Object] = []
-        query = {"labelSelector": names.OURS}
-        version = await self._list_all(f"/apis/{api}", "workloads", query, None, items.extend)
-        return Listing(items, version)
+        return await self._list_all(f"/apis/{api}", "workloads", {"labelSelector": names.OURS}, None)
 
     async def watch_workloads(self, api: str, since: str, hear: Callable[[str, Object], None]) -> None:
         """Call `hear(kind, workload)` for each change, until a watch ends.
@@ -793,10 +766,8 @@ class KubeCluster:
 
     async def list_leases(self, name: str) -> Listing:
         # A right to list may be given for one name, which the selector then has to say.
-        items: list[Object] = []
         query = {"fieldSelector": f"metadata.name={name}"}
-        version = await self._list(f"/apis/{_LEASES}/leases", query, None, items.extend)
-        return Listing(items, version)
+        return await self._list(f"/apis/{_LEASES}/leases", query, None)
 
     async def create_lease(self, lease: Object) -> Object:
         return await self._kube.request("POST", _lease(lease["metadata"]["namespace"]), lease, urgent=True)

@@ -24,6 +24,7 @@ from springtide_kube.connection import (
 from springtide_kube.errors import CredentialsError
 from springtide_operator.api import names
 from springtide_operator.guarded_http import Feed, GuardedResponse, response_class
+from springtide_operator.kopf_lists import KopfLists
 from springtide_operator.settings import service_account_folder
 
 PAUSE_SECONDS = 1.0  # between two logins of kopf: credentials that are refused are not tried in a tight loop
@@ -68,11 +69,12 @@ class Login:
         self._clock = clock
         self._last = float("-inf")
 
-    async def session(self, feed: Feed | None = None) -> kopf.AiohttpSession:
+    async def session(self, feed: Feed | None = None, lists: KopfLists | None = None) -> kopf.AiohttpSession:
         """Return a new session.
 
         Args:
             feed: Takes the objects of lists and watches; None: kopf does.
+            lists: Hears of them, with a feed.
 
         Raises:
             CredentialsError: There are no credentials.
@@ -106,7 +108,7 @@ class Login:
             proxy=found.proxy,
             headers={"User-Agent": names.USER_AGENT},
             # One object that kopf cannot read must not end kopf.
-            response_class=GuardedResponse if feed is None else response_class(feed),
+            response_class=GuardedResponse if feed is None else response_class(feed, lists or KopfLists()),
         )
         return kopf.AiohttpSession(
             server=found.server, aiohttp_session=session, default_namespace=found.namespace

@@ -23,7 +23,9 @@ import aiohttp
 from pydantic_core import from_json
 
 from springtide_kube import wire_json
+from springtide_kube.errors import ApiError
 from springtide_operator import records
+from springtide_operator.kopf_lists import KopfLists
 
 log = logging.getLogger("springtide.operator")
 
@@ -32,6 +34,8 @@ Object = dict[str, Any]
 CHUNK_BYTES = 256 * 1024
 SMALL_LINE_BYTES = 32 * 1024  # of a watch: is handed on as it is unless it is nested
 _SMALL_DEPTH = 200  # so many brackets are no deeper than that
+_GONE = frozenset({410, 429})  # kopf lists anew, or asks again: no reason to give up
+_EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "everything is listed anew"}
 
 
 HANDED_ON = frozenset({"customresourcedefinitions"})  # kinds that kopf itself looks at, too
@@ -145,8 +149,8 @@ def read_event(
 class Taken:
     """Hand objects to a feed, and remember the uids of lists that are not whole yet."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, feed: Feed, lists: KopfLists) -> None:
+        self._feed, self.lists = feed, lists
         self._uids: dict[str, set[str]] = {}  # by path, of the list that is being read there
 
     def event(self, plural: str, kind: str, obj: Object) -> bool:
@@ -181,9 +185,9 @@ class Taken:
         meta = page.around.get("metadata") or {}
         if not meta.get("continue"):
             del self._uids[path]
-            _, found, rest = path.partition("/namespaces/")
-            namespace = rest.partition("/")[0] if found else ""
+            namespace = namespace_of(path)
             self._feed.listed(plural, namespace, uids, meta.get("resourceVersion") or "0")
+            self.lists.listed(path, namespace)
         return page.items if plural in HANDED_ON else []
 
 
@@ -194,10 +198,31 @@ class GuardedResponse(aiohttp.ClientResponse):
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         """Begin to read; the body of a watch comes line by line."""
+        path, taken = self.url.path, self.taken
+        is_watch = self.url.query.get("watch") == "true"
+        is_fed = taken is not None and records.reader_for(path) is not None
+        if taken is not None and is_fed and not is_watch:
+            taken.lists.began(path, "continue" not in self.url.query)
         await super().start(connection)
-        if self.url.query.get("watch") == "true" and self.status < 400:
-            self.content = _Lines(self.content, self.url.path, self.taken)  # type: ignore[assignment]
+        if taken is not None and is_fed and self.status >= 400 and self.status not in _GONE:
+            taken.lists.refused(path, await self._refusal())
+            if self.status == 403 and records.plural_of(path) != "nodes":
+                self.status = 503  # kopf never comes back to what it may not read; this it asks for again
+        if is_watch and self.status < 400:
+            self.content = _Lines(self.content, path, taken)  # type: ignore[assignment]
         return self
+
+    async def _refusal(self) -> ApiError:
+        """Return what the server says. aiohttp keeps the body, so that kopf reads it, too."""
+        try:
+            said = _object(wire_json.loads(await self.read()))
+        except (ValueError, aiohttp.ClientError):
+            said = {}
+        reason, message = (
+            str(said.get("reason") or self.reason),
+            str(said.get("message") or "no reason given"),
+        )
+        return ApiError(self.status, reason, message)
 
     async def json(
         self,
@@ -229,13 +254,28 @@ class GuardedResponse(aiohttp.ClientResponse):
         return {**page.around, "items": items}
 
 
-def response_class(feed: Feed) -> type[GuardedResponse]:
-    """Return a class of responses for aiohttp, whose lists and watches feed the feed."""
+def response_class(feed: Feed, lists: KopfLists) -> type[GuardedResponse]:
+    """Return a class of responses for aiohttp.
+
+    Args:
+        feed: takes what lists and watches bring.
+        lists: hears of them.
+    """
 
     class FeedingResponse(GuardedResponse):
-        taken = Taken(feed)
+        taken = Taken(feed, lists)
 
     return FeedingResponse
+
+
+def namespace_of(path: str) -> str:
+    """Return the namespace that a URL's path is about; "" for all of them."""
+    _, found, rest = path.partition("/namespaces/")
+    return rest.partition("/")[0] if found else ""
+
+
+class _AnewError(Exception):
+    """End a watch, for kopf is to list anew."""
 
 
 class _Lines:
@@ -243,7 +283,7 @@ class _Lines:
 
     def __init__(self, content: aiohttp.StreamReader, path: str, taken: Taken | None) -> None:
         self._content = content
-        self._plural = records.plural_of(path)
+        self._path, self._plural = path, records.plural_of(path)
         self._reader = records.reader_for(path)
         self._taken = taken
 
@@ -254,7 +294,28 @@ class _Lines:
         return self._taken is not None and self._taken.event(self._plural, kind, obj)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Yield one line after the other. One that is no JSON is left out."""
+        """Yield one line after the other. One that is no JSON is left out.
+
+        Where kopf is to list anew, the last one says what a server says that has forgotten the version.
+        """
+        if self._taken is None or self._reader is None:
+            async for line in self._lines(size):
+                yield line
+            return
+        lists = self._taken.lists
+        lists.opened(self._path, namespace_of(self._path), self._end)
+        try:
+            async for line in self._lines(size):
+                yield line
+        except _AnewError:
+            yield json.dumps({"type": "ERROR", "object": _EXPIRED}).encode() + b"\n"
+        finally:
+            lists.closed(self._path, self._end)
+
+    def _end(self) -> None:
+        self._content.set_exception(_AnewError())
+
+    async def _lines(self, size: int) -> AsyncIterator[bytes]:
         parts: list[bytes] = []
         async for data in self._content.iter_chunked(size):
             *whole, left = data.split(b"\n")

@@ -24,6 +24,7 @@ from springtide_kube.errors import CredentialsError
 from springtide_operator.api import names
 from springtide_operator.cluster import PAGE
 from springtide_operator.credentials import Login
+from springtide_operator.kopf_lists import KopfLists
 from springtide_operator.runtime import Operator
 from springtide_operator.settings import read_settings
 from springtide_operator.stateless import NoDifferences, NoProgress
@@ -46,7 +47,8 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     """
     ours = read_settings(os.environ)
     configure(settings, ours.watched)
-    memo.operator = Operator(ours, on_death=die)
+    memo.lists = KopfLists(ours.watched)
+    memo.operator = Operator(ours, memo.lists, on_death=die)
     await memo.operator.start()
 
 
@@ -103,7 +105,7 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 @kopf.on.login()
 async def login(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
     try:
-        return await _login.session(memo.get("operator"))
+        return await _login.session(memo.get("operator"), memo.get("lists"))
     except CredentialsError as error:
         raise kopf.TemporaryError(str(error), delay=5) from error
 

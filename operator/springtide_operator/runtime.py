@@ -21,12 +21,13 @@ from springtide_operator import rootkey
 from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.cache import Cache, Key
-from springtide_operator.cluster import Cluster, KubeCluster, Take
+from springtide_operator.cluster import Cluster, KubeCluster
 from springtide_operator.coordinator_connection import Caller, CoordinatorConnection
 from springtide_operator.executor import ClusterExecutor
 from springtide_operator.intervals import backoff_seconds, busy_seconds, calm_seconds, resync_seconds
 from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.job_loop import JobLoop
+from springtide_operator.kopf_lists import Lists
 from springtide_operator.kube import Kube
 from springtide_operator.lease import Lease, Renewal
 from springtide_operator.logs import in_words
@@ -66,21 +67,23 @@ MOST_SURPRISES = 1000  # that are told apart
 
 
 class Operator:
-    """Feed it lists and events with `take_event` and `listed`; it lists everything itself before it acts, so
-    it needs none of them.
+    """Feed it lists and events with `take_event` and `listed`. Before it acts, and seldom later, it has
+    everything listed anew.
     """
 
     def __init__(
         self,
         settings: Settings,
+        lists: Lists,
         kube: Kube | None = None,
         cluster: Cluster | None = None,
         connect: Callable[..., Caller] = SyncClient,
         on_death: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self.settings = settings
+        self.settings, self._lists = settings, lists
         self._on_death = on_death
         self._deaths: list[str] = []
+        self._not_taken_in: dict[Key, Exception] = {}  # by plural and namespace: of the last list
         self._surprises: dict[str, str] = {}  # what the log was told last, by what it was about
         self._connect = connect
         self.cache = Cache(self._changed, managed_by=settings.managed_by, on_lack=self._list_anew)
@@ -275,10 +278,12 @@ class Operator:
             uids: of all objects of the list.
             resource_version: of the list.
         """
+        self._not_taken_in.pop((plural, namespace), None)
         try:
             self._keep(plural, namespace, uids, resource_version)
         except Exception as error:  # or kopf would watch no more
             self._surprised("object", f"the list of {plural}", error)
+            self._not_taken_in[plural, namespace] = error
 
     def _keep(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
         if plural == names.PLURAL:
@@ -339,8 +344,8 @@ class Operator:
         return self._lease.trouble
 
     async def _resync_for_ever(self) -> None:
-        """List everything: at the start, and when this process begins to act, since a watch may lag behind
-        what another one did; then seldom, in case something was lost without a word.
+        """Have everything listed: at the start, and when this process begins to act, since a watch may lag
+        behind what another one did; then seldom, in case something was lost without a word.
         """
         failures = 0
         while True:
@@ -403,20 +408,16 @@ class Operator:
 
     async def _resync(self) -> None:
         """List jobs first: of a pod whose job is not known only the name is kept."""
-        await self._list(names.PLURAL, self._cluster.list_jobs)
-        await self._list("pods", self._cluster.list_pods)
+        await self._list(names.PLURAL)
+        await self._list("pods")
         await self._list_nodes()
 
-    async def _list(self, plural: str, pages: Callable[[Take], Awaitable[str]]) -> None:
-        uids: set[str] = set()
-
-        def take(items: list[Object]) -> None:
-            for item in items:
-                uids.add(str(item["metadata"].get("uid")))
-                self.take_event(plural, None, item)
-
-        version = await pages(take)
-        self._keep(plural, "", uids, version)
+    async def _list(self, plural: str) -> None:
+        """Have a kind listed, and raise what was in the way of taking that in."""
+        await self._lists.anew(plural)
+        for (kind, _), error in self._not_taken_in.items():
+            if kind == plural:
+                raise error
 
     async def _list_nodes(self) -> None:
         """List the nodes, if they can be read. Jobs do without: Kubernetes deletes the pods of lost nodes,
@@ -425,7 +426,7 @@ class Operator:
         if self.settings.watched:
             return
         try:
-            await self._list("nodes", self._cluster.list_nodes)
+            await self._list("nodes")
         except ApiError as error:
             if error.code != 403:
                 raise

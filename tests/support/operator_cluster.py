@@ -17,7 +17,7 @@ from operator_world import job_object
 from springtide_kube.errors import ApiError
 from springtide_local.api.patch import merge_patch as merged
 from springtide_operator.api import names
-from springtide_operator.cluster import Listing, Take
+from springtide_operator.cluster import Listing
 from springtide_operator.plan.ledger import timestamp
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.sync_client import SyncError
@@ -118,30 +118,15 @@ class FakeCluster:
         items = [copy.deepcopy(o) for (kind, _, _), o in self.objects.items() if kind == plural]
         return Listing(items, str(self.version))
 
-    def _pages(self, plural: str, take: Take) -> str:
-        """Hand a list over in two pages."""
-        found = self._list(plural)
-        half = len(found.items) // 2
-        take(found.items[:half])
-        take(found.items[half:])
-        return found.resource_version
-
-    async def list_jobs(self, take: Take) -> str:
-        await self._call("list_jobs")
-        return self._pages("trainingjobs", take)
-
-    async def list_pods(self, take: Take) -> str:
-        await self._call("list_pods")
-        return self._pages("pods", take)
+    async def list_of(self, plural: str) -> Listing:
+        """All objects of a kind, which the operator has listed by kopf."""
+        await self._call({"trainingjobs": "list_jobs"}.get(plural, f"list_{plural}"))
+        return self._list(plural)
 
     async def list_waiting_pods(self) -> Listing:
         await self._call("list_waiting_pods")
         found = self._list("pods")
         return found._replace(items=[pod for pod in found.items if not pod["spec"].get("nodeName")])
-
-    async def list_nodes(self, take: Take) -> str:
-        await self._call("list_nodes")
-        return self._pages("nodes", take)
 
     async def get_job(self, namespace: str, name: str) -> Object:
         await self._call("get_job", name)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from operator_cluster import FakeCluster, FakeCoordinator
+from operator_lists import FakeLists
 
 from springtide_operator.runtime import Operator
 from springtide_operator.settings import Settings
@@ -37,7 +38,9 @@ async def operator(
     given = {"root_key": b"k" * 32, "tick": 0.2, **changes}
     settings = Settings(identity=identity, bind="127.0.0.1", metrics_port=0, **given)
     coordinator = coordinator or FakeCoordinator()
-    made = Operator(settings, cluster=cluster, connect=coordinator.connect, on_death=on_death)
+    lists = FakeLists(cluster)
+    made = Operator(settings, lists, cluster=cluster, connect=coordinator.connect, on_death=on_death)
+    lists.feed = made
 
     def hear(plural: str, kind: str, obj: Object) -> None:
         if plural in WATCHED:

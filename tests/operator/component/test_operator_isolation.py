@@ -17,11 +17,12 @@ from operator_cluster import FakeCluster, FakeCoordinator
 from operator_running import operator, until
 
 from springtide_kube.errors import ApiError
+from springtide_operator import records
 from springtide_operator.api import names, reasons
 from springtide_operator.cache import Cache
-from springtide_operator.cluster import KubeCluster
 from springtide_operator.coordinator_connection import to_report
 from springtide_operator.guarded_http import GuardedResponse, Page, Taken, response_class
+from springtide_operator.kopf_lists import KopfLists
 from springtide_operator.kube import Kube
 from springtide_operator.optional_apis import OptionalApis
 from springtide_operator.plan import conditions, observe
@@ -34,6 +35,7 @@ from springtide_protocol import coordinator_pb2 as pb
 
 Object = dict[str, Any]
 KEY = ("default", "digits")
+JOBS = f"/apis/{names.API_VERSION}/{names.PLURAL}"
 
 
 def degraded(cluster: FakeCluster, name: str = "digits") -> str | None:
@@ -338,12 +340,10 @@ async def api() -> AsyncIterator[str]:
 
 async def test_a_deep_job_hides_no_other_from_lists(api: str) -> None:
     async with Kube(to(api)) as kube:
-        jobs: list[dict[str, Any]] = []
-        await KubeCluster(kube).list_jobs(jobs.extend)
+        jobs = (await kube.page(JOBS, {}, records.job)).items
         assert [job["metadata"]["name"] for job in jobs] == ["a", "bad", "c"]
         assert [names.UNREADABLE in job for job in jobs] == [False, True, False]
-        pods: list[dict[str, Any]] = []
-        await KubeCluster(kube).list_pods(pods.extend)
+        pods = (await kube.page("/api/v1/pods", {}, records.pod)).items
         assert [pod["metadata"]["name"] for pod in pods] == [f"p{n}" for n in range(12)]
         assert len(json.dumps(pods)) < 2_000
 
@@ -369,9 +369,7 @@ async def test_a_long_page_may_take_its_time() -> None:
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         async with Kube(to(url), timeout=0.5) as kube:
-            jobs: list[dict[str, Any]] = []
-            await KubeCluster(kube).list_jobs(jobs.extend)
-            assert len(jobs) == 8
+            assert len((await kube.page(JOBS, {}, records.job)).items) == 8
     finally:
         await runner.cleanup()
 
@@ -407,7 +405,7 @@ class Recorder:
 async def test_objects_go_to_the_feed_and_kopf_goes_on(api: str) -> None:
     """kopf gets an empty list with its version, and bookmarks that carry the versions of the events."""
     url, feed = f"{api}/apis/springtide.dev/v1alpha1/namespaces/a/trainingjobs", Recorder()
-    async with aiohttp.ClientSession(response_class=response_class(feed)) as session:
+    async with aiohttp.ClientSession(response_class=response_class(feed, KopfLists())) as session:
         async with session.get(url) as response:
             assert await response.json() == {"metadata": {"resourceVersion": "9"}, "items": []}
         assert feed.objects == [("trainingjobs", None, name) for name in ("a", "bad", "c")]
@@ -424,7 +422,7 @@ async def test_objects_go_to_the_feed_and_kopf_goes_on(api: str) -> None:
 
 async def test_list_in_pages_is_whole_with_the_last() -> None:
     feed = Recorder()
-    taken = Taken(feed)
+    taken = Taken(feed, KopfLists())
 
     def page(name: str, more: str = "") -> Page:
         item = {"metadata": {"name": name, "uid": f"uid-{name}"}}

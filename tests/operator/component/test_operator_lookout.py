@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from springtide.coordination.metrics import Metrics
 from springtide_kube.errors import ApiError
 from springtide_operator.api import names
-from springtide_operator.cluster import Take
+from springtide_operator.cluster import Listing
 from springtide_operator.lookout import LEASES_NAMESPACE, Hearing, Leases, Lookout, ask, chosen, read
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 
@@ -244,14 +244,15 @@ async def test_pods_that_answer_again_were_silent_for_nothing() -> None:
 
 
 class OnNodes(Renewals):
-    async def list_nodes(self, take: Take) -> str:
+    async def list_of(self, plural: str) -> Listing:
+        if plural != "nodes":
+            return await super().list_of(plural)
         ready = {"conditions": [{"type": "Ready", "status": "True"}]}
         items = [
             {"metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "status": ready}
             for name in ("n0", "n1")
         ]
-        take(items)
-        return "1"
+        return Listing(items, "1")
 
 
 async def test_silent_coordinator_on_a_ready_node_has_a_successor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import kopf
 import pytest
 from operator_cluster import FakeCluster, FakeCoordinator
+from operator_lists import FakeLists
 from operator_world import World
 
 from springtide_coordinator.membership import Membership
@@ -138,7 +139,9 @@ async def test_the_coordinator_is_told_how_long_the_pause_is() -> None:
     cluster, coordinator = FakeCluster(), FakeCoordinator()
     cluster.add_job(replicas=1)
     settings = Settings(tick=0.05, bind="127.0.0.1", metrics_port=0, root_key=b"0" * 32)
-    operator = Operator(settings, cluster=cluster, connect=coordinator.connect)
+    lists = FakeLists(cluster)
+    operator = Operator(settings, lists, cluster=cluster, connect=coordinator.connect)
+    lists.feed = operator
     cluster.watchers.append(operator.take_event)
     await operator.start()
     try:

@@ -510,11 +510,11 @@ async def test_lists_are_read_by_pages_and_refusals_keep_their_words(
     errors: list[int] = []
     kube = Kube(to(url, "secret"), on_error=errors.append)
     async with kube:
-        pages: list[list[Object]] = []
-        assert await KubeCluster(kube).list_pods(pages.append) == "8"
-        assert [[item["metadata"]["name"] for item in page] for page in pages] == [["1"], ["2"]]
+        found = await KubeCluster(kube).list_waiting_pods()
+        assert found.resource_version == "8"
+        assert [item["metadata"]["name"] for item in found.items] == ["1", "2"]
         assert seen[0].headers["Authorization"] == "Bearer secret"
-        assert seen[0].query["labelSelector"] == "springtide.dev/job"
+        assert seen[0].query["fieldSelector"] == "spec.nodeName=,status.phase=Pending"
         with pytest.raises(ApiError, match="exceeded quota") as refused:
             await KubeCluster(kube).create_pod({"metadata": {"namespace": "a", "name": "b"}})
         assert (refused.value.code, refused.value.reason) == (403, "Forbidden")

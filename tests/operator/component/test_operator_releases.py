@@ -11,6 +11,7 @@ import pytest
 from chart_render import ROOT
 from local_api import Api
 from operator_cluster import FakeCoordinator
+from operator_lists import ApiLists
 from operator_running import until
 from operator_world import job_object
 
@@ -41,12 +42,15 @@ async def release(
     settings = Settings(
         namespace=namespace, bind="127.0.0.1", metrics_port=0, root_key=b"k" * 32, **{**given, **changes}
     )
-    operator = Operator(settings, connect=FakeCoordinator().connect, on_death=on_death)
+    lists = ApiLists()
+    operator = Operator(settings, lists, connect=FakeCoordinator().connect, on_death=on_death)
+    lists.feed = operator
     await operator.start()
     try:
         yield operator
     finally:
         await operator.stop()
+        await lists.close()
 
 
 def make_job(place: Api, namespace: str, name: str, managed_by: str | None) -> str:
