@@ -37,6 +37,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ KILLED_MODEL = "26MB"
 UNSHARDED, OPTIMIZER, GRADIENTS, PEER = "unsharded", "optimizer", "gradients", "fsdp2"
 SHARDS = {UNSHARDED: "None", OPTIMIZER: "Optimizer", GRADIENTS: "Gradients"}
 """`strategy.allReduce.shard`, by side."""
+PEAK_STEP = 2
+"""In which the most memory is looked for: one of the first turn, and not a process's first one."""
 WARM_UP, STEPS = 4, 4
 """Steps of the first turn, and of each that is counted besides its first one."""
 SAVE_SECONDS = 5.0
@@ -149,10 +152,12 @@ def train() -> None:
 
 
 class Peak:
-    """Looks at the tensors of this process whenever backward has made the gradient of a parameter.
+    """Looks at the tensors of this process whenever backward has made the gradient of a layer, in one step.
+
+    To look takes longer than to make the gradient.
 
     Attributes:
-        known: Tensors that do not count, besides parameters and the optimizer's state; None: do not look.
+        known: Tensors that do not count, besides parameters and the optimizer's state.
         nbytes: The most that all others have had.
     """
 
@@ -163,15 +168,16 @@ class Peak:
             model: Trained.
             optimizer: Its.
         """
-        self.known: Collection[Any] | None = None
+        self.known: Collection[Any] = ()
         self.nbytes = 0
         self._model, self._optimizer = model, optimizer
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._look) for parameter in model.parameters()
-        ]
+        self._steps: Counter[int] = Counter()
+        layers = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+        self._handles = [layer.register_post_accumulate_grad_hook(self._look) for layer in layers]
 
-    def _look(self, parameter: Any) -> None:
-        if self.known is None:
+    def _look(self, layer: Any) -> None:
+        self._steps[id(layer)] += 1
+        if self._steps[id(layer)] != PEAK_STEP:
             return
         gradients = [item.grad for item in self._model.parameters()]  # Python knows those it was asked for
         known = [*self._model.parameters(), *state_of(self._optimizer), *self.known]
