@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sharding_world import Death, World
@@ -84,11 +85,15 @@ def after_three_steps(nodes: list[str], seed: int = 0) -> World:
     return world
 
 
-def test_death_at_each_call_of_a_step_loses_nothing() -> None:
-    """Whichever call it is, the others go on from the step before it or from that step, all from the same."""
+@pytest.mark.parametrize(("chunks", "least"), [(0, 15), (2, 40)], ids=["whole buckets", "chunks"])
+def test_death_at_each_call_of_a_step_loses_nothing(chunks: int, least: int) -> None:
+    """Whichever call it is, the others go on from the step before it or from that step, all from the same.
+
+    Between the chunks of a bucket, too.
+    """
     ends = set()
-    for points in range(60):
-        world = after_three_steps(["a", "b", "c"], seed=points)
+    for points in range(0, 99, 1 + chunks // 2):
+        world = after_three_steps(["a", "b", "c"], seed=4 * points + chunks + points // 2 % 2)
         stands = world.train(1, unused=[1], deaths=[Death(points, points)])
         if stands:  # the step has fewer calls
             break
@@ -97,7 +102,7 @@ def test_death_at_each_call_of_a_step_loses_nothing() -> None:
         assert not world.restored
         ends.add(world.reference.step)
     assert ends == {3, 4}
-    assert points > 15
+    assert least < points < 98
 
 
 def test_death_at_each_call_of_forming_loses_nothing() -> None:
