@@ -200,7 +200,7 @@ def test_large_gradients_of_a_dropped_step_are_let_go() -> None:
 
 
 def test_backward_fills_buckets_of_all_sizes() -> None:
-    """By autograd's own hooks: small gradients are gathered, large ones stay where they are."""
+    """Autograd's own hooks gather small gradients, and leave large ones where they are."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(30, 300), torch.nn.Linear(300, 7), torch.nn.Linear(7, 900))
     parameters = list(model.parameters())

@@ -332,7 +332,7 @@ class Exchange:
 class Memory:
     """Memory for what is on its way, used again: new memory costs more than copying into it.
 
-    What it keeps for that, together with what is in use, is no more than a limit.
+    It keeps no more for that, together with the memory in use, than a limit.
     """
 
     def __init__(self, most: int) -> None:
@@ -404,7 +404,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A part of a bucket that is exchanged at a time, and this member's part in that.
+    """Describe a part of a bucket that is exchanged at a time, and this member's part in that.
 
     Attributes:
         to_owners: The way of gradients.
