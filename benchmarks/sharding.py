@@ -9,8 +9,11 @@ from its begin to the begin of the next one, of the worker that takes longest, t
 
 * `optimizer_bytes_ratio`, `gradient_bytes_ratio` (of `Gradients`): the most that a worker has over what one
   without shards has. Gradients are all tensors that stay allocated between steps and are neither parameters,
-  state nor samples: memory for what is on its way counts. `tensor_bytes_ratio` (of `Optimizer`) and
-  `gradients_tensor_bytes_ratio`: all of that, and the parameters.
+  state nor samples: memory that is only kept to be used again, for what is on its way, counts.
+  `tensor_bytes_ratio` (of `Optimizer`) and `gradients_tensor_bytes_ratio`: all of that, and the parameters.
+* `gradient_peak_bytes_ratio` (of `Gradients`): the same where it is most, when backward has just made a
+  gradient and nothing was done with it yet; in a step that is not a process's first one. Without shards that
+  is a gradient more than between steps.
 * `step_ratio_to_unsharded`, `step_ratio_to_fsdp2`: of `Optimizer`; `gradients_step_ratio_to_unsharded`.
 * `exposed_reduce_seconds`, `exposed_gather_seconds`: per step, the wait for sums after backward and for
   values in the next forward, the mean of the workers.
@@ -34,6 +37,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -52,12 +56,15 @@ KILLED_MODEL = "26MB"
 UNSHARDED, OPTIMIZER, GRADIENTS, PEER = "unsharded", "optimizer", "gradients", "fsdp2"
 SHARDS = {UNSHARDED: "None", OPTIMIZER: "Optimizer", GRADIENTS: "Gradients"}
 """`strategy.allReduce.shard`, by side."""
+PEAK_STEP = 2
+"""In which the most memory is looked for: one of the first turn, and not a process's first one."""
 WARM_UP, STEPS = 4, 4
 """Steps of the first turn, and of each that is counted besides its first one."""
 SAVE_SECONDS = 5.0
 CASE_KEYS = (
     "optimizer_bytes_ratio",
     "gradient_bytes_ratio",
+    "gradient_peak_bytes_ratio",
     "tensor_bytes_ratio",
     "gradients_tensor_bytes_ratio",
     "step_ratio_to_unsharded",
@@ -75,7 +82,7 @@ KILL_KEYS = (
     "samples_repeated",
     "checkpoints_read",
 )
-_BYTES = ("optimizer_bytes", "gradient_bytes", "tensor_bytes")
+_BYTES = ("optimizer_bytes", "gradient_bytes", "gradient_peak_bytes", "tensor_bytes")
 _WIDTH, _TURNS, _SIDE = "BENCHMARK_WIDTH", "BENCHMARK_TURNS", "BENCHMARK_SIDE"
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -123,18 +130,80 @@ def train() -> None:
     width = int(os.environ[_WIDTH])
     model = build(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    peak = Peak(model, optimizer)  # its hooks come before the library's
     model, optimizer = springtide.distribute(model, optimizer)
     data = samples(width)
     player = None
     for inputs, labels in springtide.batches(data, batch_size=BATCH, epochs=10_000, seed=0):
         if player is None and _TURNS in os.environ:
-            player = Player(os.environ[_TURNS], os.environ[_SIDE], lambda: look(model, optimizer, data))
+
+            def looked() -> dict[str, float]:
+                peak.close()  # it has seen the steps of the first turn, which do not count
+                return look(model, optimizer, data) | {"gradient_peak_bytes": peak.nbytes}
+
+            player = Player(os.environ[_TURNS], os.environ[_SIDE], looked)
+            peak.known = data
         elif player is not None:
             player.step_ended()
         with springtide.step():
             F.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
+
+
+class Peak:
+    """Looks at the tensors of this process whenever backward has made the gradient of a layer, in one step.
+
+    To look takes longer than to make the gradient.
+
+    Attributes:
+        known: Tensors that do not count, besides parameters and the optimizer's state.
+        nbytes: The most that all others have had.
+    """
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        """Begin.
+
+        Args:
+            model: Trained.
+            optimizer: Its.
+        """
+        self.known: Collection[Any] = ()
+        self.nbytes = 0
+        self._model, self._optimizer = model, optimizer
+        self._steps: Counter[int] = Counter()
+        layers = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+        self._handles = [layer.register_post_accumulate_grad_hook(self._look) for layer in layers]
+
+    def _look(self, layer: Any) -> None:
+        self._steps[id(layer)] += 1
+        if self._steps[id(layer)] != PEAK_STEP:
+            return
+        gradients = [item.grad for item in self._model.parameters()]  # Python knows those it was asked for
+        known = [*self._model.parameters(), *state_of(self._optimizer), *self.known]
+        self.nbytes = max(self.nbytes, other_bytes(known))
+        del gradients
+
+    def close(self) -> None:
+        """Look no more."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def state_of(optimizer: Any) -> list[Any]:
+    """Return the tensors of the optimizer's state, which shards may hold.
+
+    Args:
+        optimizer: Of the script.
+    """
+    from springtide import api
+
+    runtime = api.active_runtime
+    assert runtime is not None
+    assert runtime.trainer is not None
+    shards = runtime.trainer.shards
+    states = optimizer.state.values() if shards is None else [piece.state for piece in shards.held.pieces]
+    return [value for state in states for value in state.values() if hasattr(value, "nbytes")]
 
 
 def look(model: Any, optimizer: Any, data: Collection[Any]) -> dict[str, float]:
@@ -149,10 +218,7 @@ def look(model: Any, optimizer: Any, data: Collection[Any]) -> dict[str, float]:
 
     runtime = api.active_runtime
     assert runtime is not None
-    assert runtime.trainer is not None
-    shards = runtime.trainer.shards
-    states = optimizer.state.values() if shards is None else [piece.state for piece in shards.held.pieces]
-    tensors = [value for state in states for value in state.values() if hasattr(value, "nbytes")]
+    tensors = state_of(optimizer)
     metrics = runtime.accounting.metrics.registry.collect()
     readings = [reading for metric in metrics for reading in metric.samples]
     measured = {reading.name: reading.value for reading in readings if "le" not in reading.labels}
@@ -391,6 +457,8 @@ def case_figures(sides: Mapping[str, Side], reason: str = "") -> dict[str, Any]:
     result = {
         "optimizer_bytes_ratio": optimizer.most("optimizer_bytes") / plain.most("optimizer_bytes"),
         "gradient_bytes_ratio": gradients.most("gradient_bytes") / plain.most("gradient_bytes"),
+        "gradient_peak_bytes_ratio": gradients.most("gradient_peak_bytes")
+        / plain.most("gradient_peak_bytes"),
         "tensor_bytes_ratio": optimizer.most("tensor_bytes") / plain.most("tensor_bytes"),
         "gradients_tensor_bytes_ratio": gradients.most("tensor_bytes") / plain.most("tensor_bytes"),
         "step_ratio_to_unsharded": step[OPTIMIZER] / step[UNSHARDED],

@@ -22,6 +22,7 @@ from springtide.sharding.shard_map import Shard
 from springtide_protocol.names import GenerationName, StateName
 
 BUCKET_BYTES = 4096
+MOST_UNDER_WAY = 6000
 SCALE = 0.5
 
 MakeOptimizer = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -159,7 +160,15 @@ class Member:
         table: By shard, the names of those that hold it, as this member knows.
     """
 
-    def __init__(self, name: str, node: str, make: MakeOptimizer, seed: int, keeps_gradients: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        node: str,
+        make: MakeOptimizer,
+        seed: int,
+        keeps_gradients: bool,
+        most_under_way: int | None,
+    ) -> None:
         self.name, self.node = name, node
         self.parameters = small_parameters(seed)
         self.layout = layout_of(self.parameters)
@@ -171,6 +180,7 @@ class Member:
             with_norm=False,
             node=node,
             keeps_gradients=keeps_gradients,
+            most_under_way=most_under_way,
         )
         self.state: StateName | None = None
         self.step = 0
@@ -258,7 +268,9 @@ class World:
         self._count += 1
         place = self._draw.randrange(len(self.members) + 1)
         name, seed = f"m{self._count}", 1000 + self._count
-        member = Member(name, node, self._make, seed, keeps_gradients=self._seed % 2 == 0)
+        # In half of all worlds buckets leave in several chunks.
+        most = None if self._seed % 4 < 2 else MOST_UNDER_WAY
+        member = Member(name, node, self._make, seed, self._seed % 2 == 0, most)
         self.members.insert(place, member)
 
     def lose(self, members: Collection[Member]) -> None:

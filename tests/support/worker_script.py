@@ -227,7 +227,11 @@ def main() -> None:
                     inputs, labels = (item.to(device) for item in micro)
                     scheduler_before = optimizer.param_groups[0]["lr"]
                     loss = criterion(compute(inputs), labels)
-                    scaler.scale(loss * float("inf") if broken else loss).backward()
+                    for rest in reversed(range(options.get("backwards", 1))):  # each of a part of the loss
+                        part = loss / options.get("backwards", 1) if "backwards" in options else loss
+                        scaler.scale(part * float("inf") if broken else part).backward(
+                            retain_graph=bool(rest)
+                        )
                     springtide.report(loss=loss)
                 if options.get("pace"):
                     time.sleep(options["pace"])

@@ -15,13 +15,21 @@ from benchmarks.peers import fsdp2, torchrun
 from benchmarks.sharding import GRADIENTS, OPTIMIZER, PEER, UNSHARDED, Kills
 from benchmarks.support.turns import Report, slowest
 
-FIGURES = ("optimizer_bytes", "gradient_bytes", "tensor_bytes", "steps", "reduce_seconds", "gather_seconds")
+FIGURES = (
+    "optimizer_bytes",
+    "gradient_bytes",
+    "gradient_peak_bytes",
+    "tensor_bytes",
+    "steps",
+    "reduce_seconds",
+    "gather_seconds",
+)
 
 
 def reports(seconds: float, steps: int, made: int, *values: float) -> list[Report]:
     """Two workers' answers: the second is slower by a tenth, and has a byte more."""
     figures = [
-        dict(zip(FIGURES, (values[0] + more, *values[1:3], made, *values[3:]), strict=True))
+        dict(zip(FIGURES, (values[0] + more, *values[1:4], made, *values[4:]), strict=True))
         for more in (0, 1)
     ]
     return [Report([9.0] + [seconds + 0.1 * worker] * (steps - 1), figures[worker]) for worker in range(2)]
@@ -43,9 +51,8 @@ class Played:
         made = self._made[side]
         seconds = {UNSHARDED: 1.0, OPTIMIZER: 1.2, GRADIENTS: 1.3, PEER: 2.1}[side]
         held = {UNSHARDED: 200, OPTIMIZER: 133, GRADIENTS: 133, PEER: 66}[side]
-        return reports(
-            seconds, steps, made, held, 100 if side != GRADIENTS else 60, 300, 0.5 * made, 0.25 * made
-        )
+        gradients = (100, 125) if side != GRADIENTS else (60, 90)
+        return reports(seconds, steps, made, held, *gradients, 300, 0.5 * made, 0.25 * made)
 
 
 def test_first_step_of_a_turn_and_faster_workers_are_left_out() -> None:
@@ -69,6 +76,7 @@ def test_case_has_ratios_to_unsharded_and_to_the_peer() -> None:
     assert set(sharding.CASE_KEYS) <= case.keys()
     assert case["optimizer_bytes_ratio"] == pytest.approx(134 / 201)
     assert case["gradient_bytes_ratio"] == pytest.approx(0.6)
+    assert case["gradient_peak_bytes_ratio"] == pytest.approx(90 / 125)
     assert case["step_ratio_to_unsharded"] == pytest.approx(1.3 / 1.1)
     assert case["gradients_step_ratio_to_unsharded"] == pytest.approx(1.4 / 1.1)
     assert case["step_ratio_to_fsdp2"] == pytest.approx(1.3 / 2.2)

@@ -97,6 +97,25 @@ def test_killed_between_steps_and_generations(
     check(cluster, reference, [first, second, third, last])
 
 
+@pytest.mark.parametrize("split", [1, 3])
+def test_script_that_repeats_backward_loses_one_step_at_most(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, split: int
+) -> None:
+    """Gradients leave in a process's first backward already; who joins knows from the others to wait."""
+    cluster = make_cluster(
+        options={"backwards": 2, "split": split},
+        environment={"SPRINGTIDE_SHARD": "Gradients"},
+    )
+    first, second, victim = cluster.start(3)
+    cluster.until_step(6)
+    victim.kill()
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [first, second, joiner])
+    assert "another backward() of the same samples" in cluster.logs()
+    assert "another backward() of the same samples" not in joiner.log()
+
+
 def test_grows_from_one_and_shrinks_to_three(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

@@ -18,11 +18,15 @@ from springtide.sharding.collectives import (
     LAG,
     WINDOW,
     Exchanges,
+    Flat,
     HeldSums,
     Interval,
     Memory,
     Outgoing,
+    Part,
+    cut,
     merged,
+    most_under_way,
     route,
 )
 from springtide.sharding.pieces import Cells
@@ -50,6 +54,11 @@ def map_for(shards: Sequence[Shard], size: int, draw: random.Random) -> ShardMap
     return ShardMap(tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
 
 
+def parts_of(shards: Sequence[Shard], bucket: int) -> list[Part]:
+    own = [(number, shard) for number, shard in enumerate(shards) if shard.bucket == bucket]
+    return [(number, shard.start, shard.stop) for number, shard in own if shard.start < shard.stop]
+
+
 def whole_numbers(layout: Layout, seed: int) -> list[torch.Tensor]:
     """Return buckets full of small whole numbers, gaps included: their sums are exact in every dtype."""
     draw = torch.Generator().manual_seed(seed)
@@ -72,7 +81,7 @@ def test_routes_carry_each_element_as_often_as_needed(fields: Any, size: int, se
     moved = 0
     for bucket, elements in enumerate(layout.sizes):
         for way in ways.values():
-            routes = [route(shards, bucket, rank, size, way) for rank in members]
+            routes = [route(parts_of(shards, bucket), rank, size, way) for rank in members]
             counts = {(a, b): torch.zeros(elements, dtype=torch.int) for a in members for b in members}
             for rank, own in enumerate(routes):
                 assert own.used == any(other.sent_sizes != [0] * size for other in routes)
@@ -94,13 +103,26 @@ def test_routes_carry_each_element_as_often_as_needed(fields: Any, size: int, se
 class Run:
     """One member in a step: gradients in, sums and values out."""
 
-    def __init__(self, layout: Layout, shards: Sequence[Shard], assigned: ShardMap, apart: bool) -> None:
-        self.layout, self.shards, self.assigned, self.apart = layout, shards, assigned, apart
+    def __init__(
+        self,
+        layout: Layout,
+        shards: Sequence[Shard],
+        assigned: ShardMap,
+        apart: bool,
+        most: int | None = None,
+    ) -> None:
+        self.layout, self.shards, self.assigned, self.apart, self.most = layout, shards, assigned, apart, most
         self.cells = Cells(layout)
 
     def __call__(self, group: FakeGroup) -> None:
         layout, rank = self.layout, group.rank
-        exchanges = Exchanges(group, self.shards, self.assigned, whole_numbers(layout, 0))  # type: ignore[arg-type]
+        exchanges = Exchanges(
+            group,  # type: ignore[arg-type]
+            self.shards,
+            self.assigned,
+            whole_numbers(layout, 0),
+            self.most,
+        )
         mine = self.assigned.held_by(rank)
         for step in range(2):
             exchanges.begin_step()
@@ -113,7 +135,7 @@ class Run:
                     for b, flat in enumerate(flats)
                 ]
             for bucket, flat in reversed(list(enumerate(flats))):
-                exchanges.reduce(bucket, flat, sums[bucket] if self.apart else None)
+                exchanges.reduce(bucket, Flat(flat), sums[bucket], self.apart)
                 if self.apart:
                     flat.zero_()
             exchanges.finish_sums()
@@ -135,18 +157,21 @@ class Run:
         def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
             return [values[bucket][start:stop] for start, stop, _ in self.cells.between(bucket, interval)]
 
+        came = [torch.zeros(flat.numel(), dtype=torch.int) for flat in values]
+
+        def take(bucket: int, interval: Interval, piece: torch.Tensor) -> None:
+            came[bucket][slice(*interval)] += 1
+            values[bucket][slice(*interval)] = piece
+
         exchanges.gather(
-            [Outgoing(bucket, partial(parts, bucket), flat) for bucket, flat in enumerate(values)]
+            [
+                Outgoing(bucket, partial(parts, bucket), flat, partial(take, bucket))
+                for bucket, flat in enumerate(values)
+            ]
         )
         assert exchanges.gathering == list(range(len(values)))
-        came = [torch.zeros(flat.numel(), dtype=torch.int) for flat in values]
         for bucket in reversed(range(len(values))):
-
-            def take(interval: Interval, piece: torch.Tensor, bucket: int = bucket) -> None:
-                came[bucket][slice(*interval)] += 1
-                values[bucket][slice(*interval)] = piece
-
-            exchanges.receive(bucket, take)
+            exchanges.receive(bucket)
         assert exchanges.gathering == []
         for number, shard in enumerate(self.shards):
             assert set(came[shard.bucket][slice(*self.span(number))].tolist()) <= {int(number not in mine)}
@@ -166,14 +191,15 @@ class Run:
     seed=st.integers(0, 1 << 20),
     apart=st.booleans(),
     bucket_bytes=st.sampled_from([64, 2048, 1 << 20]),
+    most=st.sampled_from([None, 1, 700, 5000]),
 )
 def test_sums_and_values_of_any_layout_are_right(
-    fields: Any, size: int, seed: int, apart: bool, bucket_bytes: int
+    fields: Any, size: int, seed: int, apart: bool, bucket_bytes: int, most: int | None
 ) -> None:
     layout = layout_of(fields, bucket_bytes)
     shards = shards_of(layout)
     assigned = map_for(shards, size, random.Random(seed))
-    _, network = on_members(size, Run(layout, shards, assigned, apart), seed)
+    _, network = on_members(size, Run(layout, shards, assigned, apart, most), seed)
     nbytes = sum(n * dtype.itemsize for n, dtype in zip(layout.sizes, layout.dtypes, strict=True))
     assert sum(network.sent) == 2 * 2 * (size - 1) * nbytes  # of two steps
 
@@ -190,8 +216,8 @@ def test_each_member_sends_what_an_all_reduce_would() -> None:
 
 
 def test_sums_go_on_while_buckets_leave() -> None:
-    """The sums of a bucket are passed to the buddies when `LAG` later ones have left."""
-    count = 24  # small parts of the whole: see MOST_UNDER_WAY
+    """The sums of a chunk are passed to the buddies when `LAG` later ones have left."""
+    count = 24
     layout = layout_of([((512,), torch.float32)] * count, 64)
     shards = shards_of(layout)
     assert len(layout.sizes) == count
@@ -204,7 +230,7 @@ def test_sums_go_on_while_buckets_leave() -> None:
         exchanges.begin_step()
         begun[group.rank] = []
         for bucket, flat in enumerate(flats):
-            exchanges.reduce(bucket, flat)
+            exchanges.reduce(bucket, Flat(flat), flat, False)
             begun[group.rank].append(len(group.network.operations))
         exchanges.finish_sums()
 
@@ -223,19 +249,28 @@ def test_values_that_cannot_leave_fail_where_they_are_awaited() -> None:
         flats = whole_numbers(layout, 0)
         exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
         group.shut()
-        exchanges.gather([Outgoing(0, lambda interval: [flats[0][slice(*interval)]], flats[0])])
+        exchanges.gather(
+            [
+                Outgoing(
+                    0,
+                    lambda interval: [flats[0][slice(*interval)]],
+                    flats[0],
+                    lambda interval, came: pytest.fail("nothing can come"),
+                )
+            ]
+        )
         for _ in range(2):
             with pytest.raises(RuntimeError, match="closed"):
-                exchanges.receive(0, lambda interval, came: pytest.fail("nothing can come"))
+                exchanges.receive(0)
         assert exchanges.gathering == [0]
         with pytest.raises(RuntimeError, match="closed"):
-            exchanges.reduce(0, flats[0])
+            exchanges.reduce(0, Flat(flats[0]), flats[0], False)
 
     on_members(3, call)
 
 
 def test_memory_is_used_again_and_never_twice_at_once() -> None:
-    memory, like = Memory(), torch.zeros(1)
+    memory, like = Memory(1000), torch.zeros(1)
     large, small = memory.take(100, like), memory.take(10, like)
     large.fill_(1)
     small.fill_(2)
@@ -259,8 +294,9 @@ def test_held_sums_refuse_what_is_not_held() -> None:
             sums[wrong]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_members_that_need_other_values_first_meet_in_one_order(seed: int) -> None:
+@pytest.mark.parametrize("most", [None, 1000, 6000])
+@pytest.mark.parametrize("seed", range(6))
+def test_members_that_need_other_values_first_meet_in_one_order(seed: int, most: int | None) -> None:
     """Each member asks for some buckets in an order of its own, sums something, and asks for the rest.
 
     A few buckets are on their way at a time; those that are left begin before anything else does.
@@ -273,7 +309,7 @@ def test_members_that_need_other_values_first_meet_in_one_order(seed: int) -> No
     def call(group: FakeGroup) -> None:
         draw = random.Random(f"{seed} {group.rank}")
         flats = whole_numbers(layout, 3)
-        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        exchanges = Exchanges(group, shards, assigned, flats, most)  # type: ignore[arg-type]
         held = {number for number in range(len(shards)) if group.rank in assigned.holders(number)}
         values = [torch.zeros_like(flat) for flat in flats]
         for number in held:
@@ -284,24 +320,24 @@ def test_members_that_need_other_values_first_meet_in_one_order(seed: int) -> No
         def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
             return [values[bucket][slice(*interval)]]
 
-        def receive(bucket: int) -> None:
-            def take(interval: Interval, came: torch.Tensor) -> None:
-                values[bucket][slice(*interval)] = came
-
-            exchanges.receive(bucket, take)
+        def take(bucket: int, interval: Interval, came: torch.Tensor) -> None:
+            values[bucket][slice(*interval)] = came
 
         exchanges.gather(
-            [Outgoing(bucket, partial(parts, bucket), flats[bucket]) for bucket in range(buckets)]
+            [
+                Outgoing(bucket, partial(parts, bucket), flats[bucket], partial(take, bucket))
+                for bucket in range(buckets)
+            ]
         )
         order = draw.sample(range(buckets), buckets)
         first = draw.randrange(buckets + 1)
         for bucket in order[:first]:
-            receive(bucket)
+            exchanges.receive(bucket)
         total = torch.ones(1)
         group.start_sum(total).wait()
         assert total.item() == size
         for bucket in order[first:]:
-            receive(bucket)
+            exchanges.receive(bucket)
         assert exchanges.gathering == []
         assert group.before_next is None
         for value, flat in zip(values, flats, strict=True):
@@ -310,43 +346,132 @@ def test_members_that_need_other_values_first_meet_in_one_order(seed: int) -> No
     on_members(size, call, seed)
 
 
-@pytest.mark.parametrize(("count", "at_a_time"), [(40, WINDOW), (16, 2), (4, 1)])
-def test_values_of_few_buckets_are_on_their_way_at_a_time(count: int, at_a_time: int) -> None:
-    """Few are sent before the first is awaited: `WINDOW`, and an eighth of the whole at most."""
-    layout = layout_of([((700,), torch.float32)] * count, 700 * 4)
-    shards = shards_of(layout)
+@pytest.mark.parametrize(("most", "at_a_time"), [(1 << 20, WINDOW), (6000, WINDOW), (1000, 1)])
+def test_values_of_few_chunks_are_on_their_way_at_a_time(most: int, at_a_time: int) -> None:
+    """Few are sent before the first is awaited: `WINDOW`, and what there is memory for."""
+    count = 40
+    layout = layout_of([((768,), torch.float32)] * count, 768 * 4)
+    shards = shards_of(layout, 3 * count)
     assigned = map_for(shards, 3, random.Random(1))
 
     def call(group: FakeGroup) -> None:
         flats = whole_numbers(layout, 0)
-        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        exchanges = Exchanges(group, shards, assigned, flats, most)  # type: ignore[arg-type]
         before = group.points
 
         def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
             return [flats[bucket][slice(*interval)]]
 
-        exchanges.gather([Outgoing(b, partial(parts, b), flats[b]) for b in range(count)])
+        exchanges.gather(
+            [Outgoing(b, partial(parts, b), flats[b], lambda interval, came: None) for b in range(count)]
+        )
         assert group.points - before == at_a_time
         for bucket in range(count):
-            exchanges.receive(bucket, lambda interval, came: None)
+            exchanges.receive(bucket)
 
     on_members(3, call)
 
 
-@pytest.mark.parametrize(("count", "under_way"), [(40, LAG), (8, 1), (2, 1)])
-def test_gradients_under_way_are_an_eighth_of_the_whole(count: int, under_way: int) -> None:
-    layout = layout_of([((700,), torch.float32)] * count, 700 * 4)
-    shards = shards_of(layout)
-    assigned = map_for(shards, 2, random.Random(1))
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(
+    sizes=st.lists(st.integers(0, 3000), max_size=20),
+    size=st.integers(1, 5),
+    most=st.integers(1, 9000),
+    seed=st.integers(0, 1 << 20),
+)
+def test_chunks_have_equal_parts_of_all_owners(sizes: list[int], size: int, most: int, seed: int) -> None:
+    draw, at = random.Random(seed), 0
+    parts = []
+    for number, elements in enumerate(sizes):
+        parts.append((number, at, at + elements))
+        at += elements
+    owners = [draw.randrange(size) for _ in sizes]
+    chunks = cut(parts, owners, most)
+    assert all(list(chunk) == sorted(chunk, key=lambda part: part[1]) for chunk in chunks)
+    there = sorted((start, stop, number) for chunk in chunks for number, start, stop in chunk)
+    assert [stop for _, stop, _ in there[:-1]] == [start for start, _, _ in there[1:]]
+    assert (there[0][0], there[-1][1]) == (0, at) if there else at == 0
+    for start, stop, number in there:
+        assert parts[number][1] <= start < stop <= parts[number][2]
+    for rank in range(size):
+        own = [sum(stop - start for n, start, stop in chunk if owners[n] == rank) for chunk in chunks]
+        total = sum(stop - start for number, start, stop in parts if owners[number] == rank)
+        assert max(own, default=0) <= total * min(1.0, most / max(1, at)) + 2 * 64
 
-    def call(group: FakeGroup) -> None:
+
+class CountedGroup:
+    """A member's end of a group; it counts what exchanges have in memory of their own.
+
+    Attributes:
+        most: The largest bytes so far.
+    """
+
+    def __init__(self, group: FakeGroup, shown: Sequence[torch.Tensor]) -> None:
+        self.group, self.most = group, 0
+        self._shown = {tensor.untyped_storage().data_ptr() for tensor in shown}
+        self._under_way: list[tuple[Any, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.group, name)
+
+    def start_exchange(self, received: torch.Tensor, sent: torch.Tensor, *sizes: Sequence[int]) -> Any:
+        work = self.group.start_exchange(received, sent, *sizes)
+        own = sum(t.nbytes for t in (received, sent) if t.untyped_storage().data_ptr() not in self._shown)
+        self._under_way = [each for each in self._under_way if not each[0].is_completed()] + [(work, own)]
+        self.most = max(self.most, sum(nbytes for _, nbytes in self._under_way))
+        return work
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("elements", [[300_001], [90_000, 64, 7, 210_000], [2_000] * 150])
+def test_memory_for_what_is_on_its_way_is_bounded(size: int, elements: list[int]) -> None:
+    """However large a bucket is."""
+    layout = layout_of([((n,), torch.float32) for n in elements], 40_000)
+    shards = shards_of(layout, 100)
+    assigned = map_for(shards, size, random.Random(3))
+    most = 60_000
+
+    def call(group: FakeGroup) -> tuple[int, int]:
         flats = whole_numbers(layout, group.rank)
-        exchanges = Exchanges(group, shards, assigned, flats)  # type: ignore[arg-type]
+        counted: Any = CountedGroup(group, flats)
+        exchanges = Exchanges(counted, shards, assigned, flats, most)
         exchanges.begin_step()
         for bucket, flat in enumerate(flats):
-            exchanges.reduce(bucket, flat)
-            assert exchanges.under_way <= under_way
+            exchanges.reduce(bucket, Flat(flat), flat, False)
         exchanges.finish_sums()
-        assert exchanges.under_way == 0
 
-    on_members(2, call)
+        def parts(bucket: int, interval: Interval) -> list[torch.Tensor]:
+            return [flats[bucket][slice(*interval)]]
+
+        def take(bucket: int, interval: Interval, came: torch.Tensor) -> None:
+            flats[bucket][slice(*interval)] = came
+
+        exchanges.gather([Outgoing(b, partial(parts, b), f, partial(take, b)) for b, f in enumerate(flats)])
+        group_sum = torch.ones(1)
+        counted.start_sum(group_sum).wait()  # all values begin before it
+        for bucket in range(len(flats)):
+            exchanges.receive(bucket)
+        return counted.most, exchanges.memory.nbytes
+
+    results, _ = on_members(size, call)
+    for under_way, kept in results:
+        assert most / 4 < under_way <= most
+        assert kept <= most
+
+
+def test_share_of_the_model_on_its_way_has_limits() -> None:
+    assert most_under_way(0) == most_under_way(10 << 20) == 1 << 20
+    assert most_under_way(160 << 20) == 10 << 20
+    assert most_under_way(1 << 40) == 64 << 20
+
+
+def test_memory_that_is_kept_is_limited() -> None:
+    memory, like = Memory(1000), torch.zeros(1)
+    small = [memory.take(50, like) for _ in range(5)]
+    for part in small:
+        memory.give_back(part)
+    assert memory.nbytes == 1000
+    large = memory.take(200, like)
+    assert memory.nbytes <= 1000 + 800
+    memory.give_back(large)
+    assert memory.nbytes <= 1000

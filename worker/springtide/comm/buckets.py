@@ -218,9 +218,8 @@ class Buckets:
         self._check(bucket)
         leaves = [self._leaves[index] for index in indices]
         gradients = self._plain_gradients(indices, list(map(_GRAD, leaves)))
-        views = [self.views[index] for index in indices]
         with self._writers.with_first(bucket):
-            self._copy(bucket, indices, views, gradients)
+            views = self._copy(bucket, indices, gradients)
         self._versions[bucket] = self._flats[bucket]._version
         for index, leaf, view in zip(indices, leaves, views, strict=True):
             self._backward_pass[index] = self._micro
@@ -245,22 +244,21 @@ class Buckets:
             self._check_layout(index, gradient)
         return [gradient.detach() for gradient in found]
 
-    def _copy(
-        self, bucket: int, indices: list[int], views: list[torch.Tensor], gradients: list[torch.Tensor]
-    ) -> None:
+    def _copy(self, bucket: int, indices: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Put gradients in, weighted; return the tensors that hold them."""
         onto = self._onto
+        views = [self.views[index] for index in indices]
         if onto is not None and any(onto[index] for index in indices):
             for index, view in zip(indices, views, strict=True):
                 if not onto[index]:
                     view.zero_()
             torch._foreach_add_(views, gradients, alpha=self._scale)
-            return
+            return views
         torch._foreach_copy_(views, gradients)
-        if self._scale == 1.0:
-            return
-        if len(indices) == self._most_deferred[bucket]:
-            views = self._spans[bucket]
-        torch._foreach_mul_(views, self._scale)
+        if self._scale != 1.0:
+            is_all = len(indices) == self._most_deferred[bucket]
+            torch._foreach_mul_(self._spans[bucket] if is_all else views, self._scale)
+        return views
 
     patient = False
     """Whether no bucket leaves before `flush`: a micro-batch may have more than one backward."""
@@ -565,11 +563,16 @@ class Buckets:
 
     def _check(self, bucket: int) -> None:
         if self._flats[bucket]._version != self._versions[bucket]:
-            raise UsageError(
-                "a gradient was changed between backward() and optimizer.step(): it is already on its way "
-                "to the other workers. Give distribute(..., clip_norm=) for clipping, and scale the loss "
-                "instead of the gradients"
-            )
+            raise changed()
+
+
+def changed() -> UsageError:
+    """Return the error for a gradient that somebody has changed before its sum."""
+    return UsageError(
+        "a gradient was changed between backward() and optimizer.step(): it is already on its way to the "
+        "other workers. Give distribute(..., clip_norm=) for clipping, and scale the loss instead of the "
+        "gradients"
+    )
 
 
 def removed(name: str) -> UsageError:

@@ -32,7 +32,7 @@ from springtide.comm.gather import gather_bytes
 from springtide.comm.layout import Layout
 from springtide.comm.process_group import Group
 from springtide.settings import Settings
-from springtide.sharding.collectives import Exchanges, HeldSums, Interval, Outgoing, Sums
+from springtide.sharding.collectives import Exchanges, Flat, HeldSums, Interval, Outgoing, Source, Sums
 from springtide.sharding.migration import migrate, moves
 from springtide.sharding.pieces import HeldPieces, ShardPart, State, Stretch
 from springtide.sharding.shard_map import LostShardsError, ShardMap, divide, plan
@@ -119,6 +119,7 @@ class ShardedOptimizer:
         with_norm: bool,
         node: str,
         keeps_gradients: bool = True,
+        most_under_way: int | None = None,
     ) -> None:
         """Hold nothing yet.
 
@@ -130,8 +131,10 @@ class ShardedOptimizer:
             node: Name of this process's node.
             keeps_gradients: Buckets keep their gradients until the next step; otherwise only the sums of what
                 is held here stay.
+            most_under_way: Bytes of memory for what is on its way; None: see `collectives.most_under_way`.
         """
         self._layout, self._optimizers, self._with_norm, self._node = layout, optimizers, with_norm, node
+        self._most_under_way = most_under_way
         self._parameters = list(parameters.values())
         self._index = {id(item): index for index, item in enumerate(self._parameters)}
         self.shards = divide(layout.sizes, [dtype.itemsize for dtype in layout.dtypes])
@@ -154,8 +157,13 @@ class ShardedOptimizer:
             torch.empty(0, dtype=dtype, device=self._parameters[0].device) for dtype in layout.dtypes
         ]
         self.keeps_gradients = keeps_gradients
+        self.gradients_of: Callable[[int], Source] | None = None
+        """Returns the gradients of a bucket that leaves, where they are in no flat tensor."""
         self._sums: list[Sums] = list(self._flats)
         """By bucket: where the sums of what is held here are."""
+        self.repeats_backward = False
+        """Whether a member has seen the script call backward() more than once for a micro-batch: members tell
+        each other when a generation begins."""
         self._kept_values: list[torch.Tensor] | None = None
         self._norm: float | None = None
         self._norms: dict[int, float] = {}
@@ -227,7 +235,9 @@ class ShardedOptimizer:
             self._numbers, self._is_whole = [], False
         is_source = self._is_whole  # a generation that was to begin from it may have failed to form
         self._prepared = None
-        told = self._announce(group, {"node": self._node, "held": _packed(self._numbers)})
+        own = {"node": self._node, "held": _packed(self._numbers), "repeats": self.repeats_backward}
+        told = self._announce(group, own)
+        self.repeats_backward = any(said.get("repeats", False) for said in told)
         held = [_unpacked(said["held"]) for said in told]
         try:
             assigned = plan(self.shards, [said["node"] for said in told], held)
@@ -238,7 +248,7 @@ class ShardedOptimizer:
         self._install(assigned, assigned.held_by(group.rank), states, state)
         self._described = {}
         self._describe()
-        self._exchanges = Exchanges(group, self.shards, assigned, self._flats)
+        self._exchanges = Exchanges(group, self.shards, assigned, self._flats, self._most_under_way)
         # Those that hold a shard have its values; the others' parameters are as old as they are.
         self._bring_values()
         if keep_values:
@@ -338,7 +348,10 @@ class ShardedOptimizer:
             # The parameters of the last buckets are needed first.
             buckets = reversed(range(len(self._flats)))
             self._exchanges.gather(
-                [Outgoing(bucket, self._parts(bucket), self._flats[bucket]) for bucket in buckets]
+                [
+                    Outgoing(bucket, self._parts(bucket), self._flats[bucket], partial(self._take, bucket))
+                    for bucket in buckets
+                ]
             )
 
     def evacuate(self, leaving: bool) -> None:
@@ -397,16 +410,17 @@ class ShardedOptimizer:
         """Send a bucket's gradients to the owners of its shards.
 
         Args:
-            gradients: Flat.
+            gradients: Flat; of no account where `gradients_of` has them.
             bucket: Its number.
         """
         # Of a version of its own: sums that come are no change of the script's.
         flat = gradients.data
         assert self._exchanges is not None
-        if not self.keeps_gradients:
-            return Sent(self._exchanges.reduce(bucket, flat, self._sums[bucket]))
-        self._sums[bucket] = flat
-        return Sent(self._exchanges.reduce(bucket, flat))
+        if self.keeps_gradients:
+            self._sums[bucket] = flat
+            return Sent(self._exchanges.reduce(bucket, Flat(flat), flat, apart=False))
+        source = Flat(flat) if self.gradients_of is None else self.gradients_of(bucket)
+        return Sent(self._exchanges.reduce(bucket, source, self._sums[bucket], apart=True))
 
     def ends(self, wanted: bool) -> bool:
         """Return whether this step is the last one before all members stop."""
@@ -541,7 +555,7 @@ class ShardedOptimizer:
         began = time.perf_counter()
         faults.reach("gathering", self._step + 1)
         for bucket in wanted:
-            exchanges.receive(bucket, partial(self._take, bucket))
+            exchanges.receive(bucket)
             self.held.values.put_out(self._layout.members[bucket])
         self._gather_seconds += time.perf_counter() - began
 

@@ -4,14 +4,18 @@ In a step of n members each bucket is exchanged three times: every member sends 
 the owner's shards (n-1 parts of n), each owner sends its sums to the buddies (1 of n), and after the
 optimizer's step its values to all but those (n-2 of n). Together that is what one all-reduce moves.
 
-All members must begin these exchanges in the same order. Buckets leave in one order at all of them; the sums
-of a bucket go on to the buddies when the bucket `LAG` places behind it leaves, and the last ones when all
-have left. So nobody waits for an exchange that a peer has not begun for another reason than its own pace.
+A bucket is exchanged in chunks, each of which has an equal part of what every member owns of it. So what is
+packed for sending and what comes takes little memory, however large a bucket is: `most_under_way` in all.
 
-[Note: window] Values of all buckets at once would take the memory of two more models. So those of a few are
-on their way, and the next ones begin when some have come: when the forward pass has waited for them. That is
-at each member's own pace, but in the same order at all of them, and nothing else may come in between: before
-a member begins any other collective, it begins the values of all buckets that are left
+All members must begin these exchanges in the same order. Buckets leave in one order at all of them; the sums
+of a chunk go on to the buddies when the chunk `LAG` places behind it leaves, or room is needed, and the last
+ones when all have left. So nobody waits for an exchange that a peer has not begun for another reason than its
+own pace.
+
+[Note: window] Values of all buckets at once would take the memory of two more models. So those of a few
+chunks are on their way, and the next ones begin when some have come: when the forward pass has waited for
+them. That is at each member's own pace, but in the same order at all of them, and nothing else may come in
+between: before a member begins any other collective, it begins the values of all buckets that are left
 (`Group.before_next`).
 
 The script's thread calls all of this, or autograd's while it waits in backward().
@@ -20,7 +24,7 @@ The script's thread calls all of this, or autograd's while it waits in backward(
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -33,17 +37,35 @@ from springtide.comm.process_group import Group, Work, wait_for
 from springtide.sharding.shard_map import Shard, ShardMap
 
 WINDOW = 4
-"""Buckets whose values are on their way at a time."""
+"""Chunks whose values are on their way at a time."""
 LAG = 2
-"""Buckets that leave before the sums of a bucket are passed on: by then they are usually there."""
-MOST_UNDER_WAY = 1 / 8
-"""Share of all gradients that is on its way at a time, where buckets are large; one bucket at least."""
+"""Chunks that leave before the sums of a chunk are passed on: by then they are usually there."""
+_UNDER_WAY, _LEAST_UNDER_WAY, _MOST_UNDER_WAY = 1 / 16, 1 << 20, 64 << 20
+"""Memory for what is on its way: a share of all gradients, and its limits in bytes."""
+_FOR_GRADIENTS, _FOR_SUMS = 3 / 4, 1 / 4
+"""Parts of that memory for gradients on their way to owners, and for sums on their way to buddies."""
+_AT_A_TIME = 2
+"""Chunks of gradients for which there is memory, where chunks are as large as they may be."""
+_ALIGN = 64
+"""Chunks of a bucket begin at multiples of so many of an owner's elements."""
 
 Interval = tuple[int, int]
 """Elements start..stop-1 of a bucket."""
 
 Ways = Callable[[int], Sequence[tuple[int, int]]]
 """The (sender, receiver) pairs of a shard, by its number."""
+
+Part = tuple[int, int, int]
+"""(shard's number, start, stop): elements of the shard's bucket that lie in the shard."""
+
+
+def most_under_way(nbytes: int) -> int:
+    """Return the bytes that packed gradients, or values, and what comes of them may take at a time. PURE.
+
+    Args:
+        nbytes: Of all gradients.
+    """
+    return max(_LEAST_UNDER_WAY, min(int(nbytes * _UNDER_WAY), _MOST_UNDER_WAY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +104,11 @@ def merged(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
     return tuple(found)
 
 
-def route(shards: Sequence[Shard], bucket: int, rank: int, size: int, ways: Ways) -> Route:
-    """Return one member's part of an exchange of a bucket. PURE.
+def route(parts: Sequence[Part], rank: int, size: int, ways: Ways) -> Route:
+    """Return one member's part of an exchange of a chunk. PURE.
 
     Args:
-        shards: All of the layout.
-        bucket: Its number.
+        parts: Of the chunk, ascending.
         rank: The member.
         size: How many members there are.
         ways: The (sender, receiver) pairs of a shard, by its number.
@@ -95,16 +116,74 @@ def route(shards: Sequence[Shard], bucket: int, rank: int, size: int, ways: Ways
     sent: list[list[Interval]] = [[] for _ in range(size)]
     received: list[list[Interval]] = [[] for _ in range(size)]
     used = False
-    for number, shard in enumerate(shards):
-        if shard.bucket != bucket:
-            continue
+    for number, start, stop in parts:
         for sender, receiver in ways(number):
             used = True
             if sender == rank:
-                sent[receiver].append((shard.start, shard.stop))
+                sent[receiver].append((start, stop))
             if receiver == rank:
-                received[sender].append((shard.start, shard.stop))
+                received[sender].append((start, stop))
     return Route(tuple(map(merged, sent)), tuple(map(merged, received)), used)
+
+
+def cut(parts: Sequence[Part], owners: Sequence[int], most: int) -> list[tuple[Part, ...]]:
+    """Cut a bucket into chunks, so that each has an equal part of what every member owns of it. PURE.
+
+    Args:
+        parts: Its shards, ascending.
+        owners: By shard's number.
+        most: Elements of a chunk, about.
+
+    Returns:
+        By chunk: its parts, ascending. Chunks that would have none are left out.
+    """
+    by_owner: dict[int, list[Part]] = {}
+    for part in parts:
+        by_owner.setdefault(owners[part[0]], []).append(part)
+    count = max(1, -(-sum(stop - start for _, start, stop in parts) // max(1, most)))
+    chunks: list[list[Part]] = [[] for _ in range(count)]
+    for own in by_owner.values():
+        units = -(-sum(stop - start for _, start, stop in own) // _ALIGN)
+        edges = [units * number // count * _ALIGN for number in range(1, count)]
+        at = chunk = 0
+        for number, start, stop in own:
+            while start < stop:
+                while chunk < len(edges) and edges[chunk] <= at:
+                    chunk += 1
+                end = min(stop, start + edges[chunk] - at) if chunk < len(edges) else stop
+                chunks[chunk].append((number, start, end))
+                at, start = at + end - start, end
+    return [tuple(sorted(chunk, key=lambda part: part[1])) for chunk in chunks if chunk]
+
+
+class Source(Protocol):
+    """A bucket's gradients, wherever they lie."""
+
+    def copy(self, elements: Interval, into: torch.Tensor) -> None:
+        """Write some of its elements, one-dimensional.
+
+        Args:
+            elements: Of the bucket.
+            into: As many.
+        """
+        ...
+
+
+class Flat:
+    """A bucket's gradients in one tensor."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        """Take the tensor, which is one-dimensional."""
+        self._flat = flat
+
+    def copy(self, elements: Interval, into: torch.Tensor) -> None:
+        """Write some of its elements.
+
+        Args:
+            elements: Of the bucket.
+            into: As many.
+        """
+        into.copy_(self._flat[elements[0] : elements[1]])
 
 
 class Sums(Protocol):
@@ -147,15 +226,36 @@ class Exchange:
         self._group, self._way, self._memory = group, way, memory
         self._work: Work | None = None
         self._error: RuntimeError | None = None
+        self._packed: torch.Tensor | None = None
         self.nbytes = 0
 
-    def start(
+    def start(self, source: Source, like: torch.Tensor) -> None:
+        """Pack gradients and send them.
+
+        Args:
+            source: Of the bucket.
+            like: Has the dtype and device of what is sent.
+
+        Raises:
+            RuntimeError: The group's, when it cannot begin the exchange.
+        """
+        if not self._way.used:
+            return
+        packed = self._packed = self._memory.take(sum(self._way.sent_sizes), like)
+        at = 0
+        for own in self._way.sent:
+            for start, stop in own:
+                source.copy((start, stop), packed[at : at + stop - start])
+                at += stop - start
+        self._send(packed, like)
+
+    def start_parts(
         self,
         parts: Callable[[Interval], Sequence[torch.Tensor]],
         like: torch.Tensor,
         fails_late: bool = False,
     ) -> None:
-        """Pack the parts and send them.
+        """Send what does not change before the exchange is over: as it lies there, where it is in one piece.
 
         Args:
             parts: The tensors, one-dimensional, that an interval consists of, in its order.
@@ -167,20 +267,24 @@ class Exchange:
         """
         if not self._way.used:
             return
-        sizes = self._way.sent_sizes
-        sent = self._memory.take(sum(sizes), like)
         pieces = [part for own in self._way.sent for interval in own for part in parts(interval)]
-        if pieces:
-            torch.cat(pieces, out=sent)
-        received_sizes = self._way.received_sizes
-        self._received = self._memory.take(sum(received_sizes), like)
-        self._sent = sent
+        if len(pieces) == 1:
+            sent = pieces[0]
+        else:
+            sent = self._packed = self._memory.take(sum(self._way.sent_sizes), like)
+            if pieces:
+                torch.cat(pieces, out=sent)
         try:
-            self._work = self._group.start_exchange(self._received, sent, received_sizes, sizes)
+            self._send(sent, like)
         except RuntimeError as error:
             if not fails_late:
                 raise
             self._error = error
+
+    def _send(self, sent: torch.Tensor, like: torch.Tensor) -> None:
+        received_sizes = self._way.received_sizes
+        self._received = self._memory.take(sum(received_sizes), like)
+        self._work = self._group.start_exchange(self._received, sent, received_sizes, self._way.sent_sizes)
         self.nbytes = sent.nbytes
 
     @property
@@ -218,22 +322,34 @@ class Exchange:
             for start, stop in own:
                 take(rank, (start, stop), self._received[offset : offset + stop - start])
                 offset += stop - start
-        self.done()
-
-    def done(self) -> None:
-        """Give the memory back: nothing reads or writes it any more."""
-        if self._work is not None:
-            self._memory.give_back(self._received)
-            self._memory.give_back(self._sent)
-            self._work = None
+        # Nothing reads or writes that memory any more.
+        self._memory.give_back(self._received)
+        if self._packed is not None:
+            self._memory.give_back(self._packed)
+        self._work = self._packed = None
 
 
 class Memory:
-    """Memory for what is on its way, used again: new memory costs more than copying into it."""
+    """Memory for what is on its way, used again: new memory costs more than copying into it.
 
-    def __init__(self) -> None:
-        self._free: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    It keeps no more for that, together with the memory in use, than a limit.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Have none yet.
+
+        Args:
+            most: Bytes that it keeps.
+        """
+        self._most = most
+        self._free: list[torch.Tensor] = []
         self._whole: dict[int, torch.Tensor] = {}
+        self._nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that are in use, or kept to be used again."""
+        return self._nbytes
 
     def take(self, size: int, like: torch.Tensor) -> torch.Tensor:
         """Return a tensor of so many elements, one-dimensional.
@@ -242,22 +358,30 @@ class Memory:
             size: Elements.
             like: Has the dtype and device.
         """
-        free = self._free.setdefault((like.dtype, like.device), [])
-        fitting = [item for item in free if item.numel() >= size]
+        nbytes = size * like.element_size()
+        fitting = [n for n, item in enumerate(self._free) if _fits(item, nbytes, like.device)]
         if fitting:
-            whole = min(fitting, key=lambda item: item.numel())
-            # Not `remove`, which compares tensors by element.
-            del free[next(place for place, item in enumerate(free) if item is whole)]
+            whole = self._free.pop(min(fitting, key=lambda n: self._free[n].numel()))
         else:
-            whole = torch.empty(size, dtype=like.dtype, device=like.device)
-        part = whole[:size]
+            while self._free and self._nbytes + nbytes > self._most:
+                self._nbytes -= self._free.pop(0).numel()
+            whole = torch.empty(nbytes, dtype=torch.uint8, device=like.device)
+            self._nbytes += nbytes
+        part = whole[:nbytes].view(like.dtype)
         self._whole[id(part)] = whole
         return part
 
     def give_back(self, part: torch.Tensor) -> None:
         """Take back what `take` has given."""
         whole = self._whole.pop(id(part))
-        self._free[whole.dtype, whole.device].append(whole)
+        if self._nbytes > self._most:
+            self._nbytes -= whole.numel()
+        else:
+            self._free.append(whole)
+
+
+def _fits(whole: torch.Tensor, nbytes: int, device: torch.device) -> bool:
+    return whole.numel() >= nbytes and whole.device == device
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,13 +390,58 @@ class Outgoing:
 
     Attributes:
         bucket: Its number.
-        parts: The values of an interval, in order: the parameters that it covers, and zeros for gaps.
+        parts: The values of an interval, in order: the parameters that it covers, and zeros for gaps. They do
+            not change before `receive` has returned for the bucket.
         like: Has the values' dtype and device.
+        take: Gets an interval that has come, and its elements.
     """
 
     bucket: int
     parts: Callable[[Interval], Sequence[torch.Tensor]]
     like: torch.Tensor
+    take: Callable[[Interval, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Describe a part of a bucket that is exchanged at a time, and this member's part in that.
+
+    Attributes:
+        to_owners: The way of gradients.
+        to_buddies: That of sums.
+        to_all: That of values.
+        owned: What this member owns of it.
+        gradient_bytes: The most memory that the exchange of gradients takes at any member.
+        sum_bytes: Likewise that of sums.
+        value_bytes: Likewise that of values.
+    """
+
+    bucket: int
+    to_owners: Route
+    to_buddies: Route
+    to_all: Route
+    owned: tuple[Interval, ...]
+    gradient_bytes: int
+    sum_bytes: int
+    value_bytes: int
+
+
+@dataclass(slots=True)
+class _Reducing:
+    """A chunk whose gradients are on their way, or its sums."""
+
+    chunk: _Chunk
+    exchange: Exchange
+    sums: Sums
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """A chunk whose values are on their way, or have come."""
+
+    chunk: _Chunk
+    values: Outgoing
+    exchange: Exchange
 
 
 class Exchanges:
@@ -284,6 +453,7 @@ class Exchanges:
         shards: Sequence[Shard],
         assigned: ShardMap,
         flats: Sequence[torch.Tensor],
+        most: int | None = None,
     ) -> None:
         """Prepare them.
 
@@ -292,91 +462,113 @@ class Exchanges:
             shards: Of the layout.
             assigned: The holders of each shard.
             flats: Hold the dtype and device of each bucket's gradients.
+            most: Bytes of memory for what is on its way; the same at all members. None: by `most_under_way`.
         """
-        self._group, self._memory = group, Memory()
-        owners, buddies = assigned.owners, assigned.buddies
-        buckets = range(len(flats))
-        members = range(group.size)
-
-        def routes(ways: Ways) -> list[Route]:
-            return [route(shards, bucket, group.rank, group.size, ways) for bucket in buckets]
-
-        self._to_owners = routes(lambda s: [(rank, owners[s]) for rank in members if rank != owners[s]])
-        self._to_buddies = routes(lambda s: [(owners[s], buddies[s])] if owners[s] != buddies[s] else [])
-        self._to_all = routes(
-            lambda s: [(owners[s], rank) for rank in members if rank not in (owners[s], buddies[s])]
-        )
-        self._owned = [
-            merged(
-                [(s.start, s.stop) for n, s in enumerate(shards) if s.bucket == b and owners[n] == group.rank]
+        self._group, self._likes = group, [flat[:0] for flat in flats]
+        by_bucket: list[list[Part]] = [[] for _ in flats]
+        for number, shard in enumerate(shards):
+            by_bucket[shard.bucket].append((number, shard.start, shard.stop))
+        if most is None:
+            most = most_under_way(
+                sum(
+                    (parts[-1][2] if parts else 0) * flat.element_size()
+                    for parts, flat in zip(by_bucket, flats, strict=True)
+                )
             )
-            for b in buckets
+        self._most, self._most_gradients, self._most_sums = most, most * _FOR_GRADIENTS, most * _FOR_SUMS
+        self.memory = Memory(most)
+        # Each member sends and receives (n - 1) parts of n of a chunk.
+        share = 2 * (group.size - 1) / group.size or 1.0
+        self._chunks = [
+            [
+                _chunk(bucket, parts, assigned, group, flat.element_size())
+                for parts in cut(
+                    by_bucket[bucket],
+                    assigned.owners,
+                    int(self._most_gradients / _AT_A_TIME / share / flat.element_size()),
+                )
+            ]
+            for bucket, flat in enumerate(flats)
         ]
-        self._reducing: dict[int, tuple[Exchange, Sums, torch.Tensor]] = {}
-        self._going_on: deque[tuple[Exchange, Sums]] = deque()
-        self._left: deque[int] = deque()
-        self._gathering: dict[int, Exchange] = {}
-        self._to_start: deque[Outgoing] = deque()
-        sizes = [max((s.stop for s in shards if s.bucket == b), default=0) for b in buckets]
-        self._nbytes = [size * flat.element_size() for size, flat in zip(sizes, flats, strict=True)]
-        self._most = sum(self._nbytes) * MOST_UNDER_WAY
+        self._left: deque[_Reducing] = deque()
+        self._going_on: deque[_Reducing] = deque()
+        self._gathering: deque[_Gathering] = deque()
+        self._to_start: deque[tuple[_Chunk, Outgoing]] = deque()
+        self._awaited: dict[int, None] = {}
 
     # ---- gradients
 
     def begin_step(self) -> None:
         """Forget the gradients of a step that was dropped."""
         # A dropped step's exchanges ended with its group, or all members left it alike when all had come.
-        self._reducing, self._going_on, self._left = {}, deque(), deque()
+        self._left, self._going_on = deque(), deque()
 
-    def reduce(self, bucket: int, flat: torch.Tensor, sums: Sums | None = None) -> int:
+    def reduce(self, bucket: int, source: Source, sums: Sums, apart: bool) -> int:
         """Send a bucket's gradients to the owners of its shards; return the bytes that leave here.
+
+        The gradients are not needed after this call where the sums are apart from them.
 
         Args:
             bucket: Its number.
-            flat: Its gradients, one-dimensional.
-            sums: Where the sums of what is held here go, so that `flat` is not needed after this call; None:
-                into `flat` itself.
+            source: Its gradients.
+            sums: Where the sums of what is held here go.
+            apart: They do not hold this member's own gradients yet.
         """
-        # By sizes alone, so that all members do the same.
-        while self._left and self._bytes_of(self._left) + self._nbytes[bucket] > self._most:
-            self._pass_on(self._left.popleft())
-        exchange = Exchange(self._group, self._to_owners[bucket], self._memory)
-        exchange.start(lambda interval: [flat[interval[0] : interval[1]]], flat)
-        if sums is not None:
-            for start, stop in self._owned[bucket]:
-                sums[start:stop].copy_(flat[start:stop])
-        self._reducing[bucket] = exchange, flat if sums is None else sums, flat[:0]
-        self._left.append(bucket)
-        if len(self._left) > LAG:
-            self._pass_on(self._left.popleft())
-        while self._going_on and self._going_on[0][0].is_completed:
-            onward, into = self._going_on.popleft()
-            onward.wait()
-            onward.unpack(partial(_put, into))
-        return exchange.nbytes
+        nbytes = 0
+        for chunk in self._chunks[bucket]:
+            # By sizes alone, so that all members do the same.
+            while self._left and self._left_bytes() + chunk.gradient_bytes > self._most_gradients:
+                self._pass_on()
+            exchange = Exchange(self._group, chunk.to_owners, self.memory)
+            exchange.start(source, self._likes[bucket])
+            if apart:
+                for start, stop in chunk.owned:
+                    source.copy((start, stop), sums[start:stop])
+            self._left.append(_Reducing(chunk, exchange, sums))
+            nbytes += exchange.nbytes
+            if len(self._left) > LAG:
+                self._pass_on()
+            while self._going_on and self._going_on[0].exchange.is_completed:
+                self._end_oldest()
+        return nbytes
 
     @property
     def under_way(self) -> int:
-        """Return how many buckets have left whose sums have not gone on."""
+        """Return how many chunks have left whose sums have not gone on."""
         return len(self._left)
 
     def finish_sums(self) -> None:
         """Return when all sums are at owners and buddies. Raise RuntimeError when an exchange fails."""
         while self._left:
-            self._pass_on(self._left.popleft())
-        wait_for([work for exchange, _ in self._going_on for work in exchange.works])
-        for exchange, sums in self._going_on:
-            exchange.unpack(partial(_put, sums))
-        self._going_on.clear()
+            self._pass_on()
+        wait_for([work for each in self._going_on for work in each.exchange.works])
+        while self._going_on:
+            self._end_oldest()
 
-    def _pass_on(self, bucket: int) -> None:
-        """Add up what has come for a bucket, and send the sums on."""
-        exchange, sums, like = self._reducing.pop(bucket)
-        exchange.queue()
-        exchange.unpack(partial(_add, sums))
-        onward = Exchange(self._group, self._to_buddies[bucket], self._memory)
-        onward.start(lambda interval: [sums[interval[0] : interval[1]]], like)
-        self._going_on.append((onward, sums))
+    def _left_bytes(self) -> int:
+        return sum(each.chunk.gradient_bytes for each in self._left)
+
+    def _pass_on(self) -> None:
+        """Add up what has come for the oldest chunk, and send the sums on."""
+        oldest = self._left.popleft()
+        oldest.exchange.queue()
+        oldest.exchange.unpack(partial(_add, oldest.sums))
+        sums, chunk = oldest.sums, oldest.chunk
+        # To wait begins nothing, so it may be for what is there already.
+        while (
+            self._going_on
+            and sum(each.chunk.sum_bytes for each in self._going_on) + chunk.sum_bytes > self._most_sums
+        ):
+            self._end_oldest()
+        onward = Exchange(self._group, chunk.to_buddies, self.memory)
+        onward.start_parts(lambda interval: [sums[interval[0] : interval[1]]], self._likes[chunk.bucket])
+        self._going_on.append(_Reducing(chunk, onward, sums))
+
+    def _end_oldest(self) -> None:
+        """Keep the sums of the oldest chunk that was passed on."""
+        onward = self._going_on.popleft()
+        onward.exchange.wait()
+        onward.exchange.unpack(partial(_put, onward.sums))
 
     # ---- values
 
@@ -386,26 +578,29 @@ class Exchanges:
         Args:
             values: Of all buckets, in the order in which they will be needed; the same order at all members.
         """
-        self._to_start.extend(values)
+        self._awaited |= {each.bucket: None for each in values}
+        self._to_start.extend((chunk, each) for each in values for chunk in self._chunks[each.bucket])
         self._fill_window()
 
     def _fill_window(self) -> None:
-        while self._to_start and len(self._gathering) < WINDOW:
-            more = self._nbytes[self._to_start[0].bucket]
-            if self._gathering and self._bytes_of(self._gathering) + more > self._most:
-                return
+        while self._to_start and len(self._gathering) < WINDOW and self._has_room(self._to_start[0][0]):
             self._start_next()
 
-    def _bytes_of(self, buckets: Iterable[int]) -> int:
-        return sum(self._nbytes[bucket] for bucket in buckets)
+    def _has_room(self, chunk: _Chunk) -> bool:
+        used = sum(each.chunk.value_bytes for each in self._gathering)
+        return not self._gathering or used + chunk.value_bytes <= self._most
 
     def _start_next(self) -> None:
+        """Begin with the values of the next chunk, after earlier ones have made room for it."""
         self._group.before_next = None
-        values = self._to_start.popleft()
-        exchange = Exchange(self._group, self._to_all[values.bucket], self._memory)
+        chunk, values = self._to_start[0]
+        while not self._has_room(chunk):
+            self._take_oldest()
+        self._to_start.popleft()
+        exchange = Exchange(self._group, chunk.to_all, self.memory)
         # The step is committed already, and its end is no place for errors: a wait for values is.
-        exchange.start(values.parts, values.like, fails_late=True)
-        self._gathering[values.bucket] = exchange
+        exchange.start_parts(values.parts, values.like, fails_late=True)
+        self._gathering.append(_Gathering(chunk, values, exchange))
         if self._to_start:
             self._group.before_next = self._start_rest
 
@@ -413,28 +608,55 @@ class Exchanges:
         while self._to_start:
             self._start_next()
 
+    def _take_oldest(self) -> None:
+        """Wait for the oldest chunk's values, and take them. Raise RuntimeError when they do not come."""
+        oldest = self._gathering[0]
+        oldest.exchange.wait()
+        self._gathering.popleft()
+        oldest.exchange.unpack(lambda _, interval, came: oldest.values.take(interval, came))
+
     @property
     def gathering(self) -> list[int]:
-        """Return the buckets whose values have not all come, in the order in which they were asked for."""
-        return [*self._gathering, *(values.bucket for values in self._to_start)]
+        """Return the buckets whose values were not awaited, in the order in which they were asked for."""
+        return list(self._awaited)
 
-    def receive(self, bucket: int, take: Callable[[Interval, torch.Tensor], None]) -> None:
-        """Wait for a bucket's values.
+    def receive(self, bucket: int) -> None:
+        """Wait until a bucket's values have come, and were taken.
+
+        Those of buckets before it are taken with them, as they come in one order.
 
         Args:
             bucket: Its number.
-            take: Gets an interval and its elements.
 
         Raises:
             RuntimeError: The exchange failed.
         """
-        while bucket not in self._gathering:
+        while any(chunk.bucket == bucket for chunk, _ in self._to_start):
             self._start_next()
-        exchange = self._gathering[bucket]
-        exchange.wait()
-        del self._gathering[bucket]
-        exchange.unpack(lambda _, interval, came: take(interval, came))
+        while any(each.chunk.bucket == bucket for each in self._gathering):
+            self._take_oldest()
+        del self._awaited[bucket]
         self._fill_window()
+
+
+def _chunk(bucket: int, parts: Sequence[Part], assigned: ShardMap, group: Group, itemsize: int) -> _Chunk:
+    owners, buddies, members = assigned.owners, assigned.buddies, range(group.size)
+
+    def on_way(ways: Ways) -> tuple[Route, int]:
+        sizes = [0] * group.size
+        for number, start, stop in parts:
+            for pair in ways(number):
+                for rank in pair:
+                    sizes[rank] += stop - start
+        return route(parts, group.rank, group.size, ways), max(sizes, default=0) * itemsize
+
+    to_owners, gradient_bytes = on_way(lambda s: [(rank, owners[s]) for rank in members if rank != owners[s]])
+    to_buddies, sum_bytes = on_way(lambda s: [(owners[s], buddies[s])] if owners[s] != buddies[s] else [])
+    to_all, value_bytes = on_way(
+        lambda s: [(owners[s], rank) for rank in members if rank not in (owners[s], buddies[s])]
+    )
+    owned = merged([(start, stop) for number, start, stop in parts if owners[number] == group.rank])
+    return _Chunk(bucket, to_owners, to_buddies, to_all, owned, gradient_bytes, sum_bytes, value_bytes)
 
 
 def _add(sums: Sums, rank: int, interval: Interval, came: torch.Tensor) -> None:

@@ -119,6 +119,8 @@ class Trainer:
         if make_shards is not None:
             with_norm = clip_norm is not None or bool(enabled_among(tracked))
             self.shards = make_shards(self._gradients.named, layout, optimizers, with_norm)
+            if isinstance(self.buckets, PassingBuckets):
+                self.shards.gradients_of = self.buckets.source
         on_servers = self.servers is not None and self.servers.dense
         arriving = on_servers or self.shards is not None
         self.pending = Pending(self._gradients.parameters if arriving else [])
@@ -188,7 +190,14 @@ class Trainer:
         for part in models:
             part.register_forward_pre_hook(Hook(lambda *_: self.transaction.check_alive()))
         synchronised = use_generation(model, lambda: BatchStatistics(self._reduction, self.transaction))
-        self._repeated = RepeatedBackward(self._gradients.parameters, self.buckets, multi_step, synchronised)
+        self._repeated = RepeatedBackward(
+            self._gradients.parameters,
+            self.buckets,
+            multi_step,
+            synchronised,
+            self.shards if isinstance(self.buckets, PassingBuckets) else None,
+            self._before_repeated,
+        )
         self._undeclared = UndeclaredOptimizers(optimizers, self._scalings.scalers, self.transaction)
 
     def close(self) -> None:
@@ -405,12 +414,7 @@ class Trainer:
             raise removed(self._gradients.names[index])
         last = micro.is_last
         if self.buckets.has(index, micro.index) and self._exact is None:
-            self._repeated.found()
-            if last and not self.buckets.patient:
-                self._reduction.do_again(
-                    "another backward() of the same samples came when gradients were on their way; the step "
-                    "is done again, and from here on they wait for optimizer.step()"
-                )
+            self._found_repeated(last)
         if body.gradients == 0:
             self._make_way()
         if gradient.requires_grad:
@@ -421,6 +425,21 @@ class Trainer:
         self._count_gradients(1)
         if last and not self.buckets.patient and self._gathers and micro.scale:
             self.buckets.open_gathering(micro.scale, micro.index, self._on_full_bucket)
+
+    def _before_repeated(self, index: int) -> None:
+        """A gradient is about to come, maybe for a parameter whose last one has left already."""
+        if self._body is not None and self.transaction.phase is Phase.OPEN and not self._body.reduced:
+            micro = self._body.assignment.batch.micro
+            if micro.is_last and self.buckets.has(index, micro.index):
+                self._found_repeated(True)
+
+    def _found_repeated(self, last: bool) -> None:
+        self._repeated.found()
+        if last and not self.buckets.patient:
+            self._reduction.do_again(
+                "another backward() of the same samples came when gradients were on their way; the step "
+                "is done again, and from here on they wait for optimizer.step()"
+            )
 
     def _on_full_bucket(self, gradients: int) -> None:
         """A bucket's gradients are about to be copied and sent."""
