@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sharding_world import Death, World
+from sharding_world import PLAIN, Death, Variant, World
 
 NODES = st.sampled_from(["a", "b", "c"])
 # A step makes 20 calls here (the vote is awaited in the 17th), and forming a generation about as many.
@@ -24,9 +25,13 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.world: Any = None
 
-    @initialize(nodes=st.lists(NODES, min_size=1, max_size=4), seed=st.integers(0, 1000))
-    def begin(self, nodes: list[str], seed: int) -> None:
-        self.world = World(nodes, seed)
+    @initialize(
+        nodes=st.lists(NODES, min_size=1, max_size=4),
+        seed=st.integers(0, 1000),
+        variant=st.builds(Variant, masters=st.booleans(), exact=st.booleans()),
+    )
+    def begin(self, nodes: list[str], seed: int, variant: Variant) -> None:
+        self.world = World(nodes, seed, variant)
         self.world.form()
 
     @rule(
@@ -76,18 +81,19 @@ TestHistories = Histories.TestCase
 TestHistories.settings = hypothesis.settings(max_examples=15, stateful_step_count=10)
 
 
-def after_three_steps(nodes: list[str], seed: int = 0) -> World:
-    world = World(nodes, seed)
+def after_three_steps(nodes: list[str], seed: int = 0, variant: Variant = PLAIN) -> World:
+    world = World(nodes, seed, variant)
     world.form()
     assert world.train(3)
     return world
 
 
-def test_death_at_each_call_of_a_step_loses_nothing() -> None:
+@pytest.mark.parametrize("variant", [PLAIN, Variant(masters=True), Variant(exact=True)])
+def test_death_at_each_call_of_a_step_loses_nothing(variant: Variant) -> None:
     """Whichever call it is, the others go on from the step before it or from that step, all from the same."""
     ends = set()
     for points in range(60):
-        world = after_three_steps(["a", "b", "c"], seed=points)
+        world = after_three_steps(["a", "b", "c"], points, variant)
         stands = world.train(1, unused=[1], deaths=[Death(points, points)])
         if stands:  # the step has fewer calls
             break
@@ -96,7 +102,7 @@ def test_death_at_each_call_of_a_step_loses_nothing() -> None:
         assert not world.restored
         ends.add(world.reference.step)
     assert ends == {3, 4}
-    assert points > 15
+    assert points > 12
 
 
 def test_death_at_each_call_of_forming_loses_nothing() -> None:

@@ -31,8 +31,10 @@ from springtide import faults
 from springtide.comm.gather import gather_bytes
 from springtide.comm.layout import Layout
 from springtide.comm.process_group import Group
+from springtide.exact.buckets import ExactBuckets
 from springtide.settings import Settings
 from springtide.sharding.collectives import Exchanges, HeldSums, Interval, Outgoing, Sums
+from springtide.sharding.exact_sums import restore_held
 from springtide.sharding.migration import migrate, moves
 from springtide.sharding.pieces import HeldPieces, ShardPart, State, Stretch
 from springtide.sharding.shard_map import LostShardsError, ShardMap, divide, plan
@@ -119,6 +121,7 @@ class ShardedOptimizer:
         with_norm: bool,
         node: str,
         keeps_gradients: bool = True,
+        masters: bool = False,
     ) -> None:
         """Hold nothing yet.
 
@@ -135,7 +138,7 @@ class ShardedOptimizer:
         self._parameters = list(parameters.values())
         self._index = {id(item): index for index, item in enumerate(self._parameters)}
         self.shards = divide(layout.sizes, [dtype.itemsize for dtype in layout.dtypes])
-        self.held = HeldPieces(self._parameters, layout, optimizers)
+        self.held = HeldPieces(self._parameters, layout, optimizers, masters)
         self._buckets_of = [slot.bucket for slot in layout.slots]
         self._map: ShardMap | None = None
         self._group: Group | None = None
@@ -156,6 +159,8 @@ class ShardedOptimizer:
         self.keeps_gradients = keeps_gradients
         self._sums: list[Sums] = list(self._flats)
         """By bucket: where the sums of what is held here are."""
+        self._exact: ExactBuckets | None = None
+        """Where exact sums are: integers, which are exchanged, and the gradients that are made of them."""
         self._kept_values: list[torch.Tensor] | None = None
         self._norm: float | None = None
         self._norms: dict[int, float] = {}
@@ -166,6 +171,14 @@ class ShardedOptimizer:
         self._measured: Sequence[object] = ()
 
     # ---- what it is
+
+    def use_exact(self, buckets: ExactBuckets) -> None:
+        """Have sums be exact: what is pushed are the integers of these buckets.
+
+        Args:
+            buckets: Of the gradients, which they keep.
+        """
+        self._exact, self.held.cuts_at_shards = buckets, True
 
     def take_gather_seconds(self) -> float:
         """Return for how long values were waited for since the last call."""
@@ -449,6 +462,8 @@ class ShardedOptimizer:
         assert self._exchanges is not None
         self.settle(None)  # values that no module has asked for: they have come by now
         self._exchanges.finish_sums()
+        if self._exact is not None:
+            self._sums = list(self._restored(self._exact))
         if self._with_norm:
             self._find_norms()
         assert self._generation is not None
@@ -456,8 +471,16 @@ class ShardedOptimizer:
         self._prepared = Prepared(following, tuple(self._sums), self.held.options())
         return self._norm
 
+    def _restored(self, buckets: ExactBuckets) -> list[torch.Tensor]:
+        assert self._map is not None
+        assert self._group is not None
+        rank, owners = self._group.rank, self._map.owners
+        owned = [shard for shard, owner in zip(self.shards, owners, strict=True) if owner == rank]
+        held = [self.held.intervals(bucket) for bucket in range(len(self._flats))]
+        return restore_held(buckets, self._group, held, owned)
+
     def _find_norms(self) -> None:
-        """Sum the squares over the shards that members own, for each optimizer."""
+        """Sum the squares over the shards, for each optimizer, in an order that no member has a part in."""
         assert self._map is not None
         assert self._group is not None
         rank, owners = self._group.rank, self._map.owners
@@ -467,7 +490,7 @@ class ShardedOptimizer:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        squares = torch.zeros(len(self._optimizers), dtype=torch.float64)
+        squares = torch.zeros(len(self.shards), len(self._optimizers), dtype=torch.float64)
         for number in self._numbers:
             if owners[number] != rank:
                 continue
@@ -475,13 +498,14 @@ class ShardedOptimizer:
             for start, stop, stretch in self.held.cells.between(shard.bucket, (shard.start, shard.stop)):
                 if stretch is not None:
                     norm = torch.linalg.vector_norm(self._sums[shard.bucket][start:stop], dtype=torch.float64)
-                    squares[numbers[id(self._parameters[stretch.index])]] += norm.cpu() ** 2
+                    squares[number, numbers[id(self._parameters[stretch.index])]] += norm.cpu() ** 2
         self._group.start_sum(squares).wait()
+        totals = [sum(column) for column in squares.T.tolist()]
         self._norms = {
             id(optimizer): math.sqrt(square)
-            for optimizer, square in zip(self._optimizers, squares.tolist(), strict=True)
+            for optimizer, square in zip(self._optimizers, totals, strict=True)
         }
-        self._norm = math.sqrt(float(squares.sum()))
+        self._norm = math.sqrt(sum(totals))
 
     def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
         """Return the norm of this optimizer's gradients, as of the last `prepare`."""
@@ -626,7 +650,7 @@ def _unpacked(text: str) -> frozenset[int]:
 
 
 def shards_for(
-    settings: Settings,
+    settings: Settings, masters: bool = False
 ) -> Callable[
     [dict[str, torch.nn.Parameter], Layout, Sequence[torch.optim.Optimizer], bool], ShardedOptimizer
 ]:
@@ -634,6 +658,7 @@ def shards_for(
 
     Args:
         settings: The worker's.
+        masters: Parameters of 16 bits have float32 masters.
     """
 
     def make(
@@ -649,7 +674,9 @@ def shards_for(
             optimizers,
             with_norm=with_norm,
             node=node,
-            keeps_gradients=settings.shard == "Optimizer",
+            # Exact sums are made of all parts of a step: integers stay until the last of them.
+            keeps_gradients=settings.shard == "Optimizer" or bool(settings.logical_workers),
+            masters=masters,
         )
 
     return make

@@ -36,6 +36,7 @@ from springtide.train_step.foreach_steps import ForeachSteps
 from springtide.train_step.grad_scaler import Scalings, enabled_among
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hooks import Hook
+from springtide.train_step.master_weights import MasterWeights
 from springtide.train_step.multi_step import check_backward, check_closure
 from springtide.train_step.optimizers import closure_of, scale_of, with_closure
 from springtide.train_step.randomness import seed_part
@@ -61,6 +62,7 @@ class Trainer:
     Hooks and calls of a body come from the script's thread, `drop` from any. multi_step: a body may make more
     than one optimizer step, and is committed when it ends. logical_workers: 0 unless sums are to be exact.
     compression: of the gradients that workers sum among themselves. rules: for buffers; see `Buffers`.
+    masters: parameters of 16 bits have float32 masters, which the optimizer steps.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Trainer:
         make_servers: MakeBackend | None = None,
         make_shards: MakeShards | None = None,
         keeps_gradients: bool = True,
+        masters: bool = False,
     ) -> None:
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
@@ -91,6 +94,7 @@ class Trainer:
         self._exact: ExactStep | None = None
         self._optimizers = optimizers
         self._foreach_steps = ForeachSteps()
+        self._masters = MasterWeights() if masters and make_shards is None else None
         self._multi_step = multi_step
         self._depth = 0
         self._stepping: list[torch.optim.Optimizer] = []
@@ -119,6 +123,9 @@ class Trainer:
         if make_shards is not None:
             with_norm = clip_norm is not None or bool(enabled_among(tracked))
             self.shards = make_shards(self._gradients.named, layout, optimizers, with_norm)
+            if logical_workers:
+                exact.whole = False
+                self.shards.use_exact(exact)
         on_servers = self.servers is not None and self.servers.dense
         arriving = on_servers or self.shards is not None
         self.pending = Pending(self._gradients.parameters if arriving else [])
@@ -145,8 +152,9 @@ class Trainer:
             tracked = {**tracked, "exact mode": exact.exponents}
         if isinstance(self.buckets, LowRankBuckets):
             tracked = {**tracked, "compression": self.buckets}
+        home = self.servers or self.shards
         self.state, self.whole_state = states_of(
-            model, self._buffers, optimizers, tracked, self.servers or self.shards, self._dense_here
+            model, self._buffers, optimizers, tracked, home, self._dense_here, masters
         )
         self._reduction = Reduction(
             self.buckets,
@@ -168,6 +176,7 @@ class Trainer:
         place = "" if self.servers is None else f" on servers {self.servers.described}"
         place += "" if self.shards is None else " optimizer in shards"
         place += "" if keeps_gradients else " gradients too"
+        place += " masters" if masters else ""
         sums = describe(logical_workers, self.device)
         settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
@@ -303,7 +312,7 @@ class Trainer:
                 assignment.number,
                 assignment.first,
                 assignment.last,
-                self._reduction.start_sum,
+                self._reduction.start_gradients,
             )
         seed_part(assignment.seed, assignment.number, assignment.part)
         faults.reach("body", assignment.number)
@@ -458,6 +467,8 @@ class Trainer:
         self._stepping.append(optimizer)
         if self._dense_here:
             self._gradients.lay_out()
+        if self._masters is not None:
+            self._masters.begin(optimizer)
         if self._dense_here or self.shards is not None:
             self._foreach_steps.begin(optimizer)
         return arguments
@@ -523,6 +534,8 @@ class Trainer:
         if optimizer in self._stepping:
             return
         self._foreach_steps.end()
+        if self._masters is not None:
+            self._masters.end(optimizer)
         if self.shards is not None:
             self.shards.stepped()
         if not self._stepping:
