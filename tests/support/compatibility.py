@@ -423,11 +423,7 @@ def lambda_rate(job: Job) -> Tensors:
     return scheduled(job, lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)))
 
 
-@case(
-    "Schedules and averages",
-    "average of weights (EMA)",
-    refused={"shards": "ema cannot look at them inside of the step"},
-)
+@case("Schedules and averages", "average of weights (EMA)")
 def average(job: Job) -> Tensors:
     model = made(mlp)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

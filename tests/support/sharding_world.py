@@ -176,16 +176,20 @@ class Variant:
     Attributes:
         make: Makes the optimizer.
         masters: Parameters are bfloat16 and have float32 masters.
+        bfloat16: Parameters are bfloat16 in any case.
         exact: Gradients are summed as integers.
+        reads: The script's code reads all values before its step counts.
     """
 
     make: MakeOptimizer = adam
     masters: bool = False
     exact: bool = False
+    reads: bool = False
+    bfloat16: bool = False
 
     def parameters(self, seed: int = 0) -> dict[str, torch.nn.Parameter]:
         """Return parameters of the variant's type."""
-        return small_parameters(seed, torch.bfloat16 if self.masters else torch.float32)
+        return small_parameters(seed, torch.bfloat16 if self.masters or self.bfloat16 else torch.float32)
 
     def layout(self, parameters: Mapping[str, torch.nn.Parameter]) -> Layout:
         """Return the layout of the parameters' gradients."""
@@ -216,6 +220,7 @@ class Member:
             keeps_gradients=keeps_gradients or variant.exact,
             masters=variant.masters,
         )
+        self.home.waits_for_values = variant.reads
         self.exact: ExactBuckets | None = None
         if variant.exact:
             self.exact = ExactBuckets(self.layout, MOST_MEMBERS)
@@ -253,14 +258,25 @@ class Member:
         else:
             self._sum_exactly(self.exact, group, gradients)
         home.commit(SCALE, unused)
+        exponents = None if self.exact is None else self.exact.exponents.values
+        if self.exact is not None:
+            self.exact.commit(self.step + 1)
         self.optimizer.step()
-        self.step += 1
-        self.state = StateName(group.network.generation, self.step)  # type: ignore[attr-defined]
         try:
             home.stepped()
         except RuntimeError as error:
-            # It is called inside of the script's optimizer.step().
-            raise AssertionError("a broken group is no failure of a committed step") from error
+            if not home.waits_for_values:
+                # It is called inside of the script's optimizer.step().
+                raise AssertionError("a broken group is no failure of a committed step") from error
+            if self.exact is not None and exponents is not None:
+                self.exact.exponents.values = exponents
+            raise
+        self.step += 1
+        self.state = StateName(group.network.generation, self.step)  # type: ignore[attr-defined]
+        if home.waits_for_values:
+            values = [value.clone() for value in self.parameters.values()]
+            home.settle(None)
+            assert all(map(torch.equal, values, self.parameters.values())), "values came late"
         schedule(self.optimizer, self.step)
 
     def _sum(self, group: FakeGroup, gradients: Mapping[int, torch.Tensor]) -> None:
@@ -298,7 +314,6 @@ class Member:
             needed = buckets.needed
             group.start_max(needed).wait()
             exponents = buckets.raised(needed)
-        buckets.commit(self.step + 1)
 
 
 PLAIN = Variant()

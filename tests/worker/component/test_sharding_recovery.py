@@ -111,6 +111,25 @@ def test_killed_between_steps_and_generations(
     check(cluster, reference, [first, second, third, last])
 
 
+AVERAGE = {"average": True}
+
+
+@pytest.mark.parametrize(
+    ("point", "shard"),
+    [("gathering:6", "Optimizer"), ("gathering:9", "Gradients"), ("stepped:6", "Gradients")],
+)
+def test_average_of_weights_survives_a_kill(
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], point: str, shard: str
+) -> None:
+    """One dies as it waits for the values that its average reads, while others wait for values of its own."""
+    cluster = make_cluster(options=AVERAGE, environment={"SPRINGTIDE_SHARD": shard})
+    first, second, victim = cluster.start(3, faults={2: f"{point}:kill"})
+    cluster.until(lambda: not victim.running, f"the death at {point}")
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference_of(**AVERAGE), [first, second, joiner])
+
+
 def test_grows_from_one_and_shrinks_to_three(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

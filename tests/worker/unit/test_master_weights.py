@@ -140,12 +140,23 @@ def test_state_with_masters_needs_a_script_that_asks(runtime: Runtime) -> None:
     assert runtime.trainer is not None
     tree = runtime.trainer.state.read(runtime.position, {})
     assert runtime.trainer.state.check(tree) is not None
-    with other_library() as other:
-        twin = mixed_model(torch.bfloat16)
-        springtide.distribute(twin, OPTIMIZERS["AdamW"](twin.parameters()))
-        assert other.trainer is not None
-        with pytest.raises(SpringtideError, match="give it master_weights=True"):
+    for asks in (False, True):
+        with other_library() as other:
+            twin = mixed_model(torch.bfloat16)
+            received = OPTIMIZERS["AdamW"](twin.parameters())
+            springtide.distribute(twin, received, master_weights=asks)
+            assert other.trainer is not None
+            if not asks:
+                with pytest.raises(SpringtideError, match="give it master_weights=True"):
+                    other.trainer.state.check(tree)
+                continue
             other.trainer.state.check(tree)
+            other.trainer.state.write(tree)
+            for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+                assert torch.equal(own, parameter)
+                assert MASTER not in optimizer.state.get(parameter, {}) or torch.equal(
+                    received.state[own][MASTER], optimizer.state[parameter][MASTER]
+                )
 
 
 def other_library() -> Any:

@@ -28,7 +28,7 @@ class Histories(RuleBasedStateMachine):
     @initialize(
         nodes=st.lists(NODES, min_size=1, max_size=4),
         seed=st.integers(0, 1000),
-        variant=st.builds(Variant, masters=st.booleans(), exact=st.booleans()),
+        variant=st.builds(Variant, masters=st.booleans(), exact=st.booleans(), reads=st.booleans()),
     )
     def begin(self, nodes: list[str], seed: int, variant: Variant) -> None:
         self.world = World(nodes, seed, variant)
@@ -88,7 +88,7 @@ def after_three_steps(nodes: list[str], seed: int = 0, variant: Variant = PLAIN)
     return world
 
 
-@pytest.mark.parametrize("variant", [PLAIN, Variant(masters=True), Variant(exact=True)])
+@pytest.mark.parametrize("variant", [PLAIN, Variant(masters=True, reads=True), Variant(exact=True)])
 def test_death_at_each_call_of_a_step_loses_nothing(variant: Variant) -> None:
     """Whichever call it is, the others go on from the step before it or from that step, all from the same."""
     ends = set()
@@ -155,3 +155,17 @@ def test_step_committed_by_one_is_made_by_all_others() -> None:
         world.check()
         made += states == {3, 4}
     assert made >= 3
+
+
+def test_step_whose_values_do_not_come_is_taken_back() -> None:
+    """One dies as values are awaited: some have them all and go on from the step, others make it anew."""
+    ends = set()
+    for seed in range(0, 24, 3):
+        world = after_three_steps(["a", "b", "c", "d"], seed, Variant(reads=True))
+        world.train(1, deaths=[Death(seed, 19)])
+        states = tuple(sorted(member.step for member in world.members))
+        world.form()
+        world.check()
+        assert (world.restored, world.reference.step) == (0, max(states))
+        ends.add(states)
+    assert {(3, 3, 3), (3, 3, 4)} <= ends

@@ -161,6 +161,10 @@ class ShardedOptimizer:
         """By bucket: where the sums of what is held here are."""
         self._exact: ExactBuckets | None = None
         """Where exact sums are: integers, which are exchanged, and the gradients that are made of them."""
+        self.waits_for_values = False
+        """Whether a step counts only when all its values are here, since the script reads them next."""
+        self._before: tuple[StateName | None, int, Prepared | None, Outcome | None] = None, 0, None, None
+        """The state, its step, and what was known of the next one, before the last step was made."""
         self._kept_values: list[torch.Tensor] | None = None
         self._norm: float | None = None
         self._norms: dict[int, float] = {}
@@ -520,11 +524,12 @@ class ShardedOptimizer:
             skip: The step changes nothing, and no optimizer steps.
         """
         assert self._prepared is not None
+        self._before = self._state, self._step, self._prepared, self._outcome
         self._outcome = Outcome(self._prepared.state, scale, tuple(unused), skip)
         if skip:
             self._take_name()
         else:
-            self.held.begin_step(self._prepared.sums, scale, unused)
+            self.held.begin_step(self._prepared.sums, scale, unused, self.waits_for_values)
 
     def _take_name(self) -> None:
         """Hold the state that the commit has made, under its name."""
@@ -532,13 +537,26 @@ class ShardedOptimizer:
         self._state, self._step, self._prepared = self._outcome.state, self._outcome.state.step, None
 
     def stepped(self) -> None:
-        """The optimizers have stepped: send the new values."""
+        """The optimizers have stepped: send the new values, and await them where the script reads them next.
+
+        Raises:
+            RuntimeError: They do not come in this generation, and the step is taken back: this member has the
+                sums and no more, as if it had not heard the vote's result.
+        """
         self.held.end_step()
         self._take_name()
         if self._measured is not self.held.pieces or not self.state_bytes:
             # A piece has as much from its first step on.
             self._measured, self.state_bytes = self.held.pieces, self.held.state_bytes()
         self._bring_values()
+        if self.waits_for_values:
+            try:
+                self.settle(None)
+            except RuntimeError:
+                self.held.take_back()
+                self._state, self._step, self._prepared, self._outcome = self._before
+                raise
+            self.held.keep_step()
 
     # ---- values
 

@@ -204,6 +204,8 @@ class HeldPieces:
         self._pieces: list[Piece] = []
         self._by_parameter: dict[int, list[Piece]] = {}
         self._intervals: dict[int, tuple[Interval, ...]] = {}
+        self._kept: list[tuple[Piece, torch.Tensor, State]] = []
+        """What pieces had before a step that may be taken back."""
         self._stepping: list[tuple[dict[str, Any], list[torch.nn.Parameter]]] = []
         self._states: list[tuple[torch.optim.Optimizer, Any]] = []
 
@@ -347,13 +349,16 @@ class HeldPieces:
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def begin_step(self, flats: Sequence[Sums], scale: float, unused: Collection[int]) -> None:
+    def begin_step(
+        self, flats: Sequence[Sums], scale: float, unused: Collection[int], keep: bool = False
+    ) -> None:
         """Give the optimizers pieces with gradients, for the step that follows.
 
         Args:
             flats: The gradients of each bucket: sums, where pieces are.
             scale: They are multiplied by it.
             unused: Numbers of parameters to which nobody has a gradient: these get none.
+            keep: The step may be taken back, or made again with the same sums: they are not changed.
         """
         skipped = set(unused)
         changed = self._changed(skipped) if self._masters else set()
@@ -364,10 +369,15 @@ class HeldPieces:
                 piece.values.grad = None
                 continue
             gradient = flats[piece.bucket][piece.offset : piece.offset + piece.size]
+            if keep:
+                before = {name: _copied(value) for name, value in piece.state.items()}
+                self._kept.append((piece, piece.values.clone(), before))
             if self._masters and piece.values.dtype in LOW_PRECISION:
                 gradient = gradient.float()
                 has_changed = piece.stretch.index in changed
                 piece.stepped, states[id(piece)] = take_master(piece.values, piece.state, has_changed)
+            elif keep:
+                gradient = gradient.clone()  # some optimizers write into gradients
             piece.stepped.grad = gradient
             gradients.append(gradient)
         if scale != 1.0 and gradients:
@@ -386,6 +396,17 @@ class HeldPieces:
                 group["params"] = [piece.stepped for piece in pieces]
                 own.update({piece.stepped: states[id(piece)] for piece in pieces if states[id(piece)]})
             optimizer.state = own
+
+    def take_back(self) -> None:
+        """Have pieces be what they were before a step that has ended, of which `keep` was asked."""
+        for piece, values, state in self._kept:
+            piece.values.copy_(values)
+            piece.state = state
+        self._kept = []
+
+    def keep_step(self) -> None:
+        """Forget how a step could be taken back."""
+        self._kept = []
 
     @only_looks
     def _changed(self, skipped: Collection[int]) -> set[int]:

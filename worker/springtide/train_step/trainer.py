@@ -20,7 +20,7 @@ from springtide.comm.layout import Layout, field_of, layout_hash, plan_layout
 from springtide.comm.nccl import choose_backend
 from springtide.embedding.handle import tables_among
 from springtide.embedding.step import home_here
-from springtide.errors import PartDone, UsageError
+from springtide.errors import PartDone, SpringtideError, UsageError
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
 from springtide.exact.settings import describe
@@ -123,6 +123,7 @@ class Trainer:
         if make_shards is not None:
             with_norm = clip_norm is not None or bool(enabled_among(tracked))
             self.shards = make_shards(self._gradients.named, layout, optimizers, with_norm)
+            self.shards.waits_for_values = self._values_are_read
             if logical_workers:
                 exact.whole = False
                 self.shards.use_exact(exact)
@@ -537,7 +538,7 @@ class Trainer:
         if self._masters is not None:
             self._masters.end(optimizer)
         if self.shards is not None:
-            self.shards.stepped()
+            self._send_values(self.shards)
         if not self._stepping:
             self._gradients.lay_back()
         if self._staged is not None:
@@ -549,6 +550,17 @@ class Trainer:
         faults.reach_in(self._running().backward_pass, "stepped", self._running().assignment.number)
         if self._values_are_read:
             self.settle(None)
+
+    def _send_values(self, shards: ShardedOptimizer) -> None:
+        """Send the values of own shards. Raise Dropped when those of others had to come, and do not."""
+        try:
+            shards.stepped()
+        except SpringtideError:
+            raise
+        except RuntimeError as error:
+            if self._exact is not None:
+                self._exact.take_back()
+            self._reduction.fall_back(error)
 
     def _before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
         self.transaction.require_open("scaler.unscale_()")

@@ -98,7 +98,7 @@ def declare(
         )
     _check_masters(master_weights, strategy, multi_step)
     if shard != "None":
-        _check_shard(optimizers, tracked, multi_step, compression, bool(tables))
+        _check_shard(optimizers, multi_step, compression, bool(tables))
     rules = _rules(buffers, exact, consistency)
     _spread_out(models)
     return TrainerArguments(models, optimizers, multi_step, rules)
@@ -122,7 +122,6 @@ def _check_masters(wanted: Any, strategy: str, multi_step: bool) -> None:
 
 def _check_shard(
     optimizers: Sequence[torch.optim.Optimizer],
-    tracked: Mapping[str, Any],
     multi_step: bool,
     compression: str,
     tables: bool,
@@ -139,12 +138,6 @@ def _check_shard(
         raise UsageError(f"{never}sums are not compressed yet: set compression to None")
     if tables:
         raise UsageError(f"{never}tables of springtide.embedding have no place: set shard to None")
-    blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-    if looking := [name for name, item in tracked.items() if not isinstance(item, blind)]:
-        raise UsageError(
-            f"{never}a step's values arrive while the next one runs, so {', '.join(looking)} cannot look at "
-            "them inside of the step: track schedulers and GradScalers only, or set shard to None"
-        )
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
