@@ -204,7 +204,7 @@ class HeldPieces:
         self._pieces: list[Piece] = []
         self._by_parameter: dict[int, list[Piece]] = {}
         self._intervals: dict[int, tuple[Interval, ...]] = {}
-        self._kept: list[tuple[Piece, torch.Tensor, State]] = []
+        self._copies: list[tuple[Piece, torch.Tensor, State]] = []
         """What pieces had before a step that may be taken back."""
         self._stepping: list[tuple[dict[str, Any], list[torch.nn.Parameter]]] = []
         self._states: list[tuple[torch.optim.Optimizer, Any]] = []
@@ -371,7 +371,7 @@ class HeldPieces:
             gradient = flats[piece.bucket][piece.offset : piece.offset + piece.size]
             if keep:
                 before = {name: _copied(value) for name, value in piece.state.items()}
-                self._kept.append((piece, piece.values.clone(), before))
+                self._copies.append((piece, piece.values.clone(), before))
             if self._masters and piece.values.dtype in LOW_PRECISION:
                 gradient = gradient.float()
                 has_changed = piece.stretch.index in changed
@@ -399,14 +399,15 @@ class HeldPieces:
 
     def take_back(self) -> None:
         """Have pieces be what they were before a step that has ended, of which `keep` was asked."""
-        for piece, values, state in self._kept:
+        for piece, values, state in self._copies:
             piece.values.copy_(values)
             piece.state = state
-        self._kept = []
+        # What a script had written into parameters has to be seen again.
+        self._copies, self._versions = [], {}
 
     def keep_step(self) -> None:
         """Forget how a step could be taken back."""
-        self._kept = []
+        self._copies = []
 
     @only_looks
     def _changed(self, skipped: Collection[int]) -> set[int]:
