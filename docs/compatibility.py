@@ -27,12 +27,13 @@ _COLUMNS = {
     "AllReduce": "AllReduce",
     "exact": "AllReduce, [exact](exact.md)",
     "shards": "AllReduce, [shards](sharding.md)",
+    "exact shards": "AllReduce, exact and shards",
     "ParameterServer": "[ParameterServer](parameter-servers.md)",
 }
 
 
 def _outcome(case: Case, strategy: str) -> str:
-    if strategy in case.refused:
+    if case.refusal(strategy):
         return "refused"
     tolerance = case.tolerance_of(strategy)
     return "alike" if tolerance is None else f"{tolerance:.0e}".replace("e-0", "e-")

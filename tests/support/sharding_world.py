@@ -16,14 +16,18 @@ import torch
 from fake_groups import Dead, FakeGroup, Network, Turns
 
 from springtide.comm.layout import Layout, field_of, plan_layout
+from springtide.exact.buckets import ExactBuckets
+from springtide.exact.rounding import BLOCK
 from springtide.sharding.backend import ShardedOptimizer, ShardsLostError
 from springtide.sharding.pieces import State, Stretch
 from springtide.sharding.shard_map import Shard
+from springtide.train_step.master_weights import MASTER
 from springtide_protocol.names import GenerationName, StateName
 
 BUCKET_BYTES = 4096
 MOST_UNDER_WAY = 6000
 SCALE = 0.5
+MOST_MEMBERS = 9
 
 MakeOptimizer = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -38,7 +42,7 @@ def adam(parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, lr=0.125)
 
 
-def small_parameters(seed: int = 0) -> dict[str, torch.nn.Parameter]:
+def small_parameters(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.nn.Parameter]:
     """Return parameters of all sorts: of one number, of one element, none, channels_last, large and small."""
     draw = torch.Generator().manual_seed(seed)
     shapes: dict[str, tuple[int, ...]] = {
@@ -55,7 +59,7 @@ def small_parameters(seed: int = 0) -> dict[str, torch.nn.Parameter]:
         value = torch.randn(shape, generator=draw)
         if name == "image":
             value = value.contiguous(memory_format=torch.channels_last)
-        found[name] = torch.nn.Parameter(value)
+        found[name] = torch.nn.Parameter(value.to(dtype))
     return found
 
 
@@ -121,12 +125,24 @@ class Reference:
 
     Attributes:
         step: The number of the last one.
+        stepped: Those that the optimizer steps: the parameters, or float32 masters of 16-bit ones.
     """
 
-    def __init__(self, make: MakeOptimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def __init__(
+        self, make: MakeOptimizer, parameters: Mapping[str, torch.nn.Parameter], masters: bool = False
+    ) -> None:
         self.parameters = list(parameters.values())
-        self.optimizer = make(self.parameters)
+        self.stepped = [
+            torch.nn.Parameter(item.detach().float()) if masters else item for item in self.parameters
+        ]
+        self.optimizer = make(self.stepped)
         self.step = 0
+
+    def state_of(self, index: int) -> State:
+        """Return the optimizer's state of a parameter, with its master if it has one that has stepped."""
+        own = self.stepped[index]
+        state = dict(self.optimizer.state.get(own, {}))
+        return state | {MASTER: own.detach()} if state and own is not self.parameters[index] else state
 
     def make_step(self, gradients: Mapping[int, torch.Tensor], unused: Collection[int]) -> None:
         """Make a step with sums of gradients.
@@ -135,12 +151,15 @@ class Reference:
             gradients: The sums, by parameter's number.
             unused: Parameters that get none.
         """
-        for index, parameter in enumerate(self.parameters):
+        for index, parameter in enumerate(self.stepped):
             if index not in unused:
                 # Laid out as the parameter is, as autograd does it.
                 parameter.grad = torch.empty_like(parameter).copy_(gradients[index] * SCALE)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        with torch.no_grad():
+            for own, stepped in zip(self.parameters, self.stepped, strict=True):
+                own.copy_(stepped)
         self.step += 1
         schedule(self.optimizer, self.step)
 
@@ -149,6 +168,34 @@ def schedule(optimizer: torch.optim.Optimizer, step: int) -> None:
     """Set the learning rate that follows a step."""
     for group in optimizer.param_groups:
         group["lr"] = 0.125 / (1 + step % 4)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Say what kind of job it is.
+
+    Attributes:
+        make: Makes the optimizer.
+        masters: Parameters are bfloat16 and have float32 masters.
+        bfloat16: Parameters are bfloat16 in any case.
+        exact: Gradients are summed as integers.
+        reads: The script's code reads all values before its step counts.
+    """
+
+    make: MakeOptimizer = adam
+    masters: bool = False
+    exact: bool = False
+    reads: bool = False
+    bfloat16: bool = False
+
+    def parameters(self, seed: int = 0) -> dict[str, torch.nn.Parameter]:
+        """Return parameters of the variant's type."""
+        return small_parameters(seed, torch.bfloat16 if self.masters or self.bfloat16 else torch.float32)
+
+    def layout(self, parameters: Mapping[str, torch.nn.Parameter]) -> Layout:
+        """Return the layout of the parameters' gradients."""
+        fields = [field_of(name, value) for name, value in parameters.items()]
+        return plan_layout(fields, BUCKET_BYTES, BLOCK if self.exact else 1)
 
 
 class Member:
@@ -164,24 +211,31 @@ class Member:
         self,
         name: str,
         node: str,
-        make: MakeOptimizer,
+        variant: Variant,
         seed: int,
         keeps_gradients: bool,
         most_under_way: int | None,
     ) -> None:
         self.name, self.node = name, node
-        self.parameters = small_parameters(seed)
-        self.layout = layout_of(self.parameters)
-        self.optimizer = make(list(self.parameters.values()))
+        self.parameters = variant.parameters(seed)
+        self.layout = variant.layout(self.parameters)
+        self.optimizer = variant.make(list(self.parameters.values()))
         self.home = ShardedOptimizer(
             self.parameters,
             self.layout,
             [self.optimizer],
             with_norm=False,
             node=node,
-            keeps_gradients=keeps_gradients,
+            keeps_gradients=keeps_gradients or variant.exact,
+            masters=variant.masters,
             most_under_way=most_under_way,
         )
+        self.home.waits_for_values = variant.reads
+        self.exact: ExactBuckets | None = None
+        if variant.exact:
+            self.exact = ExactBuckets(self.layout, MOST_MEMBERS)
+            self.exact.whole = False
+            self.home.use_exact(self.exact)
         self.state: StateName | None = None
         self.step = 0
         self.table: list[frozenset[str]] = []
@@ -208,8 +262,36 @@ class Member:
         assert self.state is not None
         home = self.home
         home.settle(None)
-        home.begin_step()
         gradients = {i: g for i, g in gradients_for(self.layout, seed).items() if i not in unused}
+        if self.exact is None:
+            self._sum(group, gradients)
+        else:
+            self._sum_exactly(self.exact, group, gradients)
+        home.commit(SCALE, unused)
+        exponents = None if self.exact is None else self.exact.exponents.values
+        if self.exact is not None:
+            self.exact.commit(self.step + 1)
+        self.optimizer.step()
+        try:
+            home.stepped()
+        except RuntimeError as error:
+            if not home.waits_for_values:
+                # It is called inside of the script's optimizer.step().
+                raise AssertionError("a broken group is no failure of a committed step") from error
+            if self.exact is not None and exponents is not None:
+                self.exact.exponents.values = exponents
+            raise
+        self.step += 1
+        self.state = StateName(group.network.generation, self.step)  # type: ignore[attr-defined]
+        if home.waits_for_values:
+            values = [value.clone() for value in self.parameters.values()]
+            home.settle(None)
+            assert all(map(torch.equal, values, self.parameters.values())), "values came late"
+        schedule(self.optimizer, self.step)
+
+    def _sum(self, group: FakeGroup, gradients: Mapping[int, torch.Tensor]) -> None:
+        home = self.home
+        home.begin_step()
         for bucket, flat in enumerate(flats_of(self.layout, gradients)):
             home.push(flat, bucket)
             if not home.keeps_gradients:
@@ -218,16 +300,33 @@ class Member:
         vote = torch.ones(1)
         group.start_sum(vote).wait()
         assert vote.item() == group.size
-        home.commit(SCALE, unused)
-        self.optimizer.step()
-        self.step += 1
-        self.state = StateName(group.network.generation, self.step)  # type: ignore[attr-defined]
-        try:
-            home.stepped()
-        except RuntimeError as error:
-            # It is called inside of the script's optimizer.step().
-            raise AssertionError("a broken group is no failure of a committed step") from error
-        schedule(self.optimizer, self.step)
+
+    def _sum_exactly(
+        self, buckets: ExactBuckets, group: FakeGroup, gradients: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Do the step again with other exponents where a gradient does not fit, as all members do."""
+        exponents = None
+        while True:
+            self.home.begin_step()
+            buckets.begin(lambda sums: self.home.push(sums, buckets.leaving), True, exponents)
+            for index in sorted(gradients, reverse=True):
+                buckets.put(index, gradients[index], 1.0, 0, True)
+            buckets.flush()
+            buckets.wait()
+            self.home.prepare()
+            buckets.wait()
+            vote = torch.tensor([1.0, float(buckets.exceeded)])
+            group.start_sum(vote).wait()
+            assert vote[0] == group.size
+            if not vote[1]:
+                break
+            assert exponents is None, "a step that is done again must fit"
+            needed = buckets.needed
+            group.start_max(needed).wait()
+            exponents = buckets.raised(needed)
+
+
+PLAIN = Variant()
 
 
 @dataclass
@@ -246,11 +345,11 @@ class World:
         restored: How often the state had to come from a checkpoint.
     """
 
-    def __init__(self, nodes: Sequence[str], seed: int = 0, make: MakeOptimizer = adam) -> None:
-        self._make, self._seed, self._draw = make, seed, random.Random(seed)
+    def __init__(self, nodes: Sequence[str], seed: int = 0, variant: Variant = PLAIN) -> None:
+        self._variant, self._seed, self._draw = variant, seed, random.Random(seed)
         self._count = 0
         self.members: list[Member] = []
-        self.reference = Reference(make, small_parameters())
+        self.reference = Reference(variant.make, variant.parameters(), variant.masters)
         self._candidate: Reference | None = None
         self._generation = 0
         self._groups: list[FakeGroup] = []
@@ -270,7 +369,7 @@ class World:
         name, seed = f"m{self._count}", 1000 + self._count
         # In half of all worlds buckets leave in several chunks.
         most = None if self._seed % 4 < 2 else MOST_UNDER_WAY
-        member = Member(name, node, self._make, seed, self._seed % 2 == 0, most)
+        member = Member(name, node, self._variant, seed, self._seed % 2 == 0, most)
         self.members.insert(place, member)
 
     def lose(self, members: Collection[Member]) -> None:
@@ -362,6 +461,9 @@ class World:
                     )
                 ]
                 member.optimizer.load_state_dict({"state": {}, "param_groups": groups})
+                if member.exact is not None and source.exact is not None:
+                    exponents = source.exact.exponents.state_dict()
+                    member.exact.exponents.load_state_dict(copy.deepcopy(exponents))
                 # It says that it has that state from here on, as the library's workers do.
                 member.state, member.step = newest, step
         fresh, self._groups = self._fresh, self._new_groups(deaths)
@@ -405,6 +507,10 @@ class World:
             for own, truth in zip(member.parameters.values(), self.reference.parameters, strict=True):
                 own.copy_(truth)
         member.optimizer.load_state_dict(copy.deepcopy(self.reference.optimizer.state_dict()))
+        for index, parameter in enumerate(member.parameters.values()):
+            # Raw: torch gives state the type of the parameter.
+            if state := self.reference.state_of(index):
+                member.optimizer.state[parameter] = copy.deepcopy(state)
         number = self._generation
         name = GenerationName.of(incarnation=1, restart=self.restored, number=number)
         # The name of a restored state says nothing of its step.
@@ -481,10 +587,13 @@ class World:
             home = member.home
             assert home.assigned is not None
             assert not member.optimizer.state
+            if member.exact is not None:
+                exponents = [other.exact.exponents.values for other in self.members if other.exact]
+                assert all(torch.equal(member.exact.exponents.values, other) for other in exponents)
             for number in home.assigned.held_by(rank):
                 for part in home.held.shard_parts(home.shards, number):
                     whole = truth.parameters[part.stretch.index]
-                    state = truth.optimizer.state.get(whole, {})
+                    state = truth.state_of(part.stretch.index)
                     check_state(part.state, state, part.stretch, whole.shape)
         holders = [len(table) for table in self._tables[0]]
         assert set(holders) == {min(2, len(self.members))}

@@ -68,7 +68,8 @@ def main() -> None:
     springtide.init()
     # A scale at which the first gradients overflow.
     scaler = torch.amp.GradScaler("cpu", 2.0**126, 4.0, 2.0**-7, 4, enabled="scaler" in options)
-    springtide.distribute(model, optimizer, scheduler=scheduler, scaler=scaler, clip_norm=0.5)
+    clip_norm = options.get("clip_norm", 0.5)
+    springtide.distribute(model, optimizer, scheduler=scheduler, scaler=scaler, clip_norm=clip_norm)
     dataset = Augmented(options["samples"], options.get("not_finite", ""))
     for batch in springtide.batches(dataset, batch_size=options["batch"], epochs=options["epochs"], seed=5):
         with springtide.step():

@@ -161,6 +161,8 @@ def main() -> None:
     if device != "cpu":
         warnings.simplefilter("default")  # drivers and compilers warn of what nobody has seen here
     model = make_model(options.get("model", "plain"), options.get("hidden", 32)).to(device)
+    dtype = torch.bfloat16 if "masters" in options else torch.float32
+    model = model.to(dtype)
     if "expanded" in options:
         model.register_buffer("mask", torch.full((1, 1), 2.0).expand(4, 4))
     if slot in options.get("no_memory", []):
@@ -201,6 +203,7 @@ def main() -> None:
         scheduler=scheduler,
         scaler=scaler,
         clip_norm=options.get("clip_norm"),
+        master_weights="masters" in options,
         **tracked,
     )
     rates: dict[int, float] = {}
@@ -226,7 +229,7 @@ def main() -> None:
                 for micro in batch.split(options.get("split", 1)):
                     inputs, labels = (item.to(device) for item in micro)
                     scheduler_before = optimizer.param_groups[0]["lr"]
-                    loss = criterion(compute(inputs), labels)
+                    loss = criterion(compute(inputs.to(dtype)).float(), labels)
                     for rest in reversed(range(options.get("backwards", 1))):  # each of a part of the loss
                         part = loss / options.get("backwards", 1) if "backwards" in options else loss
                         scaler.scale(part * float("inf") if broken else part).backward(

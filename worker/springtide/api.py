@@ -72,6 +72,7 @@ def distribute(
     *,
     clip_norm: float | None = None,
     buffers: Mapping[str, str] | None = None,
+    master_weights: bool = False,
     **tracked: Any,
 ) -> tuple[Models, Optimizers]:
     """Make the model and its optimizer part of the job; the same objects are returned, instrumented.
@@ -86,6 +87,9 @@ def distribute(
             it: "mean" by samples, "first" (the first worker's), "sum" of the changes, "min", "max" (by
             element), or "local" (each worker keeps its own); otherwise running statistics of norm layers are
             averaged, and of all else the first worker's count.
+        master_weights: whether the optimizer steps float32 copies of bfloat16 and float16 parameters, with
+            float32 state, and the parameters are their roundings; in shards with
+            `strategy.allReduce.shard`. With strategy.type AllReduce, and one optimizer.
         tracked: objects with state_dict and load_state_dict (learning-rate schedulers, averages of weights, a
             GradScaler) that are committed, put back and transferred along.
 
@@ -117,6 +121,7 @@ def distribute(
         compression=settings.compression,
         strategy=strategy,
         shard="None" if settings.alone else settings.shard,
+        master_weights=master_weights,
     )
     declared = check()
     count_steps(tracked.values())
@@ -137,8 +142,9 @@ def distribute(
         backend=runtime.settings.backend,
         compression=settings.sum_compression,
         make_servers=backend_for(settings) if strategy in ("ParameterServer", "Hybrid") else None,
-        make_shards=shards_for(settings) if in_shards else None,
+        make_shards=shards_for(settings, master_weights) if in_shards else None,
         keeps_gradients=not in_shards or settings.shard == "Optimizer",
+        masters=master_weights,
     )
     runtime.install(trainer, declared.models, tracked, check)
     return model, optimizer

@@ -60,8 +60,8 @@ class AllReduce(ApiModel):
         default=Shard.NONE,
         description="What is divided among the workers instead of being in each of them, for models larger"
         " than one worker. Optimizer: the optimizer's state; each part of it is in two workers, so that the"
-        " loss of one costs nothing. Gradients: summed gradients as well. With strategy.type AllReduce; not"
-        " with compression, not yet together with exact. Immutable.",
+        " loss of one costs nothing. Gradients: summed gradients as well (with exact: as Optimizer). With"
+        " strategy.type AllReduce; not with compression. Immutable.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule("self == oldSelf", "strategy.allReduce.shard is immutable: create a new job")

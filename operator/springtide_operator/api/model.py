@@ -325,13 +325,6 @@ class TrainingJobSpec(ApiModel):
                     fieldPath=".strategy.allReduce.shard",
                 ),
                 rule(
-                    "self.strategy.allReduce.shard == 'None' || !self.strategy.allReduce.exact",
-                    "strategy.allReduce.shard is not yet together with exact: set shard to None, or exact to"
-                    " false",
-                    reason="FieldValueForbidden",
-                    fieldPath=".strategy.allReduce.shard",
-                ),
-                rule(
                     "self.strategy.allReduce.shard == 'None'"
                     " || self.strategy.allReduce.compression == 'None'",
                     "strategy.allReduce.shard and compression exclude each other: set one of them to None",

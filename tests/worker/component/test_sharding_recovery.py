@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from gpu_capabilities import needs_cuda
 from worker_checks import check
-from worker_cluster import WorkerCluster
-from worker_reference import Reference
+from worker_cluster import WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
 
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.storage import Storage
@@ -37,6 +37,20 @@ def make_cluster(new_cluster: Callable[..., WorkerCluster]) -> Callable[..., Wor
         return new_cluster(options, environment=environment, **settings)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def reference_of(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reference]:
+    """Return the undisturbed run in one process with some other options."""
+    known: dict[str, Reference] = {}
+
+    def run(**options: Any) -> Reference:
+        key = str(options)
+        if key not in known:
+            known[key] = train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS | options)
+        return known[key]
+
+    return run
 
 
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
@@ -114,6 +128,25 @@ def test_script_that_repeats_backward_loses_one_step_at_most(
     check(cluster, reference, [first, second, joiner])
     assert "another backward() of the same samples" in cluster.logs()
     assert "another backward() of the same samples" not in joiner.log()
+
+
+AVERAGE = {"average": True}
+
+
+@pytest.mark.parametrize(
+    ("point", "shard"),
+    [("gathering:6", "Optimizer"), ("gathering:9", "Gradients"), ("stepped:6", "Gradients")],
+)
+def test_average_of_weights_survives_a_kill(
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], point: str, shard: str
+) -> None:
+    """One dies as it waits for the values that its average reads, while others wait for values of its own."""
+    cluster = make_cluster(options=AVERAGE, environment={"SPRINGTIDE_SHARD": shard})
+    first, second, victim = cluster.start(3, faults={2: f"{point}:kill"})
+    cluster.until(lambda: not victim.running, f"the death at {point}")
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference_of(**AVERAGE), [first, second, joiner])
 
 
 def test_grows_from_one_and_shrinks_to_three(
@@ -221,6 +254,50 @@ def test_checkpoint_is_restored_at_another_size(
     others = [cluster.add() for _ in range(2)]
     cluster.until_done()
     check(cluster, reference, others)
+    assert min(worker.commits()[0]["step"] for worker in others) == newest + 1
+
+
+MASTERS = {"masters": True, "lr": 0.001}
+BFLOAT16 = 0.02
+"""Gradients are computed in bfloat16, by each worker from its part of the samples."""
+
+
+@pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
+def test_masters_of_16_bit_parameters_survive_a_kill(
+    make_cluster: Callable[..., WorkerCluster],
+    reference_of: Callable[..., Reference],
+    shard: str,
+) -> None:
+    """One dies between a step's vote and its result; another comes, and gets masters with its shards."""
+    cluster = make_cluster(options=MASTERS, environment={"SPRINGTIDE_SHARD": shard})
+    first, second, victim = cluster.start(3, faults={2: "reduced:6:kill"})
+    cluster.until(lambda: not victim.running, "the death")
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference_of(**MASTERS), [first, second, joiner], BFLOAT16)
+
+
+@pytest.mark.parametrize(("first", "second"), [("Optimizer", "None"), ("None", "Gradients")])
+def test_masters_are_restored_with_shards_and_without(
+    make_cluster: Callable[..., WorkerCluster],
+    reference_of: Callable[..., Reference],
+    tmp_path: Path,
+    first: str,
+    second: str,
+) -> None:
+    cluster = make_cluster(options=MASTERS, environment=saving(tmp_path) | {"SPRINGTIDE_SHARD": first})
+    workers = cluster.start(3)
+    cluster.until(lambda: saved_steps(tmp_path)[:1] >= [8], "a checkpoint")
+    for worker in workers:
+        worker.kill()
+    cluster.until_done()
+    cluster.kill_coordinator()
+    cluster.environment["SPRINGTIDE_SHARD"] = second
+    cluster.start_coordinator()
+    newest = saved_steps(tmp_path)[0]
+    others = [cluster.add() for _ in range(2)]
+    cluster.until_done()
+    check(cluster, reference_of(**MASTERS), others, BFLOAT16)
     assert min(worker.commits()[0]["step"] for worker in others) == newest + 1
 
 

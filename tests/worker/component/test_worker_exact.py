@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +75,14 @@ def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     return run
 
 
-def check(cluster: WorkerCluster, expected: dict[str, Any], members: list[Worker]) -> None:
+def check(
+    cluster: WorkerCluster, expected: dict[str, Any], members: list[Worker], but: Collection[str] = ()
+) -> None:
     for worker in members:
         assert isinstance(worker.outcome(), outcome.Finished), f"{worker.outcome()}\n{cluster.logs()}"
-        assert worker.result() == expected, f"{worker.name}\n{cluster.logs()}"
+        found = worker.result() or {}
+        for name in expected.keys() - set(but):
+            assert found.get(name) == expected[name], f"{name} of {worker.name}\n{cluster.logs()}"
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -163,3 +167,54 @@ def test_micro_batches_and_half_precision(make_cluster: Callable[..., WorkerClus
     cluster.start(2)
     cluster.until_done()
     check(cluster, expected, cluster.workers)
+
+
+SHARDED = ("optimizer",)
+"""A worker has a part of the optimizer's state there, and not in the optimizer."""
+
+
+@pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_shards_have_the_bits_of_a_job_without(
+    make_cluster: Callable[..., WorkerCluster], alone: Alone, size: int, shard: str
+) -> None:
+    cluster = make_cluster({"SPRINGTIDE_SHARD": shard}, clip_norm=None)
+    cluster.start(size)
+    cluster.until_done()
+    check(cluster, alone(clip_norm=None), cluster.workers, SHARDED)
+    assert "of optimizer state" in cluster.logs()
+
+
+def test_equal_bits_in_shards_over_kills_and_joins(
+    make_cluster: Callable[..., WorkerCluster], alone: Alone
+) -> None:
+    """Sizes 3, 2, 3, 2, with deaths before the sums are at two members, and after that."""
+    options = {"pace": 0.01, "scaler": True, "clip_norm": None}
+    cluster = make_cluster({"SPRINGTIDE_SHARD": "Optimizer"}, **options)
+    first, second, third = cluster.start(3, faults={1: "pushed:3:kill"})
+    cluster.until(lambda: not second.running, "the first death")
+    fourth = cluster.add(fault="reduced:*:kill")
+    cluster.until(lambda: not fourth.running, "the second death")
+    fifth = cluster.add()
+    cluster.until(lambda: bool(fifth.commits()), "steps of another one")
+    first.terminate()
+    cluster.until_done()
+    expected = alone(**options)
+    assert expected["audit"]["skipped"] >= 1
+    check(cluster, expected, [third, fifth], SHARDED)
+
+
+def test_clipped_bits_in_shards_depend_on_no_size(make_cluster: Callable[..., WorkerCluster]) -> None:
+    """The norm is added up shard by shard, and multiplied once: not the bits of a job without shards."""
+    environment = {"SPRINGTIDE_SHARD": "Optimizer"}
+    one = make_cluster(environment)
+    (worker,) = one.start(1)
+    one.until_done()
+    expected = worker.result()
+    assert expected is not None
+    cluster = make_cluster(environment, pace=0.01)
+    first, victim, third = cluster.start(3, faults={1: "prepared:4:kill"})
+    cluster.until(lambda: not victim.running, "the death")
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, expected, [first, third, joiner])

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from sharding_world import Member, World, adam, same, small_parameters
+from sharding_world import Member, Variant, World, adam, same, small_parameters
 
 from springtide.checkpoint import shares
 from springtide.comm import codec
@@ -68,9 +68,9 @@ def check_restored(world: World, tree: dict[str, Any]) -> None:
     """Fail unless the tree is the plain optimizer's state, but for parameters without elements."""
     truth = world.reference
     wanted = {
-        POSITIONS[index]: truth.optimizer.state[parameter]
+        POSITIONS[index]: truth.state_of(index)
         for index, parameter in enumerate(truth.parameters)
-        if parameter.numel() and parameter in truth.optimizer.state
+        if parameter.numel() and truth.state_of(index)
     }
     assert tree["optimizer"].keys() == wanted.keys()
     for position, state in wanted.items():
@@ -89,11 +89,12 @@ def check_restored(world: World, tree: dict[str, Any]) -> None:
     steps=st.integers(0, 2),
     unused=st.lists(st.integers(0, 6), max_size=3),
     seed=st.integers(0, 1000),
+    masters=st.booleans(),
 )
 def test_parts_of_all_writers_are_the_whole_state_once(
-    nodes: list[str], make: Any, steps: int, unused: list[int], seed: int
+    nodes: list[str], make: Any, steps: int, unused: list[int], seed: int, masters: bool
 ) -> None:
-    world = World(nodes, seed, make)
+    world = World(nodes, seed, Variant(make, masters))
     world.form()
     assert world.train(steps, unused)
     check_restored(world, restored(parts_of(world, range(len(nodes)))))
@@ -119,7 +120,7 @@ def test_shard_at_no_writer_is_refused() -> None:
 @pytest.mark.parametrize("make", [adam, sgd, asgd])
 def test_restored_state_goes_on_as_an_undisturbed_run(make: Any) -> None:
     """The optimizer shards nothing; the way back is how each job's first generation begins."""
-    world = World(["a", "b", "c"], 4, make)
+    world = World(["a", "b", "c"], 4, Variant(make))
     world.form()
     assert world.train(2)
     tree = restored(parts_of(world, range(3)))

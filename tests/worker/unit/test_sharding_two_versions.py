@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sharding_world import Death, World
+from sharding_world import PLAIN, Death, Variant, World
 
 NODES = st.sampled_from(["a", "b", "c"])
 # A step makes 23 calls here (the vote is awaited in the 19th), and forming a generation about as many; in
@@ -26,9 +26,13 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.world: Any = None
 
-    @initialize(nodes=st.lists(NODES, min_size=1, max_size=4), seed=st.integers(0, 1000))
-    def begin(self, nodes: list[str], seed: int) -> None:
-        self.world = World(nodes, seed)
+    @initialize(
+        nodes=st.lists(NODES, min_size=1, max_size=4),
+        seed=st.integers(0, 1000),
+        variant=st.builds(Variant, masters=st.booleans(), exact=st.booleans(), reads=st.booleans()),
+    )
+    def begin(self, nodes: list[str], seed: int, variant: Variant) -> None:
+        self.world = World(nodes, seed, variant)
         self.world.form()
 
     @rule(
@@ -78,22 +82,31 @@ TestHistories = Histories.TestCase
 TestHistories.settings = hypothesis.settings(max_examples=15, stateful_step_count=10)
 
 
-def after_three_steps(nodes: list[str], seed: int = 0) -> World:
-    world = World(nodes, seed)
+def after_three_steps(nodes: list[str], seed: int = 0, variant: Variant = PLAIN) -> World:
+    world = World(nodes, seed, variant)
     world.form()
     assert world.train(3)
     return world
 
 
-@pytest.mark.parametrize(("chunks", "least"), [(0, 15), (2, 40)], ids=["whole buckets", "chunks"])
-def test_death_at_each_call_of_a_step_loses_nothing(chunks: int, least: int) -> None:
+@pytest.mark.parametrize(
+    ("variant", "chunks", "least"),
+    [
+        (PLAIN, 0, 15),
+        (PLAIN, 2, 40),
+        (Variant(masters=True, reads=True), 0, 12),
+        (Variant(masters=True, reads=True), 2, 40),
+        (Variant(exact=True), 0, 12),
+    ],
+)
+def test_death_at_each_call_of_a_step_loses_nothing(variant: Variant, chunks: int, least: int) -> None:
     """Whichever call it is, the others go on from the step before it or from that step, all from the same.
 
     Between the chunks of a bucket, too.
     """
     ends = set()
     for points in range(0, 99, 1 + chunks // 2):
-        world = after_three_steps(["a", "b", "c"], seed=4 * points + chunks + points // 2 % 2)
+        world = after_three_steps(["a", "b", "c"], 4 * points + chunks + points // 2 % 2, variant)
         stands = world.train(1, unused=[1], deaths=[Death(points, points)])
         if stands:  # the step has fewer calls
             break
@@ -155,3 +168,17 @@ def test_step_committed_by_one_is_made_by_all_others() -> None:
         world.check()
         made += states == {3, 4}
     assert made >= 3
+
+
+def test_step_whose_values_do_not_come_is_taken_back() -> None:
+    """One dies as values are awaited: some have them all and go on from the step, others make it anew."""
+    ends = set()
+    for seed in range(0, 24, 3):
+        world = after_three_steps(["a", "b", "c", "d"], seed, Variant(reads=True))
+        world.train(1, deaths=[Death(seed, 19)])
+        states = tuple(sorted(member.step for member in world.members))
+        world.form()
+        world.check()
+        assert (world.restored, world.reference.step) == (0, max(states))
+        ends.add(states)
+    assert {(3, 3, 3), (3, 3, 4)} <= ends

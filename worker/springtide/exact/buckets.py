@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +75,10 @@ class ExactBuckets(Buckets):
     gathers = False  # each gradient is rounded as it comes
     may_reorder = False  # parts of a step come one after another
 
+    whole = True
+    """Whether all sums come to this worker. Otherwise those that do are restored by `restore_sums`, and all
+    of `largest` is told by others, before `commit`."""
+
     def __init__(self, layout: Layout, parts: int, device: torch.device | None = None) -> None:
         """layout: slots aligned to BLOCK elements. parts: most parts that are added up in a step. device: of
         the gradients; None is the CPU."""
@@ -136,7 +140,8 @@ class ExactBuckets(Buckets):
         self._factors = scale.factors(self._exponents, self._parts)
         self._units = scale.units(self._exponents, self._parts)
         self._rounder.begin(self._exponents, self._factors)
-        self._largest = torch.zeros(self._units.shape, device=self._device)
+        self.largest = torch.zeros(self._units.shape, device=self._device)
+        """By block: the largest magnitude of the step's sum, once that is restored."""
         # Only a step that is done again knows of blocks that are not finite.
         self._broken = exponents is not None and bool((exponents == scale.NOT_FINITE).any())
         for bucket in range(len(self._flats)):
@@ -253,16 +258,43 @@ class ExactBuckets(Buckets):
         for bucket, work in enumerate(self._works):
             work.wait()
             self._check(bucket)
-            blocks = self._bucket_blocks[bucket]
-            restore(
-                self._totals[bucket],
-                self._units[blocks],
-                self._flats[bucket],
-                self._largest[blocks],
-                **self._restored,
-            )
-            self._versions[bucket] = self._flats[bucket]._version
+            if self.whole:
+                self.restore_sums(bucket, 0, self.layout.sizes[bucket])
         self._soiled = self._broken
+
+    @property
+    def flats(self) -> Sequence[torch.Tensor]:
+        """Return the gradients by bucket, flat."""
+        return self._flats
+
+    def blocks(self, bucket: int, start: int, stop: int) -> slice:
+        """Return the blocks of some elements of a bucket.
+
+        Args:
+            bucket: its number.
+            start: the first element, at which a block begins.
+            stop: the one behind the last, at which a block or the bucket ends.
+        """
+        first = self._bucket_blocks[bucket].start
+        return slice(first + start // BLOCK, first + stop // BLOCK)
+
+    def restore_sums(self, bucket: int, start: int, stop: int) -> None:
+        """Make numbers of the integer sums of some elements, which have come, and know the largest ones.
+
+        Args:
+            bucket: its number.
+            start: as for `blocks`.
+            stop: as for `blocks`.
+        """
+        blocks = self.blocks(bucket, start, stop)
+        restore(
+            self._totals[bucket][start:stop],
+            self._units[blocks],
+            self._flats[bucket][start:stop],
+            self.largest[blocks],
+            **self._restored,
+        )
+        self._versions[bucket] = self._flats[bucket]._version
 
     def scale(self, factor: float | torch.Tensor) -> None:
         super().scale(factor)
@@ -276,7 +308,7 @@ class ExactBuckets(Buckets):
     def commit(self, number: int) -> None:
         """Step `number` is about to be committed, and with it the exponents that follow from its sum."""
         self.exponents.values = scale.after_commit(
-            self.exponents.values, self._exponents, self._largest, self._owners, len(self._names), number
+            self.exponents.values, self._exponents, self.largest, self._owners, len(self._names), number
         )
 
     def _round_in(self, number: int, values: torch.Tensor, weight: float) -> None:

@@ -22,6 +22,8 @@ class ExactStep:
         self._logical_workers = logical_workers
         self._raised: tuple[Group, int, torch.Tensor] | None = None
         self.contributions: list[PartContribution] = []
+        self._before = buckets.exponents.values
+        """The exponents of the state before the last committed step."""
 
     def begin(
         self, group: Group, number: int, first: bool, last: bool, start_sum: Callable[[torch.Tensor], Work]
@@ -114,4 +116,9 @@ class ExactStep:
     def commit(self, number: int) -> None:
         """Step `number` cannot be dropped any more."""
         self._raised = None
+        self._before = self._buckets.exponents.values
         self._buckets.commit(number)
+
+    def take_back(self) -> None:
+        """The step that was committed last is undone."""
+        self._buckets.exponents.values = self._before

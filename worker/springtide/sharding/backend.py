@@ -31,8 +31,10 @@ from springtide import faults
 from springtide.comm.gather import gather_bytes
 from springtide.comm.layout import Layout
 from springtide.comm.process_group import Group
+from springtide.exact.buckets import ExactBuckets
 from springtide.settings import Settings
 from springtide.sharding.collectives import Exchanges, Flat, HeldSums, Interval, Outgoing, Source, Sums
+from springtide.sharding.exact_sums import restore_held
 from springtide.sharding.migration import migrate, moves
 from springtide.sharding.pieces import HeldPieces, ShardPart, State, Stretch
 from springtide.sharding.shard_map import LostShardsError, ShardMap, divide, plan
@@ -120,6 +122,7 @@ class ShardedOptimizer:
         node: str,
         keeps_gradients: bool = True,
         most_under_way: int | None = None,
+        masters: bool = False,
     ) -> None:
         """Hold nothing yet.
 
@@ -132,13 +135,14 @@ class ShardedOptimizer:
             keeps_gradients: Buckets keep their gradients until the next step; otherwise only the sums of what
                 is held here stay.
             most_under_way: Bytes of memory for what is on its way; None: see `collectives.most_under_way`.
+            masters: Parameters of 16 bits have float32 masters, which the optimizers step.
         """
         self._layout, self._optimizers, self._with_norm, self._node = layout, optimizers, with_norm, node
         self._most_under_way = most_under_way
         self._parameters = list(parameters.values())
         self._index = {id(item): index for index, item in enumerate(self._parameters)}
         self.shards = divide(layout.sizes, [dtype.itemsize for dtype in layout.dtypes])
-        self.held = HeldPieces(self._parameters, layout, optimizers)
+        self.held = HeldPieces(self._parameters, layout, optimizers, masters)
         self._buckets_of = [slot.bucket for slot in layout.slots]
         self._map: ShardMap | None = None
         self._group: Group | None = None
@@ -164,6 +168,12 @@ class ShardedOptimizer:
         self.repeats_backward = False
         """Whether a member has seen the script call backward() more than once for a micro-batch: members tell
         each other when a generation begins."""
+        self._exact: ExactBuckets | None = None
+        """Where exact sums are: integers, which are exchanged, and the gradients that are made of them."""
+        self.waits_for_values = False
+        """Whether a step counts only when all its values are here, since the script reads them next."""
+        self._before: tuple[StateName | None, int, Prepared | None, Outcome | None] = None, 0, None, None
+        """The state, its step, and what was known of the next one, before the last step was made."""
         self._kept_values: list[torch.Tensor] | None = None
         self._norm: float | None = None
         self._norms: dict[int, float] = {}
@@ -174,6 +184,14 @@ class ShardedOptimizer:
         self._measured: Sequence[object] = ()
 
     # ---- what it is
+
+    def use_exact(self, buckets: ExactBuckets) -> None:
+        """Have sums be exact: what is pushed are the integers of these buckets.
+
+        Args:
+            buckets: Of the gradients, which they keep.
+        """
+        self._exact, self.held.cuts_at_shards = buckets, True
 
     def take_gather_seconds(self) -> float:
         """Return for how long values were waited for since the last call."""
@@ -463,6 +481,8 @@ class ShardedOptimizer:
         assert self._exchanges is not None
         self.settle(None)  # values that no module has asked for: they have come by now
         self._exchanges.finish_sums()
+        if self._exact is not None:
+            self._sums = list(self._restored(self._exact))
         if self._with_norm:
             self._find_norms()
         assert self._generation is not None
@@ -470,8 +490,16 @@ class ShardedOptimizer:
         self._prepared = Prepared(following, tuple(self._sums), self.held.options())
         return self._norm
 
+    def _restored(self, buckets: ExactBuckets) -> list[torch.Tensor]:
+        assert self._map is not None
+        assert self._group is not None
+        rank, owners = self._group.rank, self._map.owners
+        owned = [shard for shard, owner in zip(self.shards, owners, strict=True) if owner == rank]
+        held = [self.held.intervals(bucket) for bucket in range(len(self._flats))]
+        return restore_held(buckets, self._group, held, owned)
+
     def _find_norms(self) -> None:
-        """Sum the squares over the shards that members own, for each optimizer."""
+        """Sum the squares over the shards, for each optimizer, in an order that no member has a part in."""
         assert self._map is not None
         assert self._group is not None
         rank, owners = self._group.rank, self._map.owners
@@ -481,7 +509,7 @@ class ShardedOptimizer:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        squares = torch.zeros(len(self._optimizers), dtype=torch.float64)
+        squares = torch.zeros(len(self.shards), len(self._optimizers), dtype=torch.float64)
         for number in self._numbers:
             if owners[number] != rank:
                 continue
@@ -489,13 +517,14 @@ class ShardedOptimizer:
             for start, stop, stretch in self.held.cells.between(shard.bucket, (shard.start, shard.stop)):
                 if stretch is not None:
                     norm = torch.linalg.vector_norm(self._sums[shard.bucket][start:stop], dtype=torch.float64)
-                    squares[numbers[id(self._parameters[stretch.index])]] += norm.cpu() ** 2
+                    squares[number, numbers[id(self._parameters[stretch.index])]] += norm.cpu() ** 2
         self._group.start_sum(squares).wait()
+        totals = [sum(column) for column in squares.T.tolist()]
         self._norms = {
             id(optimizer): math.sqrt(square)
-            for optimizer, square in zip(self._optimizers, squares.tolist(), strict=True)
+            for optimizer, square in zip(self._optimizers, totals, strict=True)
         }
-        self._norm = math.sqrt(float(squares.sum()))
+        self._norm = math.sqrt(sum(totals))
 
     def norm_of(self, optimizer: torch.optim.Optimizer) -> float:
         """Return the norm of this optimizer's gradients, as of the last `prepare`."""
@@ -510,11 +539,12 @@ class ShardedOptimizer:
             skip: The step changes nothing, and no optimizer steps.
         """
         assert self._prepared is not None
+        self._before = self._state, self._step, self._prepared, self._outcome
         self._outcome = Outcome(self._prepared.state, scale, tuple(unused), skip)
         if skip:
             self._take_name()
         else:
-            self.held.begin_step(self._prepared.sums, scale, unused)
+            self.held.begin_step(self._prepared.sums, scale, unused, self.waits_for_values)
 
     def _take_name(self) -> None:
         """Hold the state that the commit has made, under its name."""
@@ -522,13 +552,26 @@ class ShardedOptimizer:
         self._state, self._step, self._prepared = self._outcome.state, self._outcome.state.step, None
 
     def stepped(self) -> None:
-        """The optimizers have stepped: send the new values."""
+        """The optimizers have stepped: send the new values, and await them where the script reads them next.
+
+        Raises:
+            RuntimeError: They do not come in this generation, and the step is taken back: this member has the
+                sums and no more, as if it had not heard the vote's result.
+        """
         self.held.end_step()
         self._take_name()
         if self._measured is not self.held.pieces or not self.state_bytes:
             # A piece has as much from its first step on.
             self._measured, self.state_bytes = self.held.pieces, self.held.state_bytes()
         self._bring_values()
+        if self.waits_for_values:
+            try:
+                self.settle(None)
+            except RuntimeError:
+                self.held.take_back()
+                self._state, self._step, self._prepared, self._outcome = self._before
+                raise
+            self.held.keep_step()
 
     # ---- values
 
@@ -640,7 +683,7 @@ def _unpacked(text: str) -> frozenset[int]:
 
 
 def shards_for(
-    settings: Settings,
+    settings: Settings, masters: bool = False
 ) -> Callable[
     [dict[str, torch.nn.Parameter], Layout, Sequence[torch.optim.Optimizer], bool], ShardedOptimizer
 ]:
@@ -648,6 +691,7 @@ def shards_for(
 
     Args:
         settings: The worker's.
+        masters: Parameters of 16 bits have float32 masters.
     """
 
     def make(
@@ -663,7 +707,9 @@ def shards_for(
             optimizers,
             with_norm=with_norm,
             node=node,
-            keeps_gradients=settings.shard == "Optimizer",
+            # Exact sums are made of all parts of a step: integers stay until the last of them.
+            keeps_gradients=settings.shard == "Optimizer" or bool(settings.logical_workers),
+            masters=masters,
         )
 
     return make

@@ -7,7 +7,8 @@ script's options, whichever optimizer of those named below it is (and any whose 
 `elementwise = True`).
 
 Outside of a step the optimizer has its parameters, and no state. The state of a piece is kept here, and cut
-by shards when those go to other workers.
+by shards when those go to other workers. With masters (`train_step.master_weights`) the optimizer steps a
+16-bit piece's float32 copy, which is a part of that state.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import torch
 
 from springtide.comm.layout import Layout
 from springtide.errors import SpringtideError, UsageError
+from springtide.ps.lazy_values import only_looks
 from springtide.sharding.collectives import Interval, Sums, merged
 from springtide.sharding.shard_map import Shard, ShardMap
+from springtide.train_step.master_weights import LOW_PRECISION, MASTER, take_master
 
 ELEMENTWISE: Final = (
     torch.optim.SGD,
@@ -108,8 +111,9 @@ class Piece:
     Attributes:
         bucket: In which its gradient lies.
         offset: Of its first element in the bucket.
-        values: The parameter's memory there, one-dimensional, as the optimizer sees it.
+        values: The parameter's memory there, one-dimensional.
         state: The optimizer's.
+        stepped: The tensor that the optimizer has in its groups while it steps: the values, or their master.
     """
 
     stretch: Stretch
@@ -117,6 +121,11 @@ class Piece:
     offset: int
     values: torch.Tensor
     state: State = field(default_factory=dict)
+    stepped: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Have the optimizer step the values, until it is told otherwise."""
+        self.stepped = self.values
 
     @property
     def size(self) -> int:
@@ -172,6 +181,7 @@ class HeldPieces:
         parameters: Sequence[torch.nn.Parameter],
         layout: Layout,
         optimizers: Sequence[torch.optim.Optimizer],
+        masters: bool = False,
     ) -> None:
         """Hold nothing yet.
 
@@ -179,8 +189,14 @@ class HeldPieces:
             parameters: The trained ones, by index.
             layout: Of their gradients.
             optimizers: Of the script.
+            masters: Those of 16 bits have float32 masters.
         """
         self._parameters, self._optimizers = parameters, optimizers
+        self._masters = masters
+        self.cuts_at_shards = False
+        """Whether each shard has pieces of its own, so that no cut depends on who holds it."""
+        self._versions: dict[int, int] = {}
+        """By parameter: its version when its masters were last compared with it."""
         self._names = [spec.name for spec in layout.fields]
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
         self.cells = Cells(layout)
@@ -188,6 +204,8 @@ class HeldPieces:
         self._pieces: list[Piece] = []
         self._by_parameter: dict[int, list[Piece]] = {}
         self._intervals: dict[int, tuple[Interval, ...]] = {}
+        self._copies: list[tuple[Piece, torch.Tensor, State]] = []
+        """What pieces had before a step that may be taken back."""
         self._stepping: list[tuple[dict[str, Any], list[torch.nn.Parameter]]] = []
         self._states: list[tuple[torch.optim.Optimizer, Any]] = []
 
@@ -220,6 +238,7 @@ class HeldPieces:
         A piece has shards of one pair of holders, so that both have the same pieces: on the CPU, torch
         computes the last elements of a tensor, or of a thread's part of it, by other instructions than those
         before, which would make copies differ in a last bit (SGD and RMSprop in bfloat16, some fused ones).
+        With `cuts_at_shards` it has one shard, so that bits do not depend on the number of members, either.
 
         Args:
             shards: All of the layout.
@@ -234,7 +253,7 @@ class HeldPieces:
             shard = shards[number]
             by_bucket.setdefault(shard.bucket, []).append((shard.start, shard.stop))
             holders = None if assigned is None else frozenset(assigned.holders(number))
-            if runs and last == (shard.bucket, shard.start, holders):
+            if runs and last == (shard.bucket, shard.start, holders) and not self.cuts_at_shards:
                 runs[-1] = shard.bucket, (runs[-1][1][0], shard.stop)
             else:
                 runs.append((shard.bucket, (shard.start, shard.stop)))
@@ -330,22 +349,36 @@ class HeldPieces:
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def begin_step(self, flats: Sequence[Sums], scale: float, unused: Collection[int]) -> None:
+    def begin_step(
+        self, flats: Sequence[Sums], scale: float, unused: Collection[int], keep: bool = False
+    ) -> None:
         """Give the optimizers pieces with gradients, for the step that follows.
 
         Args:
             flats: The gradients of each bucket: sums, where pieces are.
             scale: They are multiplied by it.
             unused: Numbers of parameters to which nobody has a gradient: these get none.
+            keep: The step may be taken back, or made again with the same sums: they are not changed.
         """
         skipped = set(unused)
-        gradients = []
+        changed = self._changed(skipped) if self._masters else set()
+        gradients, states = [], {}
         for piece in self._pieces:
+            piece.stepped, states[id(piece)] = piece.values, piece.state
             if piece.stretch.index in skipped:
                 piece.values.grad = None
                 continue
             gradient = flats[piece.bucket][piece.offset : piece.offset + piece.size]
-            piece.values.grad = gradient
+            if keep:
+                before = {name: _copied(value) for name, value in piece.state.items()}
+                self._copies.append((piece, piece.values.clone(), before))
+            if self._masters and piece.values.dtype in LOW_PRECISION:
+                gradient = gradient.float()
+                has_changed = piece.stretch.index in changed
+                piece.stepped, states[id(piece)] = take_master(piece.values, piece.state, has_changed)
+            elif keep:
+                gradient = gradient.clone()  # some optimizers write into gradients
+            piece.stepped.grad = gradient
             gradients.append(gradient)
         if scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, scale)
@@ -360,9 +393,33 @@ class HeldPieces:
                     for parameter in parameters
                     for piece in self._by_parameter.get(self._index.get(id(parameter), -1), ())
                 ]
-                group["params"] = [piece.values for piece in pieces]
-                own.update({piece.values: piece.state for piece in pieces if piece.state})
+                group["params"] = [piece.stepped for piece in pieces]
+                own.update({piece.stepped: states[id(piece)] for piece in pieces if states[id(piece)]})
             optimizer.state = own
+
+    def take_back(self) -> None:
+        """Have pieces be what they were before a step that has ended, of which `keep` was asked."""
+        for piece, values, state in self._copies:
+            piece.values.copy_(values)
+            piece.state = state
+        # What a script had written into parameters has to be seen again.
+        self._copies, self._versions = [], {}
+
+    def keep_step(self) -> None:
+        """Forget how a step could be taken back."""
+        self._copies = []
+
+    @only_looks
+    def _changed(self, skipped: Collection[int]) -> set[int]:
+        """Return the numbers of the parameters that a script may have written into since they stepped last.
+
+        Args:
+            skipped: Numbers of those that do not step now.
+        """
+        now = {index: self._parameters[index]._version for index in self._by_parameter.keys() - skipped}
+        changed = {index for index, version in now.items() if self._versions.get(index) != version}
+        self._versions |= now
+        return changed
 
     def end_step(self) -> None:
         """Give the optimizers their parameters back, after their step."""
@@ -370,14 +427,19 @@ class HeldPieces:
             return
         made: dict[int, State] = {}
         for optimizer, state in self._states:
-            made |= {id(values): own for values, own in optimizer.state.items()}
+            made |= {id(stepped): own for stepped, own in optimizer.state.items()}
             optimizer.state = state
         for group, parameters in self._stepping:
             group["params"] = parameters
         self._states, self._stepping = [], []
         for piece in self._pieces:
-            piece.state = made.get(id(piece.values), piece.state)
-            piece.values.grad = None
+            stepped, piece.stepped = piece.stepped, piece.values
+            stepped.grad = None
+            if stepped is piece.values:
+                piece.state = made.get(id(stepped), piece.state)
+                continue
+            piece.state = {**made.get(id(stepped), {}), MASTER: stepped}
+            piece.values.copy_(stepped)
 
     @torch.no_grad()
     def step_now(

@@ -588,6 +588,13 @@ class Reduction:
             combined |= zip(riders.there_indices, values, strict=True)
         return combined
 
+    def fall_back(self, error: RuntimeError) -> NoReturn:
+        """Leave the body, whose step was made and has been undone, since its values do not come."""
+        self.failure = Failure(str(error), peers_in(error))
+        self._transaction.fall_back("the values of the step did not come")
+        self._running().assignment.group.shut()
+        raise Dropped(self._transaction.reason) from None
+
     def do_again(self, reason: str) -> NoReturn:
         """Leave the body, since this member's contribution is spoilt; its samples are assigned again."""
         if self._home is None and self._running().assignment.group.size == 1:

@@ -13,6 +13,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.errors import SpringtideError
 from springtide.train_step.buffers import Buffers, is_same_memory
+from springtide.train_step.master_weights import check_wanted
 
 FORMAT = 1
 
@@ -74,6 +75,7 @@ class State:
         tracked: Mapping[str, Any],
         saved_as: Mapping[str, list[str]] | None = None,
         remote: Collection[str] = (),
+        masters: bool = False,
     ) -> None:
         """Make it for one script.
 
@@ -84,7 +86,9 @@ class State:
             tracked: other objects with `state_dict` and `load_state_dict`, by name.
             saved_as: of `names_in_state_dict`.
             remote: those of `tracked` that talk to servers: their errors are not this process's.
+            masters: the script has asked for float32 masters of 16-bit parameters.
         """
+        self._masters = masters
         self._parameters = parameters
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._remote = remote
@@ -173,6 +177,7 @@ class State:
                 f"{' and '.join(self._kinds())}: is the script the same?"
             )
         self._check_groups(tree["optimizer"])
+        check_wanted(tree["optimizer"]["state"], self._masters)
         if set(tree["tracked"]) != set(self._tracked):
             raise SpringtideError(
                 f"the job tracks {sorted(tree['tracked'])} and this worker {sorted(self._tracked)}: is the "

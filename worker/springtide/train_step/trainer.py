@@ -20,7 +20,7 @@ from springtide.comm.layout import Layout, field_of, layout_hash, plan_layout
 from springtide.comm.nccl import choose_backend
 from springtide.embedding.handle import tables_among
 from springtide.embedding.step import home_here
-from springtide.errors import PartDone, UsageError
+from springtide.errors import PartDone, SpringtideError, UsageError
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
 from springtide.exact.settings import describe
@@ -36,6 +36,7 @@ from springtide.train_step.foreach_steps import ForeachSteps
 from springtide.train_step.grad_scaler import Scalings, enabled_among
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hooks import Hook
+from springtide.train_step.master_weights import MasterWeights
 from springtide.train_step.multi_step import check_backward, check_closure
 from springtide.train_step.optimizers import closure_of, scale_of, with_closure
 from springtide.train_step.randomness import seed_part
@@ -61,6 +62,7 @@ class Trainer:
     Hooks and calls of a body come from the script's thread, `drop` from any. multi_step: a body may make more
     than one optimizer step, and is committed when it ends. logical_workers: 0 unless sums are to be exact.
     compression: of the gradients that workers sum among themselves. rules: for buffers; see `Buffers`.
+    masters: parameters of 16 bits have float32 masters, which the optimizer steps.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Trainer:
         make_servers: MakeBackend | None = None,
         make_shards: MakeShards | None = None,
         keeps_gradients: bool = True,
+        masters: bool = False,
     ) -> None:
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
@@ -91,6 +94,7 @@ class Trainer:
         self._exact: ExactStep | None = None
         self._optimizers = optimizers
         self._foreach_steps = ForeachSteps()
+        self._masters = MasterWeights() if masters and make_shards is None else None
         self._multi_step = multi_step
         self._depth = 0
         self._stepping: list[torch.optim.Optimizer] = []
@@ -121,6 +125,10 @@ class Trainer:
             self.shards = make_shards(self._gradients.named, layout, optimizers, with_norm)
             if isinstance(self.buckets, PassingBuckets):
                 self.shards.gradients_of = self.buckets.source
+            self.shards.waits_for_values = self._values_are_read
+            if logical_workers:
+                exact.whole = False
+                self.shards.use_exact(exact)
         on_servers = self.servers is not None and self.servers.dense
         arriving = on_servers or self.shards is not None
         self.pending = Pending(self._gradients.parameters if arriving else [])
@@ -147,8 +155,9 @@ class Trainer:
             tracked = {**tracked, "exact mode": exact.exponents}
         if isinstance(self.buckets, LowRankBuckets):
             tracked = {**tracked, "compression": self.buckets}
+        home = self.servers or self.shards
         self.state, self.whole_state = states_of(
-            model, self._buffers, optimizers, tracked, self.servers or self.shards, self._dense_here
+            model, self._buffers, optimizers, tracked, home, self._dense_here, masters
         )
         self._reduction = Reduction(
             self.buckets,
@@ -170,6 +179,7 @@ class Trainer:
         place = "" if self.servers is None else f" on servers {self.servers.described}"
         place += "" if self.shards is None else " optimizer in shards"
         place += "" if keeps_gradients else " gradients too"
+        place += " masters" if masters else ""
         sums = describe(logical_workers, self.device)
         settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
@@ -312,7 +322,7 @@ class Trainer:
                 assignment.number,
                 assignment.first,
                 assignment.last,
-                self._reduction.start_sum,
+                self._reduction.start_gradients,
             )
         seed_part(assignment.seed, assignment.number, assignment.part)
         faults.reach("body", assignment.number)
@@ -477,6 +487,8 @@ class Trainer:
         self._stepping.append(optimizer)
         if self._dense_here:
             self._gradients.lay_out()
+        if self._masters is not None:
+            self._masters.begin(optimizer)
         if self._dense_here or self.shards is not None:
             self._foreach_steps.begin(optimizer)
         return arguments
@@ -542,8 +554,10 @@ class Trainer:
         if optimizer in self._stepping:
             return
         self._foreach_steps.end()
+        if self._masters is not None:
+            self._masters.end(optimizer)
         if self.shards is not None:
-            self.shards.stepped()
+            self._send_values(self.shards)
         if not self._stepping:
             self._gradients.lay_back()
         if self._staged is not None:
@@ -555,6 +569,17 @@ class Trainer:
         faults.reach_in(self._running().backward_pass, "stepped", self._running().assignment.number)
         if self._values_are_read:
             self.settle(None)
+
+    def _send_values(self, shards: ShardedOptimizer) -> None:
+        """Send the values of own shards. Raise Dropped when those of others had to come, and do not."""
+        try:
+            shards.stepped()
+        except SpringtideError:
+            raise
+        except RuntimeError as error:
+            if self._exact is not None:
+                self._exact.take_back()
+            self._reduction.fall_back(error)
 
     def _before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
         self.transaction.require_open("scaler.unscale_()")

@@ -1,5 +1,8 @@
 """The step as a transaction: *open -> stepping -> stepped*, and committed, or *open -> dropped*.
 
+Where values come from other workers and the script reads them in the same body, a step whose values do not
+come is undone: it goes from *stepping* to *dropped*.
+
 In exact mode a worker runs several bodies for one step: those before the last one are *open -> set aside*.
 
 The lock is held for decisions only. Two threads use it: the script's thread moves the step on, the thread of
@@ -113,6 +116,12 @@ class Transaction:
             if self._phase is Phase.DROPPED:
                 raise Dropped(self._reason)
             self._phase = Phase.STEPPING
+
+    def fall_back(self, reason: str) -> None:
+        """The step that was made has been undone, before anybody saw it: it is dropped after all."""
+        with self._lock:
+            if self._phase is Phase.STEPPING:
+                self._phase, self._reason = Phase.DROPPED, reason
 
     def set_aside(self) -> None:
         """A part's body is over, its step goes on in another body. Raise Dropped if it was dropped."""

@@ -50,6 +50,7 @@ def declare(
     strategy: str = "",
     consistency: str = "Synchronous",
     shard: str = "None",
+    master_weights: Any = False,
 ) -> TrainerArguments:
     """Check the arguments of `distribute()`.
 
@@ -65,6 +66,7 @@ def declare(
         strategy: of the job; "" without one.
         consistency: of the job's servers.
         shard: what workers hold a part of only.
+        master_weights: as the script gave it.
 
     Returns:
         Models and optimizers as lists, and the rules of buffers.
@@ -94,18 +96,33 @@ def declare(
             "distribute(): strategy.type Hybrid sums dense gradients by all-reduce, in common steps: use "
             "strategy.parameterServer.consistency Synchronous, or strategy.type ParameterServer"
         )
+    _check_masters(master_weights, strategy, multi_step)
     if shard != "None":
-        _check_shard(optimizers, tracked, multi_step, exact, compression, bool(tables))
+        _check_shard(optimizers, multi_step, compression, bool(tables))
     rules = _rules(buffers, exact, consistency)
     _spread_out(models)
     return TrainerArguments(models, optimizers, multi_step, rules)
 
 
+def _check_masters(wanted: Any, strategy: str, multi_step: bool) -> None:
+    """Raise UsageError for float32 masters that nobody could step."""
+    if not isinstance(wanted, bool):
+        raise UsageError(f"distribute(): master_weights must be True or False, got {wanted!r}")
+    if wanted and strategy in ("ParameterServer", "Hybrid"):
+        raise UsageError(
+            f"distribute(): strategy.type {strategy} has no float32 masters of 16-bit parameters: use "
+            "strategy.type AllReduce, or leave master_weights out and train float32 parameters under autocast"
+        )
+    if wanted and multi_step:
+        raise UsageError(
+            "distribute(): with master_weights a body makes one optimizer step: give distribute() one "
+            "optimizer, not a list (and no step(closure)), or leave master_weights out"
+        )
+
+
 def _check_shard(
     optimizers: Sequence[torch.optim.Optimizer],
-    tracked: Mapping[str, Any],
     multi_step: bool,
-    exact: bool,
     compression: str,
     tables: bool,
 ) -> None:
@@ -117,16 +134,10 @@ def _check_shard(
             f"{never}a body makes one optimizer step: give distribute() one optimizer, not a list (and no "
             "step(closure)), or set shard to None"
         )
-    if exact or compression != "None":
-        raise UsageError(f"{never}sums are neither exact nor compressed yet: set both to their defaults")
+    if compression != "None":
+        raise UsageError(f"{never}sums are not compressed yet: set compression to None")
     if tables:
         raise UsageError(f"{never}tables of springtide.embedding have no place: set shard to None")
-    blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-    if looking := [name for name, item in tracked.items() if not isinstance(item, blind)]:
-        raise UsageError(
-            f"{never}a step's values arrive while the next one runs, so {', '.join(looking)} cannot look at "
-            "them inside of the step: track schedulers and GradScalers only, or set shard to None"
-        )
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
