@@ -436,7 +436,7 @@ class ShardedOptimizer:
         assert self._exchanges is not None
         if self.keeps_gradients:
             self._sums[bucket] = flat
-            return Sent(self._exchanges.reduce(bucket, Flat(flat), flat, apart=False))
+            return Sent(self._exchanges.reduce(bucket, Flat(flat), flat, apart=False, like=flat))
         source = Flat(flat) if self.gradients_of is None else self.gradients_of(bucket)
         return Sent(self._exchanges.reduce(bucket, source, self._sums[bucket], apart=True))
 

@@ -433,6 +433,7 @@ class _Reducing:
     chunk: _Chunk
     exchange: Exchange
     sums: Sums
+    like: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -503,7 +504,9 @@ class Exchanges:
         # A dropped step's exchanges ended with its group, or all members left it alike when all had come.
         self._left, self._going_on = deque(), deque()
 
-    def reduce(self, bucket: int, source: Source, sums: Sums, apart: bool) -> int:
+    def reduce(
+        self, bucket: int, source: Source, sums: Sums, apart: bool, like: torch.Tensor | None = None
+    ) -> int:
         """Send a bucket's gradients to the owners of its shards; return the bytes that leave here.
 
         The gradients are not needed after this call where the sums are apart from them.
@@ -513,18 +516,20 @@ class Exchanges:
             source: Its gradients.
             sums: Where the sums of what is held here go.
             apart: They do not hold this member's own gradients yet.
+            like: Has the dtype and device of what is sent, where it is not the bucket's (integers of exact
+                sums).
         """
-        nbytes = 0
+        nbytes, like = 0, self._likes[bucket] if like is None else like[:0]
         for chunk in self._chunks[bucket]:
             # By sizes alone, so that all members do the same.
             while self._left and self._left_bytes() + chunk.gradient_bytes > self._most_gradients:
                 self._pass_on()
             exchange = Exchange(self._group, chunk.to_owners, self.memory)
-            exchange.start(source, self._likes[bucket])
+            exchange.start(source, like)
             if apart:
                 for start, stop in chunk.owned:
                     source.copy((start, stop), sums[start:stop])
-            self._left.append(_Reducing(chunk, exchange, sums))
+            self._left.append(_Reducing(chunk, exchange, sums, like))
             nbytes += exchange.nbytes
             if len(self._left) > LAG:
                 self._pass_on()
@@ -561,8 +566,8 @@ class Exchanges:
         ):
             self._end_oldest()
         onward = Exchange(self._group, chunk.to_buddies, self.memory)
-        onward.start_parts(lambda interval: [sums[interval[0] : interval[1]]], self._likes[chunk.bucket])
-        self._going_on.append(_Reducing(chunk, onward, sums))
+        onward.start_parts(lambda interval: [sums[interval[0] : interval[1]]], oldest.like)
+        self._going_on.append(_Reducing(chunk, onward, sums, oldest.like))
 
     def _end_oldest(self) -> None:
         """Keep the sums of the oldest chunk that was passed on."""
