@@ -410,7 +410,7 @@ class _Chunk:
         to_owners: The way of gradients.
         to_buddies: That of sums.
         to_all: That of values.
-        owned: What this member owns of it.
+        owned: Intervals of it that this member owns.
         gradient_bytes: The most memory that the exchange of gradients takes at any member.
         sum_bytes: Likewise that of sums.
         value_bytes: Likewise that of values.
