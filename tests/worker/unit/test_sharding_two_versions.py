@@ -95,7 +95,7 @@ def after_three_steps(nodes: list[str], seed: int = 0, variant: Variant = PLAIN)
         (PLAIN, 0, 15),
         (PLAIN, 2, 40),
         (Variant(masters=True, reads=True), 0, 12),
-        (Variant(masters=True, reads=True), 2, 40),
+        (Variant(masters=True, reads=True), 2, 25),
         (Variant(exact=True), 0, 12),
     ],
 )
@@ -105,7 +105,7 @@ def test_death_at_each_call_of_a_step_loses_nothing(variant: Variant, chunks: in
     Between the chunks of a bucket, too.
     """
     ends = set()
-    for points in range(0, 99, 1 + chunks // 2):
+    for points in range(0, 99, 1 if variant.reads else 1 + chunks // 2):
         world = after_three_steps(["a", "b", "c"], 4 * points + chunks + points // 2 % 2, variant)
         stands = world.train(1, unused=[1], deaths=[Death(points, points)])
         if stands:  # the step has fewer calls
@@ -114,7 +114,8 @@ def test_death_at_each_call_of_a_step_loses_nothing(variant: Variant, chunks: in
         world.check()
         assert not world.restored
         ends.add(world.reference.step)
-    assert ends == {3, 4}
+    # Where a step waits for all values, nobody has made it before all have sent the last of them.
+    assert ends == ({3} if chunks and variant.reads else {3, 4})
     assert least < points < 98
 
 
@@ -175,10 +176,10 @@ def test_step_whose_values_do_not_come_is_taken_back() -> None:
     ends = set()
     for seed in range(0, 24, 3):
         world = after_three_steps(["a", "b", "c", "d"], seed, Variant(reads=True))
-        world.train(1, deaths=[Death(seed, 19)])
+        world.train(1, deaths=[Death(seed, 21 if seed % 4 < 2 else 61)])
         states = tuple(sorted(member.step for member in world.members))
         world.form()
         world.check()
         assert (world.restored, world.reference.step) == (0, max(states))
         ends.add(states)
-    assert {(3, 3, 3), (3, 3, 4)} <= ends
+    assert {(3, 3, 3), (3, 3, 4), (3, 4, 4), (4, 4, 4)} <= ends
