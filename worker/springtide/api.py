@@ -140,7 +140,7 @@ def distribute(
         make_shards=shards_for(settings) if in_shards else None,
         keeps_gradients=not in_shards or settings.shard == "Optimizer",
     )
-    runtime.install(trainer, declared.models, tracked, check)
+    runtime.install(trainer, declared.models, declared.optimizers, tracked, check)
     return model, optimizer
 
 
