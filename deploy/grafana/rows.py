@@ -237,6 +237,16 @@ SHARDS = Row(
             about="The bytes of the worker that holds most; all workers together hold two copies.",
         ),
         Panel(
+            "Memory of a worker, without activations",
+            (
+                (greatest("springtide_worker_memory_estimate_bytes"), NAME + " needed"),
+                (greatest("springtide_worker_memory_limit_bytes"), NAME + " limit"),
+            ),
+            unit="bytes",
+            about="What a process needs for parameters, gradients and the optimizer's state at the present"
+            " size, and what it may take.",
+        ),
+        Panel(
             "Wait for values",
             quantiles("springtide_worker_values_seconds"),
             unit="s",

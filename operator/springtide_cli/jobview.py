@@ -40,6 +40,7 @@ class JobView:
     epoch: int | None
     data: dict[str, int]
     values: dict[str, str]
+    memory: str  # of a worker, in words; "" before it is known
     failed_pod: str
     failed_message: str
 
@@ -84,9 +85,19 @@ def view(job: Object) -> JobView:
         epoch=_number(data.get("epoch")),
         data={name: value for name, value in data.items() if _number(value) is not None},
         values={str(name): str(value) for name, value in (status.get("values") or {}).items()},
+        memory=_memory(status.get("memory") or {}),
         failed_pod=str(failure.get("pod") or ""),
         failed_message=str(failure.get("message") or ""),
     )
+
+
+def _memory(memory: Object) -> str:
+    if not memory.get("perWorker"):
+        return ""
+    text = f"each worker needs {memory['perWorker']} of memory without activations"
+    if memory.get("limit"):
+        text += f" and has {memory['limit']}"
+    return f"{text}; {memory.get('perWorkerAtMinReplicas', '?')} where minReplicas are left"
 
 
 def progress(job: JobView) -> str:

@@ -164,6 +164,8 @@ def _changes(before: JobView | None, now: JobView, announced: frozenset[str]) ->
             lines.append(line)
     if now.deleting and not (before and before.deleting):
         lines.append(Line(f"{now.name} is being deleted", Tone.BAD))
+    if now.memory and now.memory != (before.memory if before else ""):
+        lines.append(Line(now.memory, Tone.QUIET))
     numbers = progress(now)
     moved = before is None or numbers != progress(before)
     if _ending(now) is not None and before is not None:

@@ -31,6 +31,7 @@ from springtide_coordinator.membership import (
 )
 from springtide_coordinator.membership.events import Effect, EndStream, LoopEnded, Made, MemberLost, Send
 from springtide_coordinator.membership.messages import Outgoing, Refused, ServerLeaving, Welcome
+from springtide_coordinator.memory import Memories
 from springtide_coordinator.poison import Death, Poison
 from springtide_coordinator.rates import Rates
 from springtide_coordinator.rendezvous import Rendezvous, TooMuchError
@@ -106,6 +107,7 @@ class Hub:
         self.hang_seconds = 0.0  # the operator's limit; 0: not told
         self.rendezvous = Rendezvous()
         self.transfers = Transfers()
+        self.memories = Memories()
         self.storage = Storage(interval=options.checkpoint_seconds)
         self.data = pb.Data()
         self.values = Latest()
@@ -184,6 +186,9 @@ class Hub:
                     self.storage.note_report(stream.member, message.checkpoint)
                 case "transferring":
                     self.transfers.note_report(stream.member, message.transferring, self.membership)
+                case "memory":
+                    if stream.member in self.membership.members:
+                        self.memories.note_report(stream.member, message.memory)
                 case "formed":
                     self.storage.formed(message.formed, self.clock())
                 case "bye":
@@ -318,6 +323,7 @@ class Hub:
         """Take all decisions that the facts allow, and say what the job is at."""
         now = self.clock()
         self._handle(decide(self.membership, now), now)
+        self.memories.keep(self.membership.members.keys())
         self._phase, status = describe(self.membership, now)
         self.motion.look(self._phase, now)
         told = (status.reason, status.message)

@@ -79,6 +79,8 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         speaks=codec.speaks_to_proto(OWN),
         held_back=why_held_back(m),
     )
+    if (model := hub.memories.tightest()) is not None:
+        reply.memory.CopyFrom(codec.memory_to_proto(model))
     for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):
             continue

@@ -322,6 +322,7 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
                     known=state_to_proto(known),
                     reason=message.reason,
                     had_state=message.had_state,
+                    minimum=message.minimum,
                     consistency=from_consistency(message.consistency),
                     servers=[from_server(server) for server in message.servers],
                     leaving_servers=[from_server(server) for server in message.leaving_servers],

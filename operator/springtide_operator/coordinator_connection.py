@@ -36,7 +36,7 @@ from springtide_operator.plan.observation import (
 )
 from springtide_operator.plan.values import LAST_SECOND
 from springtide_protocol import coordinator_pb2 as pb
-from springtide_protocol.codec import speaks_from_proto, speaks_to_proto
+from springtide_protocol.codec import memory_from_proto, speaks_from_proto, speaks_to_proto
 from springtide_protocol.sync_client import SyncClient, SyncError
 from springtide_protocol.versions import OWN, Speaks, agree, as_coordinator, as_operator
 
@@ -343,6 +343,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         checkpoint=_checkpoint(reply),
         checkpoint_error=reply.checkpoint_error,
         held_back=reply.held_back,
+        memory=memory_from_proto(reply.memory),
         protocol=_speaks(reply.speaks).newest,
         restored=f"{reply.restored.uri}/{reply.restored.name}" if reply.restored.name else "",
         restored_step=reply.restored.state.step,

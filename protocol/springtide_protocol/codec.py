@@ -6,6 +6,7 @@ from typing import overload
 
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.limits import MAX_CAPABILITIES, MAX_CAPABILITY_CHARACTERS, MAX_COUNT
+from springtide_protocol.memory import CONTAINER, DEVICE, SHARDS, ModelMemory
 from springtide_protocol.names import GenerationName, Incarnation, StateName
 from springtide_protocol.versions import Speaks
 
@@ -136,3 +137,36 @@ def speaks_from_proto(told: pb.Speaks, version: int) -> Speaks:
         return Speaks(version, version)
     capabilities = [name for name in told.capabilities if len(name) <= MAX_CAPABILITY_CHARACTERS]
     return Speaks(told.oldest_version, told.newest_version, frozenset(capabilities[:MAX_CAPABILITIES]))
+
+
+def memory_to_proto(model: ModelMemory) -> pb.Memory:
+    """Return what a process tells of the memory that its model takes."""
+    return pb.Memory(
+        parameter_bytes=model.parameters,
+        gradient_bytes=model.gradients,
+        bucket_bytes=model.bucket,
+        state_bytes=model.state,
+        shard=model.shard,
+        limit_bytes=model.limit,
+        limited_by=model.limited_by,
+    )
+
+
+def memory_from_proto(told: pb.Memory) -> ModelMemory | None:
+    """Return what a process has told of its model's memory, None when the message is unset.
+
+    A way to share out that only a later release knows counts as none.
+
+    Raises:
+        MalformedError: a number beyond all.
+    """
+    if not told.parameter_bytes:
+        return None
+    found = (told.parameter_bytes, told.gradient_bytes, told.bucket_bytes, told.state_bytes)
+    check_count(max(*found, told.limit_bytes), MAX_COUNT, "a number of bytes of Memory")
+    return ModelMemory(
+        *found,
+        shard=told.shard if told.shard in SHARDS else SHARDS[0],
+        limit=told.limit_bytes,
+        limited_by=DEVICE if told.limited_by == DEVICE else CONTAINER,
+    )

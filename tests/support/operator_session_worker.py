@@ -3,7 +3,8 @@
 The first worker says ten commits a second, and in its log who is in a generation that commits. With HANG it
 gets no further than step 20, which it says again and again, until the pod `...-worker-1-1` is there. When the
 file that HANG names says so, the pod `...-worker-1-0` says that it is fetching samples for step 21, and the
-others of its generation wait for it.
+others of its generation wait for it. With MEMORY it says what memory its model takes: MiB of parameters, of
+gradients, of the optimizer's state, which is in shards, and of its limit.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ while True:
     except queue.Empty:
         message = pb.CoordinatorMessage()
     kind = message.WhichOneof("message")
+    if kind == "welcome" and "MEMORY" in env:
+        sizes = [int(word) << 20 for word in env["MEMORY"].split()]
+        send(memory=pb.Memory(parameter_bytes=sizes[0], gradient_bytes=sizes[1], state_bytes=sizes[2],
+                              limit_bytes=sizes[3], shard="Optimizer"))
     stuck = pod.endswith("-worker-1-0") and hello.standing == pb.ACTIVE and hangs()
     if kind == "welcome" and hello.standing != pb.ACTIVE:
         park(pb.STANDBY)
@@ -96,6 +101,12 @@ while True:
 def container() -> Object:
     """Fields of the worker container that runs it."""
     return {"command": ["python", "-c", CODE], "env": []}
+
+
+def with_memory(*mebibytes: int) -> Object:
+    """Fields of the container of a worker that tells of its memory: parameters, gradients, state, limit."""
+    said = {"name": "MEMORY", "value": " ".join(map(str, mebibytes))}
+    return container() | {"env": [said]}
 
 
 def hanging() -> dict[str, Object]:

@@ -96,6 +96,12 @@ class SumsOfRows(Sums):
         return out + 3 * self.few(ids[:, 9].abs() % 50)
 
 
+class Own(torch.optim.Adam):
+    """An optimizer of the script's own."""
+
+    elementwise = True
+
+
 def make_model(kind: str, hidden: int = 32) -> torch.nn.Module:
     if kind == "tables":
         return Wide()
@@ -172,7 +178,7 @@ def main() -> None:
 
         springtide.comm.codec.specs = fail  # where a state that comes is looked at first
     criterion = F.nll_loss if options.get("model") in ("sums", "rows") else F.cross_entropy
-    kinds = {"adam": torch.optim.Adam, "fused": partial(torch.optim.AdamW, eps=1e-3, fused=True)}
+    kinds = {"adam": torch.optim.Adam, "own": Own, "fused": partial(torch.optim.AdamW, eps=1e-3, fused=True)}
     kind: Any = kinds.get(options.get("optimizer", ""), torch.optim.SGD)
     arguments: dict[str, Any] = {"momentum": options.get("momentum", 0.9)} if kind is torch.optim.SGD else {}
     for parameter in list(model.parameters())[: options.get("frozen", 0)]:
@@ -259,6 +265,9 @@ def main() -> None:
                 with torch.no_grad():  # as memory that flips bits
                     for parameter in model.parameters():
                         parameter.data.mul_(1.0 + 2**-20)
+            if [springtide.api.active_runtime.position.cursor.step, slot] in options.get("spoilt_state", []):
+                for piece in springtide.api.active_runtime.trainer.shards.held.pieces:
+                    piece.state["exp_avg"].mul_(1.0 + 2**-20)
             if springtide.api.active_runtime.position.cursor.step == options.get("stop_at"):
                 return
     springtide.report(final=1.0)

@@ -146,7 +146,7 @@ def distribute(
         keeps_gradients=not in_shards or settings.shard == "Optimizer",
         masters=master_weights,
     )
-    runtime.install(trainer, declared.models, tracked, check)
+    runtime.install(trainer, declared.models, declared.optimizers, tracked, check)
     return model, optimizer
 
 

@@ -3,6 +3,8 @@
 SpringtideError(RuntimeError)     something that the user or the platform must act on; the message says
 what to do
     UsageError                    the script uses the library in a way that would break training
+    MemoryLimitError              the model does not fit into a worker's memory at the size that the job may
+shrink to
     ServerStepError               the parameter servers fail to make a step, again and again
     GenerationChanged             members came, went or failed: the script's own collectives are to be run
 again, as springtide.retry() does
@@ -21,6 +23,11 @@ class SpringtideError(RuntimeError):
 
 class UsageError(SpringtideError):
     """The script broke a rule of the library; the message names the rule and the remedy."""
+
+
+class MemoryLimitError(SpringtideError):
+    """The job would end for want of memory at the smallest size that it may have; the message says what to
+    change. The operator lets a job end with it: each worker would find the same."""
 
 
 class ServerStepError(SpringtideError):

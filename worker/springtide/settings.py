@@ -76,6 +76,9 @@ class Settings:
     mkl_cbwr: str = ""
     cublas_workspace: str = ""
     checkpoint: CheckpointLocation = dataclasses.field(default_factory=CheckpointLocation)
+    memory_bytes: int = 0
+    """Bytes that the processes of a pod may take together, for whoever knows better than the container's
+    control group; 0: what that says."""
     process_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -203,6 +206,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         logical_workers=int(number("SPRINGTIDE_LOGICAL_WORKERS", 0, 0)),
         mkl_cbwr=environ.get("MKL_CBWR", ""),
         cublas_workspace=environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+        memory_bytes=int(number("SPRINGTIDE_MEMORY_BYTES", 0, 0)),
         checkpoint=CheckpointLocation(
             uri=text("CHECKPOINT_URI"),
             folder=f"{text('NAMESPACE', 'default')}-{text('JOB', 'job')}-{text('JOB_UID', 'alone')[:8]}",

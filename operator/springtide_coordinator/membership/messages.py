@@ -270,6 +270,7 @@ class Start:
     leaving_servers: tuple[ServerInfo, ...] = ()  # connected, not in `servers`, may hold the state
     had_state: bool = False  # with fresh: the job had state, which may be on storage
     consistency: Consistency | None = None  # None: no parameters on servers
+    minimum: int = 0  # the fewest processes that a generation may have; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from springtide_coordinator.membership.boundary import may_leave, send_away
 from springtide_coordinator.membership.consistency import (
@@ -390,6 +390,7 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
         plan.consistency,
         owners(participants, plan.chosen, plan.consistency),
     )
+    start = replace(start, minimum=m.minimum)
     copies = copies_kept(m.current, start)
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
     m.current.copies_before = copies

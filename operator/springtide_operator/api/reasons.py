@@ -63,6 +63,7 @@ CONSISTENCY_REFUSED: Final = "ConsistencyRefused"
 SERVER_BUDGET_REFUSED: Final = "DisruptionBudgetRefused"
 PROGRESS_NOT_SAVED: Final = "ProgressNotSaved"
 CHECKPOINT_FAILING: Final = "CheckpointFailing"
+MEMORY_TOO_SMALL: Final = "MemoryTooSmall"
 TOO_MANY_NODES_UNKNOWN: Final = "TooManyNodesUnknown"
 
 # Outcome

@@ -233,6 +233,32 @@ class CheckpointStatus(ApiModel):
     )
 
 
+class MemoryStatus(ApiModel):
+    """Memory of a worker's pod for parameters, buffers, gradients and the optimizer's state.
+
+    It is counted by the workers when they have built their model. Activations and what libraries take come on
+    top, so a limit above it is no promise, and one below it is too small.
+    """
+
+    per_worker: Short = Field(description="Needed by each worker at the present number of them, a quantity.")
+    per_worker_at_min_replicas: Short = Field(
+        description="Needed by each where no more than workers.minReplicas are left, a quantity."
+    )
+    limit: Short | None = Field(
+        default=None,
+        description="What a worker has, a quantity: its container's limit, or else its node's memory; that"
+        " of its devices where the parameters are there. The smallest among the workers and the template.",
+    )
+    limited_by: Short | None = Field(
+        default=None, description="Container or Device.", json_schema_extra={"enum": ["Container", "Device"]}
+    )
+    fewest_workers: Count | None = Field(
+        default=None,
+        description="The smallest number of workers of which each has room. A job that has trained does not"
+        " go on with fewer; absent where no number is enough.",
+    )
+
+
 class SlotStatus(ApiModel):
     """The newest pod of one worker slot. Its end is counted by writing here, before anything follows."""
 
@@ -365,6 +391,9 @@ class TrainingJobStatus(ApiModel):
     )
     restored: Annotated[str, Field(max_length=2200)] | None = Field(
         default=None, description="The checkpoint that training last went on from."
+    )
+    memory: MemoryStatus | None = Field(
+        default=None, description="Memory that a worker needs for the model, once a worker has built it."
     )
     last_failure: LastFailure | None = Field(default=None, description="The newest worker failure.")
     backoff: dict[str, BackoffStatus] | None = Field(

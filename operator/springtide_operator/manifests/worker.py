@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from decimal import Decimal
 from typing import Any
 
 from springtide_operator.api import names
@@ -122,6 +123,24 @@ def worker_pod(
 def main_container_name(template: Object) -> str:
     """Name of the container that runs the script: 'worker', or else the first. Raises TemplateError."""
     return str(_main_container(copy.deepcopy(_typed(template, "spec", dict, "spec")))["name"])
+
+
+def memory_limit(job: Job) -> Decimal | None:
+    """Return the memory limit, in bytes, of the container that runs the script; None without a readable
+    one.
+    """
+    template = copy.deepcopy(job.spec.workers.template)
+    try:
+        container = _main_container(_typed(template, "spec", dict, "spec"))
+        limits = _typed(
+            _typed(container, "resources", dict, "spec.containers[].resources"),
+            "limits",
+            dict,
+            "spec.containers[].resources.limits",
+        )
+        return quantity(limits["memory"]) if "memory" in limits else None
+    except (TemplateError, ValueError):
+        return None  # the pods' own check says so
 
 
 def _main_container(spec: Object) -> Object:

@@ -42,7 +42,7 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
         text = f"worker {pod.name} finished" + (f": {pod.end.message}" if pod.end.exit_code else "")
         return Outcome(True, reasons.WORKER_FINISHED, text, pod.end.finished)
     if ledger.fatal is not None:
-        return Outcome(False, reasons.FAILURE_RULE, ledger.fatal)
+        return Outcome(False, ledger.fatal_reason, ledger.fatal)
     exceeded = restarts.exceeded(job, ledger)
     if exceeded is not None:
         return Outcome(False, exceeded.reason, exceeded.message)

@@ -11,7 +11,7 @@ from typing import Any
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.servers import Consistency
-from springtide_operator.plan import conditions, hangs, sight, sizing, suspend
+from springtide_operator.plan import conditions, hangs, memory, sight, sizing, suspend
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
 
 # A pod is held for gone when its deletionTimestamp is past by this much, although its node never said so.
@@ -101,7 +101,7 @@ def make_sync(
     each = workers.processes_per_pod
     # Of a failed job nobody waits for successors: those that can save what they hold do, and all leave.
     wanted = 0 if conditions.is_true(job.status, reasons.FAILED) else sizing.target(job)
-    sizes = wanted * each, workers.min_replicas * each, workers.maximum * each
+    sizes = wanted * each, memory.smallest(job) * each, workers.maximum * each
     serving = [
         _living(pod, observation)
         for pod in sorted(observation.servers, key=lambda pod: (pod.slot, pod.attempt))

@@ -18,6 +18,7 @@ from springtide_operator.plan import (
     hangs,
     keys,
     kueue,
+    memory,
     nodes,
     outdated,
     problems,
@@ -198,6 +199,7 @@ def _status(
         **sized,
         **ledger.to_status(),
         **_carried_over(old),
+        **_memory(job, observation, ledger),
         "state": conditions.state(truths, observation, started),
         "message": conditions.message(truths),
         "observedGeneration": job.generation,
@@ -206,6 +208,11 @@ def _status(
         **_servers(job, observation, ledger),
         "coordinator": _coordinator(observation, ledger, numbers, old),
     }
+
+
+def _memory(job: Job, observation: Observation, ledger: Ledger) -> Status:
+    known = memory.status(job, observation.report_of(ledger.incarnation), job.status)
+    return {} if known is None else {memory.STATUS: known}
 
 
 def _is_unknown(truths: dict[str, Truth]) -> bool:
@@ -348,6 +355,7 @@ def _end(
         **numbers,
         **ledger.to_status(),
         **_carried_over(old),
+        **_memory(job, observation, ledger),
         "state": conditions.state(truths, observation, True),
         "message": conditions.message(truths),
         "observedGeneration": job.generation,

@@ -12,7 +12,7 @@ from typing import Any
 from springtide_operator.api import reasons
 from springtide_operator.api.elasticity import ElasticityPolicy
 from springtide_operator.api.job import Job
-from springtide_operator.plan import capacity, throughput
+from springtide_operator.plan import capacity, memory, throughput
 from springtide_operator.plan.actions import Event
 from springtide_operator.plan.capacity import Extras, Room
 from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod, WorkerPod
@@ -37,7 +37,7 @@ def size(job: Job) -> int:
     workers = job.spec.workers
     if job.spec.elasticity.policy is ElasticityPolicy.THROUGHPUT:
         target = int(_entry(job).get("target") or 0)
-        return min(max(target, workers.min_replicas), workers.replicas)
+        return min(max(target, memory.smallest(job)), workers.replicas)
     if job.spec.elasticity.policy is ElasticityPolicy.CAPACITY:
         extra = int(_entry(job).get("extra", 0))
         return min(max(workers.maximum, workers.replicas), workers.replicas + extra)
@@ -53,7 +53,7 @@ def needed(job: Job) -> int:
     """Workers that the job does not do without: pods beyond are given back for others."""
     least = job.spec.workers.replicas
     if job.spec.elasticity.policy is ElasticityPolicy.THROUGHPUT:
-        least = max(int(_entry(job).get("workers") or 0), job.spec.workers.min_replicas)
+        least = max(int(_entry(job).get("workers") or 0), memory.smallest(job))
     return min(size(job), least)
 
 
@@ -105,7 +105,7 @@ def _by_throughput(job: Job, live: Sequence[WorkerPod], observation: Observation
     if report is not None and trains:
         active = {member.pod_uid for member in report.members if member.active}
     scene = Scene(
-        minimum=workers.min_replicas,
+        minimum=min(memory.smallest(job), max(workers.replicas, workers.min_replicas)),
         replicas=max(workers.replicas, workers.min_replicas),
         gain=policy.min_gain_percent / 100,
         measure=float(policy.measure_seconds),

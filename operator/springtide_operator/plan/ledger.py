@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from springtide_operator.api import reasons
 from springtide_operator.plan.retry import Backoff
 from springtide_operator.plan.values import parse_time, timestamp
 
@@ -138,7 +139,8 @@ class Ledger:
     address: str = ""
     coordinator_image: str = ""  # of its pods, unless the manifest names one; "": none was made yet
     server_image: str = ""  # the same, of parameter servers
-    fatal: str | None = None  # what a rule says FailJob about; the same round ends the job
+    fatal: str | None = None  # an end of a worker with which the job fails; the same round ends it
+    fatal_reason: str = reasons.FAILURE_RULE
 
     @classmethod
     def from_status(cls, status: dict[str, Any]) -> Ledger:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from springtide_operator.plan.workload import WorkloadSeen
+from springtide_protocol.memory import ModelMemory
 from springtide_protocol.versions import PROTOCOL_VERSION
 
 
@@ -379,6 +380,7 @@ class Report:
     checkpoint_error: str = ""  # why newer ones fail
     protocol: int = PROTOCOL_VERSION  # the newest version that the coordinator speaks
     held_back: str = ""  # why processes that are ready do not take part
+    memory: ModelMemory | None = None  # of the process that has least room
     restored: str = ""  # URI of the checkpoint that training went on from
     restored_step: int = 0
     not_restored: tuple[str, ...] = ()  # newer ones that could not be used, and why

@@ -16,6 +16,7 @@ from springtide_operator.plan import (
     gang,
     hangs,
     kueue,
+    memory,
     nodes,
     restarts,
     servers,
@@ -71,6 +72,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_backing_off(job, observation, ledger, now),
         *_unreachable(job, observation, ledger, now),
         *_held_back(observation),
+        *memory.problems(job, observation.report_of(ledger.incarnation), job.status),
         *_checkpoints(observation),
     ]
 

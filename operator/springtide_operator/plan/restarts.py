@@ -226,7 +226,8 @@ def _decide(job: Job, ledger: Ledger, cause: str, together: Sequence[Ended], now
     text = f"{who}: {first.end.message}"
     ruled = f"; {verdict.rule}" if verdict.rule else ""
     if verdict.action is RuleAction.FAIL_JOB:
-        ledger.fatal = f"{text} ({verdict.rule})"
+        ledger.fatal = f"{text} ({verdict.rule})" if verdict.rule else text
+        ledger.fatal_reason = verdict.reason
     if verdict.counts == rules.FAILURE:
         counts.failures += new
         counts.failed_workers += len(together)

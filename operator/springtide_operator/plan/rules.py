@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from springtide_operator.api import reasons
 from springtide_operator.api.failure_rules import ExitCodeOperator, FailureRule, RuleAction
+from springtide_operator.plan import memory
 from springtide_operator.plan.observation import End
 
 FAILURE = "failure"
@@ -76,11 +77,15 @@ _ALIKE = 0.8  # of difflib's measure: one letter in six may be wrong
 
 @dataclass(frozen=True)
 class Verdict:
-    """`counts`: FAILURE, PREEMPTION or IGNORED. `rule`: the one that decided, in words; "" for none."""
+    """`counts`: FAILURE, PREEMPTION or IGNORED. `rule`: the one that decided, in words; "" for none.
+
+    reason: of the job's failure, where it is to fail.
+    """
 
     action: RuleAction
     counts: str
     rule: str = ""
+    reason: str = reasons.FAILURE_RULE
 
 
 def reasons_of(end: End) -> frozenset[str]:
@@ -107,7 +112,7 @@ def doubts(rules: Sequence[FailureRule]) -> list[str]:
 
 def judge(rules: Sequence[FailureRule], end: End) -> Verdict:
     """Return what the first rule that holds says; without one, a failure counts as such and all else as a
-    preemption.
+    preemption, and a job whose model does not fit into its workers' memory fails.
 
     Args:
         rules: of the job, in order.
@@ -120,6 +125,8 @@ def judge(rules: Sequence[FailureRule], end: End) -> Verdict:
         counts = {RuleAction.RESTART: FAILURE, RuleAction.IGNORE: IGNORED}.get(rule.action, usual)
         name = f" ({rule.name})" if rule.name else ""
         return Verdict(rule.action, counts, f"failurePolicy.rules[{number}]{name} says {rule.action.value}")
+    if end.exception == memory.ERROR:
+        return Verdict(RuleAction.FAIL_JOB, FAILURE, reason=reasons.MEMORY_TOO_SMALL)
     return Verdict(RuleAction.RESTART, usual)
 
 

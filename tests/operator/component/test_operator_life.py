@@ -154,6 +154,27 @@ def test_extra_workers_need_a_limit(job: FakeJob) -> None:
         job.start(workers=workers, elasticity={"policy": "Capacity"})
 
 
+def test_a_minimum_without_room_is_told_and_taken_back(job: FakeJob) -> None:
+    """Workers need 800 MiB and a part of 800; they have 1500."""
+    told = operator_session_worker.with_memory(400, 400, 800, 1500)
+    job.start(replicas=3, container=told)
+    patch(job, workers={"minReplicas": 3})
+    known = {
+        "perWorker": "1334Mi",
+        "perWorkerAtMinReplicas": "1334Mi",
+        "limit": "1500Mi",
+        "limitedBy": "Container",
+        "fewestWorkers": 3,
+    }
+    job.until_status("its memory", lambda status: status.get("memory") == known)
+    job.until_status("three to train", lambda status: status["workers"]["active"] == 3)
+    patch(job, workers={"minReplicas": 1})
+    job.until_condition("Degraded", "MemoryTooSmall", seconds=60)
+    assert "fewer than 3 do not train" in job.condition("Degraded")["message"]
+    patch(job, workers={"minReplicas": 3})
+    job.until_status("no complaint", lambda status: status["memory"] == known)
+
+
 def test_a_worker_that_hangs_is_named_and_replaced(system: E2ECluster, namespace: str, job: FakeJob) -> None:
     policy = {"hangTimeoutSeconds": 5, "onHang": "Replace"}
     system.apply(operator_session_worker.whether(hang="no"), namespace=namespace)

@@ -205,3 +205,28 @@ def test_each_process_of_a_pod_takes_a_gpu_of_its_own(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     take_gpu(2, 3)
     assert taken == [0, 1]
+
+
+def test_memory_limit_is_the_smallest_on_the_way_up(tmp_path: Path) -> None:
+    machine = "MemTotal:       4000 kB\nMemFree:        10 kB\nSwapTotal:      96 kB\n"
+    second = write(
+        tmp_path / "second",
+        {
+            "proc/meminfo": machine,
+            "proc/self/cgroup": "0::/kubepods/pod1/c1\n",
+            "sys/fs/cgroup/kubepods/pod1/c1/memory.max": "max\n",
+            "sys/fs/cgroup/kubepods/pod1/memory.max": "3000000\n",
+            "sys/fs/cgroup/kubepods/memory.max": "3500000\n",
+        },
+    )
+    assert cgroup.memory_limit(second) == 3_000_000
+    first = write(
+        tmp_path / "first",
+        {
+            "proc/meminfo": machine,
+            "proc/self/cgroup": "4:memory:/docker/a\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
+    )
+    assert cgroup.memory_limit(first) == 4096 * 1024
+    assert cgroup.memory_limit(tmp_path / "nowhere") is None

@@ -46,6 +46,7 @@ def test_late_drop_leaves_the_next_generation_alone() -> None:
             retry_blocks=MagicMock(),
             state_transfer=MagicMock(),
             membership=membership,
+            memory=MagicMock(),
             check_term=lambda: None,
             depart=depart,
         )

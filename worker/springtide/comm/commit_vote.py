@@ -49,6 +49,9 @@ class Contribution:
     extra: Sequence[float] = ()
     digest: int = 0
     """A hash below 2^20 of a piece of its parameters; 0 where the step has none."""
+    copies: int = 0
+    """Where state is in shards: hashes of shards that it owns, less those of shards that it has as a buddy.
+    0 in sum where all copies are equal; never in a step with a `digest`."""
     late: Sequence[bool] = ()
     """By parameter that was expected to be unused: whether its gradient came after its bucket had left."""
 
@@ -92,7 +95,7 @@ def encode(part: Contribution) -> torch.Tensor:
     ]
     vector = [
         *(step, step * step, part.weight, part.count, part.hash_lo, part.hash_hi, part.change, part.seconds),
-        *(low, low * low, high, high * high, part.save, part.digest, part.digest**2),
+        *(low, low * low, high, high * high, part.save, part.digest or part.copies, part.digest**2),
         *_of_options(part),
         *(part.values_weight, *values, *[0.0] * (MOST_VALUES - len(values))),
     ]

@@ -114,6 +114,7 @@ class Membership:
         self._ended: pb.Ended | None = None
         self._formed: pb.Formed | None = None
         self._checkpoint: pb.Checkpoint | None = None
+        self._memory: pb.Memory | None = None
         # Replies to a parked process that the script's thread has not taken yet.
         self._start: Start | None = None
         self._leave: Leave | None = None
@@ -313,6 +314,8 @@ class Membership:
                 self._send(pb.WorkerMessage(leaving=pb.Leaving(reason=self._leaving)))
             if self._checkpoint is not None:
                 self._send(pb.WorkerMessage(checkpoint=self._checkpoint))
+            if self._memory is not None:
+                self._send(pb.WorkerMessage(memory=self._memory))
             self._changed.notify_all()
 
     def _measure_room(self) -> None:
@@ -665,6 +668,12 @@ class Membership:
         with self._changed:
             self._checkpoint = message
             self._send(pb.WorkerMessage(checkpoint=message))
+
+    def report_memory(self, message: pb.Memory) -> None:
+        """Report to the coordinator, and to the next one, what memory the model takes. Any thread."""
+        with self._changed:
+            self._memory = message
+            self._send(pb.WorkerMessage(memory=message))
 
     def labels(self) -> list[str]:
         """Return the names of all members of the generation, in rank order. Any thread."""

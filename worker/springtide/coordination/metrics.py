@@ -55,6 +55,10 @@ class Metrics:
             "replicas_differed",
             "Steps in which members were found to have other parameters than most.",
         )
+        self.copies_differed = counter(
+            "shard_copies_differed",
+            "Times that a copy of shards that this process holds was found not to be the other holder's.",
+        )
         self.transfers = counter("state_transfers", "State transfers that this process sent or received.")
         self.transfer_bytes = counter(
             "state_transfer_bytes", "Bytes of state that this process sent or received, as they move."
@@ -109,6 +113,20 @@ class Metrics:
         self.optimizer_bytes = Gauge(
             "springtide_worker_optimizer_bytes",
             "Bytes of the optimizer's state that this process holds, where it is in shards; 0 elsewhere.",
+            list(labels),
+            registry=self.registry,
+        ).labels(**labels)
+        self.memory_estimate = Gauge(
+            "springtide_worker_memory_estimate_bytes",
+            "Bytes that this process needs for parameters, gradients and the optimizer's state, at the "
+            "present size; activations come on top.",
+            list(labels),
+            registry=self.registry,
+        ).labels(**labels)
+        self.memory_limit = Gauge(
+            "springtide_worker_memory_limit_bytes",
+            "Bytes that this process may take of the memory that its parameters are in; 0 where that is not "
+            "known.",
             list(labels),
             registry=self.registry,
         ).labels(**labels)

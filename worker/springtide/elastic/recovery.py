@@ -35,6 +35,7 @@ from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import ServerStepError, SpringtideError
 from springtide.launch.cgroup import memory_left
+from springtide.memory.report import MemoryReport
 from springtide.ps.backend import PsBackend
 from springtide.ps.connections import servers_in
 from springtide.ps.generation import GenerationStart, ServersLackState
@@ -75,6 +76,7 @@ class RecoveryParts:
     retry_blocks: RetryBlocks
     state_transfer: StateTransfer
     membership: Membership
+    memory: MemoryReport
     check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
     depart: Callable[[Leave], None]  # ends the process because the coordinator lets it go
 
@@ -224,6 +226,7 @@ class Recovery:
         if isinstance(answer, Leave):
             self._parts.depart(answer)
             return
+        self._parts.memory.check(answer.message, membership.state is not None)
         try:
             self._form(answer, stage)
             self._unformed = 0

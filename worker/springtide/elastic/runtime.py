@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from springtide.elastic.step_runner import StepParts, StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.elastic.warm_up import WarmUp
+from springtide.memory.report import MemoryReport
 from springtide.ps.forward_waits import wait_for_values
 from springtide.settings import Settings
 from springtide.train_step.state import Position
@@ -69,6 +70,7 @@ class Runtime:
             self.accounting.metrics.coordinator_missing.set_function(self._session.missing_seconds)
         membership = None if self._session is None else self._session.membership
         self.membership: Membership | None = membership
+        self._memory = MemoryReport(settings, self.accounting.metrics, membership)
         # What the script calls.
         self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership)
         self.consistencies = Consistencies(settings, self.state, membership)
@@ -89,6 +91,7 @@ class Runtime:
                 membership=membership,
                 check_no_evaluation=self.evaluations.check_none,
                 all_together=self.retry_blocks.together,
+                memory=self._memory,
             )
         )
         self.exit = ProcessExit(
@@ -143,6 +146,7 @@ class Runtime:
                 retry_blocks=self.retry_blocks,
                 state_transfer=self._state_transfer,
                 membership=session.membership,
+                memory=self._memory,
                 check_term=session.check_term,
                 depart=self.exit.depart,
             )
@@ -160,6 +164,7 @@ class Runtime:
         self,
         trainer: Trainer,
         models: list[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Any],
         check: Callable[..., object],
     ) -> None:
@@ -168,6 +173,7 @@ class Runtime:
         Args:
             trainer: of the models.
             models: of the script.
+            optimizers: of the script.
             tracked: objects that are committed along, by name.
             check: of what the script distributes, for a `consistency`.
         """
@@ -186,6 +192,7 @@ class Runtime:
         trainer.on_save_wish(lambda rank: self.saver.checkpoints.wish(rank == 0))
         if self.membership is not None:
             self.membership.set_layout(trainer.layout_hash)
+        self._memory.begin(trainer, models, optimizers)
 
     def async_loop_parts(self) -> AsyncLoopParts:
         """Return what a loop without common steps uses of this process."""

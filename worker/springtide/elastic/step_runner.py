@@ -16,6 +16,7 @@ from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import Dropped, SpringtideError, UsageError
+from springtide.memory.report import MemoryReport
 from springtide.train_step.context import StepAssignment, StepContext
 from springtide.train_step.trainer import Trainer
 from springtide.train_step.transaction import Phase
@@ -36,6 +37,7 @@ class StepParts:
     membership: Membership | None  # None without a job
     check_no_evaluation: Callable[[], None]  # raises UsageError inside of an evaluation loop
     all_together: Callable[[], None]  # tells that all members stand at the same committed step
+    memory: MemoryReport
 
 
 class StepRunner:
@@ -192,10 +194,12 @@ class StepRunner:
         parts.saver.checkpoints.committed(result.save, plan.ended(cursor))
         self._warn_once(body, result.values)
         self._report_odd(trainer, body)
+        self._report_differences(trainer, body)
         commit = parts.accounting.count_step(body, seconds, name, result.values or {})
         if trainer.shards is not None:
             parts.accounting.metrics.values.observe(trainer.shards.take_gather_seconds())
             parts.accounting.metrics.optimizer_bytes.set(trainer.shards.state_bytes)
+        parts.memory.committed(trainer)
         parts.accounting.commits.add(commit)
         parts.accounting.step_log.write(commit)
         faults.reach("committed", cursor.step)
@@ -204,9 +208,7 @@ class StepRunner:
         if not body.odd:
             return
         self._parts.accounting.metrics.replicas_differed.inc()
-        membership = self._parts.membership
-        members = membership.members if membership is not None else []
-        names = [members[rank].pod_name if rank < len(members) else f"rank {rank}" for rank in body.odd]
+        names = [self._name_of(rank) for rank in body.odd]
         log.error(
             "step %d: the parameters of %s are not those of the other workers (seen in %s); it is %s",
             body.assignment.number,
@@ -216,6 +218,28 @@ class StepRunner:
             if trainer.reduction.change_wanted
             else "not sent the state any more: its machine computes otherwise",
         )
+
+    def _report_differences(self, trainer: Trainer, body: StepContext) -> None:
+        for found in body.differences:
+            rank = self._state.group.rank
+            if rank in (found.owner, found.buddy):
+                self._parts.accounting.metrics.copies_differed.inc()
+            log.error(
+                "step %d: the copies of %d shards of %s (owner) and %s (buddy) differ; nobody can tell which "
+                "of them is right, and the owner's counts: it is %s",
+                body.assignment.number,
+                len(found.shards),
+                self._name_of(found.owner),
+                self._name_of(found.buddy),
+                "sent to the buddy again"
+                if trainer.reduction.change_wanted
+                else "not sent any more, since one of the two machines computes otherwise",
+            )
+
+    def _name_of(self, rank: int) -> str:
+        membership = self._parts.membership
+        members = membership.members if membership is not None else []
+        return members[rank].pod_name if rank < len(members) else f"rank {rank}"
 
     def _warn_once(self, body: StepContext, values: dict[str, float] | None) -> None:
         number = body.assignment.number

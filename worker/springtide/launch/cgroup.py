@@ -1,4 +1,5 @@
-"""Facts from the container's control group: processes killed for want of memory, and the limit of CPUs.
+"""Facts from the container's control group: processes killed for want of memory, and the limits of CPUs and
+memory.
 
 Version 2 and version 1 of the hierarchy; `root` stands for the file system's root.
 """
@@ -45,6 +46,24 @@ def memory_left(root: Path = Path("/")) -> int | None:
             if most.isdigit() and taken.isdigit():
                 found.append(int(most) - int(taken) + (_field(folder / "memory.stat", cached) or 0))
     return max(0, min(found)) if found else None
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Bytes that this group may take at all; None if unknown. The smallest limit of the group's and its
+    parents', or else all that the machine has, with its swap.
+    """
+    limits = []
+    for folder in _folders(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            if (text := _read(folder / name)).isdigit():
+                limits.append(int(text))
+    machine = 0
+    for line in _read(root / "proc/meminfo").splitlines():
+        words = line.split()
+        if words[:1] in (["MemTotal:"], ["SwapTotal:"]):
+            machine += int(words[1]) * 1024
+    # Version 1 writes an absurd number where there is no limit.
+    return min([*limits, *([machine] if machine else [])], default=None)
 
 
 def _quota(folder: Path) -> float | None:

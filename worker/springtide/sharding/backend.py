@@ -155,6 +155,9 @@ class ShardedOptimizer:
         self._generation: GenerationName | None = None
         self._step = 0
         """Steps that are committed in `_state`."""
+        self._doubted: set[int] = set()
+        """Of those: shards whose copy here is not the owner's, so that it counts only where there is no
+        other."""
         self._prepared: Prepared | None = None
         self._outcome: Outcome | None = None
         self._flats: list[torch.Tensor] = [
@@ -248,15 +251,23 @@ class ShardedOptimizer:
         self._make_prepared(state)
         if is_source:
             self._numbers, self._state, self._is_whole = list(range(len(self.shards))), state, True
+            self._doubted = set()
             self.held.values.take_in()
         elif self._state != state:
-            self._numbers, self._is_whole = [], False
+            self._numbers, self._doubted, self._is_whole = [], set(), False
         is_source = self._is_whole  # a generation that was to begin from it may have failed to form
         self._prepared = None
-        own = {"node": self._node, "held": _packed(self._numbers), "repeats": self.repeats_backward}
+        own = {
+            "node": self._node,
+            "held": _packed(self._numbers),
+            "doubted": _packed(sorted(self._doubted)),
+            "repeats": self.repeats_backward,
+        }
         told = self._announce(group, own)
         self.repeats_backward = any(said.get("repeats", False) for said in told)
-        held = [_unpacked(said["held"]) for said in told]
+        held = certain(
+            [_unpacked(said["held"]) for said in told], [_unpacked(said["doubted"]) for said in told]
+        )
         try:
             assigned = plan(self.shards, [said["node"] for said in told], held)
         except LostShardsError as error:
@@ -343,6 +354,7 @@ class ShardedOptimizer:
             if arrived:
                 kept = {part.stretch: part.state for number in self._numbers for part in shard_parts(number)}
                 self._numbers, self._state = sorted({*self._numbers, *mine}), state
+                self._doubted -= set(mine)
                 self.held.hold(self.shards, self._numbers, kept | arrived)
             raise
         staying = [part for number in set(self._numbers) & set(mine) for part in shard_parts(number)]
@@ -354,7 +366,7 @@ class ShardedOptimizer:
         self.held.hold(self.shards, numbers, states, assigned)
         self.held.forget_in_optimizers()
         self._map, self._numbers, self._state = assigned, list(numbers), state
-        self._is_whole = False
+        self._is_whole, self._doubted = False, set()
         if not self.keeps_gradients:
             self._sums = [
                 HeldSums(self.held.intervals(bucket), like) for bucket, like in enumerate(self._flats)
@@ -386,11 +398,15 @@ class ShardedOptimizer:
         group, assigned = self._group, self._map
         if group is None or assigned is None or group.size == 1:
             return
-        told = self._announce(group, {"node": self._node, "leaving": leaving})
+        doubted = _packed(sorted(self._doubted))
+        told = self._announce(group, {"node": self._node, "leaving": leaving, "doubted": doubted})
         staying = [rank for rank, said in enumerate(told) if not said["leaving"]]
         if not staying or len(staying) == group.size:
             return
-        held = [assigned.held_by(rank) for rank in range(group.size)]
+        held = certain(
+            [frozenset(assigned.held_by(rank)) for rank in range(group.size)],
+            [_unpacked(said["doubted"]) for said in told],
+        )
         rest = _planned_among(self.shards, [said["node"] for said in told], held, staying)
         if self._state is None:
             raise RuntimeError("this worker holds no shards")
@@ -400,6 +416,14 @@ class ShardedOptimizer:
             self._install(rest, rest.held_by(group.rank), states, self._state)
             self._exchanges = None
         log.info("%d members leave; %d bytes of their shards came here", group.size - len(staying), came)
+
+    def doubt(self, numbers: Collection[int]) -> None:
+        """Have shards that are held here be sent again by another holder when the next generation begins.
+
+        Args:
+            numbers: Of the shards, whose copies were found to differ.
+        """
+        self._doubted |= set(numbers) & set(self._numbers)
 
     def fetch_again(self) -> None:
         """Put the values back that the script may have changed between two loops."""
@@ -652,6 +676,18 @@ class ShardedOptimizer:
             return
         for text in gather_bytes(group, json.dumps(own).encode()):
             self._described |= {int(index): told for index, told in json.loads(text).items()}
+
+
+def certain(held: Sequence[frozenset[int]], doubted: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """Return what members hold without what they doubt, unless nobody else has it. PURE.
+
+    Args:
+        held: The shards of each member, by rank.
+        doubted: Those of them whose copy is not the owner's.
+    """
+    sure = [own - odd for own, odd in zip(held, doubted, strict=True)]
+    somewhere = frozenset().union(*sure)
+    return [own | (all_own - somewhere) for own, all_own in zip(sure, held, strict=True)]
 
 
 def _planned_among(

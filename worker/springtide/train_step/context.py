@@ -10,6 +10,7 @@ from springtide.comm import commit_vote
 from springtide.comm.process_group import Group
 from springtide.data.batch import Batch
 from springtide.errors import SpringtideError, UsageError
+from springtide.sharding.copies import Difference
 from springtide.train_step.transaction import Phase
 
 
@@ -47,7 +48,7 @@ class StepContext:
     reduction. zeros: parameters that have zeros for a gradient, without any backward. change: a member wants
     a new generation after this step. weight: with which this worker's loss counted. steps: optimizer steps
     begun. reported: reported values that a reduction has taken along. odd: ranks whose parameters were found
-    not to be those of most members.
+    not to be those of most members. differences: of copies of shards, as they were found in it.
     """
 
     assignment: StepAssignment
@@ -57,6 +58,7 @@ class StepContext:
     reduced: bool = False
     result: commit_vote.Result | None = None
     odd: Sequence[int] = ()
+    differences: Sequence[Difference] = ()
     zeros: Sequence[int] = ()
     change: bool = False
     weight: float = 0.0

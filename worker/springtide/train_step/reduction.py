@@ -25,6 +25,7 @@ from springtide.exact.parts import PartContribution, total_ids
 from springtide.exact.step import ExactStep
 from springtide.ps.backend import ParameterBackend
 from springtide.ps.connections import servers_in
+from springtide.sharding.copies import CopyDigest
 from springtide.train_step.bucket_order import BucketOrder
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext
@@ -172,11 +173,13 @@ class Reduction:
         tables: Mapping[int, Handle] | None = None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         digest: ReplicaDigest | None = None,
+        copies: CopyDigest | None = None,
     ) -> None:
         """home: of parameters that this process does not step itself. tables: by parameter's number.
-        optimizers: whose options members compare. digest: of what has to be equal on all members.
+        optimizers: whose options members compare. digest: of what has to be equal on all members. copies: of
+        shards, each of which two members hold.
         """
-        self._digest = digest
+        self._digest, self._copies = digest, copies
         self._sent_again = 0
         self.drifted = False
         """Whether this member's parameters are not those of most others, and it is to be sent the state."""
@@ -355,7 +358,10 @@ class Reduction:
             )
         self.newcomer = False
         if not result.replicas_agree:
-            self._find_odd(body, part.digest)
+            if self._copies is None:
+                self._find_odd(body, part.digest)
+            else:
+                self._find_differences(body, self._copies)
         if self._exact is None:
             self._order.take(result.extra)
         self._sum_late(assignment.group, result)
@@ -490,6 +496,7 @@ class Reduction:
             newcomer=self.newcomer,
             extra=self._order.vote(assignment.group) if self._exact is None else self._exact.extra(),
             digest=self._hash(body),
+            copies=self._balance(body),
             late=[self._buckets.is_late(index) for index in self.expected_unused()],
         )
 
@@ -499,6 +506,33 @@ class Reduction:
         if self._digest is None or body.backward_pass or not together or not self._digest.due(number):
             return 0
         return self._digest.hash(number)
+
+    def _balance(self, body: StepContext) -> int:
+        """Return the hashes of own shards less those that it has as a buddy; 0 in most steps."""
+        number, group = body.assignment.number, body.assignment.group
+        if self._copies is None or body.backward_pass or group.size == 1 or not self._copies.due(number):
+            return 0
+        return self._copies.balance(number, group.rank)
+
+    def _find_differences(self, body: StepContext, copies: CopyDigest) -> None:
+        """Copies of shards differ: see which, and have the buddies be sent the owners', if that helps.
+
+        Nobody can tell which of two copies is right. The owner's values are those of all other members, so
+        its copy counts.
+        """
+        group = body.assignment.group
+        sent_again = torch.zeros(group.size, dtype=torch.float64)
+        sent_again[group.rank] = self._sent_again
+        table = copies.table(group.rank)
+        told = torch.cat((sent_again, table.reshape(-1)))
+        self.total(told)
+        body.differences = copies.differences(told[group.size :].view(table.shape))
+        # One that has been sent them before computes otherwise, and would be sent them for ever.
+        mended = [found for found in body.differences if told[found.buddy] < MOST_SENT]
+        if mended:
+            self.change_wanted = True
+            copies.doubt(mended, group.rank)
+            self._sent_again += any(found.buddy == group.rank for found in mended)
 
     def _find_odd(self, body: StepContext, own: int) -> None:
         """Members have other parameters: see which, and have those be sent the state again, if that helps."""

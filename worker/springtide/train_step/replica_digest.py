@@ -37,13 +37,7 @@ class ReplicaDigest:
 
     def hash(self, step: int) -> int:
         """Return the hash, 1..LIMIT-1, of the piece that is due at this step. The host waits for a GPU."""
-        total = 0
-        for _, part in self._parts(step):
-            words = part.view(_WORDS[part.element_size()]).to(torch.int64)
-            places = torch.arange(1, words.numel() + 1, device=words.device) % _PERIOD + 1
-            # Both sums may wrap around, everywhere alike.
-            total = total * 1_000_003 + int((words * places).sum()) + 31 * int(words.sum())
-        return total % (LIMIT - 1) + 1
+        return digest_of([part for _, part in self._parts(step)])
 
     def names(self, step: int) -> list[str]:
         """The parameters that the step's piece has something of."""
@@ -63,6 +57,17 @@ class ReplicaDigest:
                 parts.append((name, _in_memory(tensor)[first:last]))
             offset += size
         return parts
+
+
+def digest_of(parts: Sequence[torch.Tensor]) -> int:
+    """Return a hash, 1..LIMIT-1, of the bits of one-dimensional tensors, in their order."""
+    total = 0
+    for part in parts:
+        words = part.view(_WORDS[part.element_size()]).to(torch.int64)
+        places = torch.arange(1, words.numel() + 1, device=words.device) % _PERIOD + 1
+        # Both sums may wrap around, everywhere alike.
+        total = total * 1_000_003 + int((words * places).sum()) + 31 * int(words.sum())
+    return total % (LIMIT - 1) + 1
 
 
 def _real_numbers(tensor: torch.Tensor) -> int:

@@ -30,6 +30,7 @@ from springtide.ps.lazy_values import Pending
 from springtide.ps.states import states_of
 from springtide.sharding.backend import ShardedOptimizer
 from springtide.sharding.buckets import PassingBuckets
+from springtide.sharding.copies import CopyDigest
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext, check_ended, check_whole
 from springtide.train_step.foreach_steps import ForeachSteps
@@ -168,6 +169,7 @@ class Trainer:
             self.tables,
             optimizers,
             ReplicaDigest(list(self._gradients.named.items())) if self._dense_here else None,
+            None if self.shards is None else CopyDigest(self.shards),
         )
         self.reduction = self._reduction
         self.buckets.in_order = self.servers is None or not self.servers.takes_any_order
