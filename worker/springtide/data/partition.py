@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -38,6 +39,28 @@ def partition(n: int, world_size: int, min_part: int = 2) -> list[Part]:
         raise ValueError(f"partition needs values >= 1: n={n}, world_size={world_size}, min_part={min_part}")
     used = min(world_size, max(1, n // min_part))
     return _even(n, used) + [Part(n, 0)] * (world_size - used)
+
+
+def pieces_together(
+    n: int, parts: Sequence[int], wanted: int = 1, micro_batch: int | None = None, min_part: int = 1
+) -> list[Part]:
+    """Cut one process's part into as many micro-batches as the largest part of its pod has.
+
+    The processes of a pod run forward and backward together, and so equally often. Where a part has fewer
+    samples than there are micro-batches, the last ones are empty.
+
+    Args:
+        n: samples of the part; 0: none.
+        parts: samples of the parts of all processes of the pod.
+        wanted: as for `pieces`.
+        micro_batch: as for `pieces`.
+        min_part: as for `pieces`.
+
+    Returns:
+        Equally many for each of the parts.
+    """
+    counts = [len(pieces(size, wanted, micro_batch, min_part)) for size in parts if size]
+    return _even(n, max(counts, default=1))
 
 
 def pieces(n: int, wanted: int = 1, micro_batch: int | None = None, min_part: int = 1) -> list[Part]:
