@@ -127,3 +127,28 @@ def test_dead_process_ends_its_pod_and_no_other(
     cluster.until_done()
     assert launched(first) == before
     check_like_alone(alone, cluster, [first, third])
+
+
+def test_two_dimensions_are_saved_and_restored_by_another_mesh(
+    make_cluster: Callable[..., WorkerCluster],
+    train_alone: Callable[[dict[str, Any]], Path],
+    tmp_path: Path,
+) -> None:
+    """fully_shard over tensor parallelism in one pod of 2 x 2, then tensor parallelism alone in pods of 2."""
+    options = {"epochs": 8, "clip_norm": 0.5, "optimizer": "sgd", **PACE}
+    alone = train_alone(options)
+    (tmp_path / "saved").mkdir()
+    storage = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "saved"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.2"}
+    cluster = make_cluster(options | {"mesh": [["dp_shard", "tp"], [2, 2]]}, processes=4, **storage)
+    (first,) = cluster.start(1)
+    cluster.until(lambda: len(list((tmp_path / "saved").glob("*/step-*/manifest.json"))) > 1, "checkpoints")
+    os.kill(launched(first)[2], signal.SIGKILL)
+    cluster.until(lambda: not first.running, "the end of the pod")
+    # The same job goes on in pods of another form.
+    cluster.environment["SPRINGTIDE_PROCESSES"] = "2"
+    cluster.processes_per_pod = 2
+    second = cluster.add(mesh=["tp"])
+    third = cluster.add(mesh=["tp"])
+    cluster.until_done()
+    assert any("restored" in pod.log() for pod in (second, third))
+    check_like_alone(alone, cluster, [second, third])

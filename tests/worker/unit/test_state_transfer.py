@@ -15,7 +15,6 @@ from springtide.elastic import state_transfer as module
 from springtide.elastic.state_transfer import StateTransfer, TransferOrder, TransferSides, copied, within
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import SpringtideError
-from springtide_protocol import coordinator_pb2 as pb
 
 
 class Lost(RuntimeError):
@@ -147,11 +146,9 @@ def test_trees_in_another_order_differ_in_form(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "send_state", lambda *_: 0)
     for tree in ({"a": torch.zeros(3), "b": torch.ones(3)}, {"b": torch.ones(3), "a": torch.zeros(3)}):
         world = World(monkeypatch)
-        members = [pb.Member(id=str(rank)) for rank in range(3)]
-        start: Any = MagicMock(
-            message=pb.Start(members=members, transfers=[pb.Transfer(receiver="2", holder="0")])
-        )
-        start.store.set = lambda key, value: forms.append(value)
+        entries: Any = MagicMock()
+        entries.set = lambda key, value: forms.append(value)
+        order = TransferOrder(("a", "b", "c"), (2,), entries, fresh=False)
         group: Any = MagicMock(rank=0, size=3)
         sides = TransferSides(
             has_state=True,
@@ -159,7 +156,7 @@ def test_trees_in_another_order_differ_in_form(monkeypatch: pytest.MonkeyPatch) 
             read=lambda tree=tree: tree,
             prepare=lambda outline: pytest.fail("a holder receives nothing"),
         )
-        world.transfer.run(start, group, sides)
+        world.transfer.run(order, group, sides)
     assert len(set(forms)) == 2
 
 
