@@ -6,8 +6,10 @@ Writes RESULT_FOLDER/POD.LOCAL_RANK.json at its end: the whole parameters, and w
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +76,44 @@ def whole(tensor: torch.Tensor) -> list[float]:
     return [float(number) for number in full.detach().flatten()]
 
 
+def say_refusals() -> None:
+    """Make calls that are refused, and print the reasons."""
+
+    def refused(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except springtide.UsageError as error:
+            print(f"refused: {error}", flush=True)
+
+    refused(lambda: springtide.mesh("dp_shard", 3))
+    mesh = springtide.mesh()
+    refused(lambda: springtide.mesh("tp"))
+    model = Net()
+    fully_shard(model.blocks[0], mesh=mesh)
+    refused(lambda: springtide.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    refused(lambda: springtide.distribute(model, [optimizer]))
+    springtide.distribute(model, optimizer)
+    data = torch.zeros(4, 5), torch.zeros(4)
+    refused(lambda: springtide.batches(data, batch_size=2, train=False))
+    refused(lambda: springtide.batches(data, batch_size=2, rehearsals=1))
+    refused(springtide.mesh)
+
+
 def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    # Of one process of the pod alone.
+    if fault := options.get("faults", {}).get(os.environ.get("LOCAL_RANK", "0")):
+        os.environ["SPRINGTIDE_FAULT"] = f"{os.environ.get('SPRINGTIDE_FAULT', '')};{fault}".strip(";")
     springtide.init()
-    torch.manual_seed(7 + (0 if options.get("same_start", True) else options.get("seed", 0)))
+    if options.get("calls"):
+        say_refusals()
+        return
+    torch.manual_seed(7)
     model = Net()
+    device = springtide.mesh(*options.get("mesh", ["dp_shard"])).device_type
+    model.to(device)
     divide(model, options)
     optimizer = make_optimizer(options.get("optimizer", "adamw"), model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
@@ -100,7 +135,7 @@ def main() -> None:
         with springtide.step():
             optimizer.zero_grad()
             for micro in batch.split(pieces):
-                features, classes = micro
+                features, classes = (part.to(device) for part in micro)
                 loss = nn.functional.cross_entropy(model(features), classes)
                 loss.backward()
                 springtide.report(loss=loss.item())

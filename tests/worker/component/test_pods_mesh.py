@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_capabilities import needs_cuda
 from launch_pods import Launchers, alive, launched, steps
 from worker_cluster import Worker, WorkerCluster
 
@@ -72,9 +74,8 @@ def check_like_alone(alone: Path, cluster: WorkerCluster, pods: list[Worker], pr
     expected = losses(alone / "steps")
     seen: dict[int, float] = {}
     for pod in cluster.workers:
-        for rank in range(processes):
-            path = pod.folder / f"{pod.name}.steps.{rank}"
-            seen |= losses(path) if path.exists() else {}
+        for path in pod.folder.glob(f"{pod.name}.steps*"):
+            seen |= losses(path)
     assert sorted(seen) == sorted(expected)
     assert [seen[step] for step in sorted(seen)] == pytest.approx(
         [expected[step] for step in sorted(expected)], abs=1e-5
@@ -152,3 +153,103 @@ def test_two_dimensions_are_saved_and_restored_by_another_mesh(
     cluster.until_done()
     assert any("restored" in pod.log() for pod in (second, third))
     check_like_alone(alone, cluster, [second, third])
+
+
+@pytest.mark.timeout(600)
+def test_process_may_die_at_any_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], train_alone: Callable[[dict[str, Any]], Path]
+) -> None:
+    """One process dies, of one pod after the other: in backward, before and after its pod has decided, and
+    while it receives the state.
+    """
+    options = {"epochs": 16, **PACE}
+    alone = train_alone(options)
+    cluster = make_cluster(options)
+    (first,) = cluster.start(1)
+    for rank, point in (("1", "gradients"), ("0", "reduced"), ("1", "stepping"), ("1", "transfer")):
+        pod = cluster.add(faults={rank: f"{point}:*:kill"})
+        cluster.until(lambda pod=pod: not pod.running, f"the end of {pod.name}", 90.0)
+        assert isinstance(pod.outcome(), outcome.Failed), cluster.logs()
+        seen = steps(first, 0)
+        cluster.until(lambda seen=seen: steps(first, 0) > seen + 1, f"steps after a death at {point}")
+    assert len(launched(first)) == 2
+    cluster.until_done()
+    check_like_alone(alone, cluster, [first])
+
+
+def test_leaving_pods_save_what_they_hold_and_others_go_on_from_it(
+    make_cluster: Callable[..., WorkerCluster],
+    train_alone: Callable[[dict[str, Any]], Path],
+    tmp_path: Path,
+) -> None:
+    """fully_shard with two copies in each pod; SIGTERM of all pods, then a pod that finds the checkpoint."""
+    mesh = [["dp_replicate", "dp_shard"], [2, 2]]
+    options = {"epochs": 6, "micro_batch": 2, **PACE}
+    alone = train_alone(options)
+    (tmp_path / "saved").mkdir()
+    storage = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "saved"), "SPRINGTIDE_CHECKPOINT_SECONDS": "600"}
+    cluster = make_cluster(options | {"mesh": mesh}, processes=4, **storage)
+    (first,) = cluster.start(1)
+    until_steps(cluster, first, 3)
+    cluster.suspend = True
+    cluster.until_done(first)
+    cluster.until(lambda: cluster.reply is not None and cluster.reply.put_away, "the job to be put away")
+    assert isinstance(first.outcome(), outcome.Left)
+    assert cluster.reply is not None
+    cluster.kill_coordinator()
+    cluster.suspend, cluster.saved = False, cluster.reply.checkpoint.name
+    cluster.environment["SPRINGTIDE_PROCESSES"] = "1"
+    cluster.processes_per_pod = 1
+    cluster.start_coordinator()
+    second = cluster.add(mesh=["dp_shard"])
+    cluster.until_done()
+    assert "restored" in second.log()
+    check_like_alone(alone, cluster, [second], processes=1)
+
+
+def test_example_trains_in_two_pods_of_two(tmp_path: Path) -> None:
+    script = Path(__file__).parents[3] / "examples" / "gpt_fsdp" / "train.py"
+    variables = {"SPRINGTIDE_PROCESSES": "2", "STEPS": "3"}
+    cluster = WorkerCluster(Launchers(), tmp_path, {}, script=script, environment=variables)  # type: ignore[arg-type]
+    cluster.processes_per_pod = 2
+    try:
+        pods = cluster.start(2)
+        cluster.until_done()
+        for pod in pods:
+            assert isinstance(pod.outcome(), outcome.Finished), cluster.logs()
+            whole, here = map(int, re.findall(r"trained (\d+) parameters, of which (\d+) are", pod.log())[0])
+            assert 0.4 * whole < here < 0.6 * whole
+    finally:
+        cluster.close()
+
+
+def test_calls_that_do_not_go_with_a_mesh_are_refused(
+    make_cluster: Callable[..., WorkerCluster],
+) -> None:
+    cluster = make_cluster({"calls": True}, processes=2)
+    cluster.target = cluster.minimum = 1
+    cluster.start_coordinator()
+    pod = cluster.add(hold=False)
+    cluster.until(lambda: not pod.running, "the end of the pod")
+    for problem in (
+        "mesh(): the sizes (3,) of ('dp_shard',) must be 1 numbers whose product is the 2 processes",
+        "mesh() was called for dp_shard 2 before, and now for tp 2: a pod has one mesh",
+        "distribute(): the gradient of begin.weight would not be summed over dp_shard of the mesh",
+        "distribute(): with mesh() a body makes one optimizer step: give one optimizer, not a list",
+        "batches(train=False) deals samples to each process by itself",
+        "batches(rehearsals=) tries a body out in one process",
+        "mesh() after distribute(): call it before the model is divided and distributed",
+    ):
+        assert f"refused: {problem}" in pod.log()
+
+
+@needs_cuda("pods", devices=2)
+def test_pod_of_two_devices_trains_over_nccl(
+    make_cluster: Callable[..., WorkerCluster], train_alone: Callable[[dict[str, Any]], Path]
+) -> None:
+    options = {"epochs": 4, "clip_norm": 0.5, **PACE}
+    alone = train_alone(options)
+    cluster = make_cluster(options)
+    (first,) = cluster.start(1)
+    cluster.until_done()
+    check_like_alone(alone, cluster, [first])

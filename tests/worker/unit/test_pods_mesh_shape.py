@@ -17,7 +17,7 @@ from springtide.data.loop import plan_loop
 from springtide.data.partition import pieces, pieces_together
 from springtide.pods.dims import MeshShape, mesh_shape
 from springtide.pods.grid import grid_of
-from springtide.pods.tensors import make_cut
+from springtide.pods.tensors import make_runs
 
 
 def test_mesh_of_one_dimension_has_all_processes() -> None:
@@ -99,7 +99,7 @@ def test_each_sample_counts_once_and_pods_run_equally_often(
                 first + shape.data_index(local),
                 pods * shape.data_degree,
                 together=range(first, first + shape.data_degree),
-                counted=shape.counts(local),
+                is_counted=shape.counts(local),
             )
             micros = 0
             for micro in batch.split(wanted):
@@ -144,19 +144,19 @@ def test_cut_finds_what_pieces_and_parts_have_in_common(data: st.DataObject) -> 
     breaks = [at for at, (a, b) in enumerate(itertools.pairwise(chosen), start=1) if b != a + 1]
     runs = np.split(np.array(chosen, dtype=np.int64), breaks)
     starts, stops = np.array([r[0] for r in runs]), np.array([r[-1] + 1 for r in runs])
-    cut = make_cut((size,), (len(chosen),), starts, stops)
+    cut = make_runs((size,), (len(chosen),), starts, stops)
     whole, part = torch.arange(size), torch.full((len(chosen),), -1)
     # Written in stretches of the part, read from pieces of the whole that others have cut elsewhere.
     shares = data.draw(st.integers(1, 4))
     written = torch.full((size,), -1)
     for share in range(shares):
         begin, end = len(chosen) * share // shares, len(chosen) * (share + 1) // shares
-        for start, stop, at in cut.between(begin, end):
+        for start, stop, at in cut.stretch(begin, end):
             written[start:stop] = whole[chosen][at : at + stop - start]
     assert written[chosen].tolist() == chosen
     assert int((written >= 0).sum()) == len(chosen)
     points = sorted({0, size, *data.draw(st.lists(st.integers(0, size)))})
     for begin, end in itertools.pairwise(points):
-        for start, stop, at in cut.within(begin, end):
+        for start, stop, at in cut.common_runs(begin, end):
             part[at : at + stop - start] = whole[start:stop]
     assert part.tolist() == chosen

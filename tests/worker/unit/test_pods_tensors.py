@@ -18,7 +18,7 @@ from springtide.data.ledger import Ledger
 from springtide.errors import UsageError
 from springtide.pods.checks import check_model, check_settings, check_steps
 from springtide.pods.dims import MeshShape, mesh_shape
-from springtide.pods.tensors import as_part, cut_of, is_divided, lies_along, part_of, parts_count
+from springtide.pods.tensors import as_dtensor, is_dtensor, lies_along, local_shard, runs_of, shard_count
 from springtide.settings import Settings
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.state import Position, State
@@ -64,19 +64,19 @@ def test_cut_names_the_elements_that_torch_keeps_here(
     for rank in range(mesh_form.processes):
         mesh = mesh_of(mesh_form, rank)
         tensor = distribute_tensor(whole, mesh, placements, src_data_rank=None)
-        assert is_divided(tensor)
+        assert is_dtensor(tensor)
         assert lies_along(tensor) == list(names)
-        cut, part = cut_of(tensor, is_first=True), part_of(tensor)
+        cut, part = runs_of(tensor, is_first=True), local_shard(tensor)
         runs = [np.arange(a, b) for a, b in zip(cut.starts, cut.stops, strict=True)]
         elements = [int(number) for run in runs for number in run]
         assert part.flatten().tolist() == elements
         assert (cut.shape, cut.local_shape) == (shape, tuple(part.shape))
         owned += elements if cut.is_owner else []
-        other = as_part(part + 1, tensor)
-        assert (other.shape, part_of(other).flatten().tolist()) == (shape, [n + 1 for n in elements])
+        other = as_dtensor(part + 1, tensor)
+        assert (other.shape, local_shard(other).flatten().tolist()) == (shape, [n + 1 for n in elements])
     assert sorted(owned) == list(range(whole.numel()))
     divisions = [size for size, item in zip(sizes, placements, strict=True) if not item.is_replicate()]
-    assert parts_count(tensor) == np.prod(divisions)
+    assert shard_count(tensor) == np.prod(divisions)
 
 
 def test_state_keeps_parts_and_gives_them_back(mesh_of: Callable[[MeshShape, int], Any]) -> None:
@@ -87,7 +87,7 @@ def test_state_keeps_parts_and_gives_them_back(mesh_of: Callable[[MeshShape, int
         model.register_parameter(name, torch.nn.Parameter(divided))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for parameter in model.parameters():
-        parameter.grad = as_part(torch.ones_like(part_of(parameter)), parameter)
+        parameter.grad = as_dtensor(torch.ones_like(local_shard(parameter)), parameter)
     optimizer.step()
     state = State(dict(model.named_parameters()), Buffers(model, None), [optimizer], {})
     tree = state.read(Position(Cursor(), Ledger()), {})
@@ -101,15 +101,15 @@ def test_state_keeps_parts_and_gives_them_back(mesh_of: Callable[[MeshShape, int
         "state": [{key: value.clone() for key, value in item.items()} for item in tree["optimizer"]["state"]],
     }
     for _, parameter in model.named_parameters():
-        part_of(parameter).zero_()
+        local_shard(parameter).zero_()
     optimizer.state.clear()
     state.check(copied)
     state.write(copied)
-    assert part_of(model.weight).equal(kept["weight"])
+    assert local_shard(model.weight).equal(kept["weight"])
     restored = optimizer.state[model.weight]["exp_avg"]
-    assert is_divided(restored)
-    assert part_of(restored).equal(average)
-    assert not is_divided(optimizer.state[model.weight]["step"])
+    assert is_dtensor(restored)
+    assert local_shard(restored).equal(average)
+    assert not is_dtensor(optimizer.state[model.weight]["step"])
     pairs = state.divided(copied, whole=False)
     assert len(pairs) == 6  # both parameters, and two averages of each
     optimizer.step()
@@ -128,7 +128,7 @@ def test_parameter_that_nobody_sums_over_the_pod_is_refused(
         divided = distribute_tensor(parameter.detach(), mesh, [Shard(0), Replicate()], src_data_rank=None)
         model.register_parameter(name, torch.nn.Parameter(divided))
     check_model([model], shape)
-    model.register_buffer("table", part_of(model.weight).clone())
+    model.register_buffer("table", local_shard(model.weight).clone())
     check_model([model], shape)
     model.table = distribute_tensor(torch.zeros(4), mesh, [Shard(0), Replicate()], src_data_rank=None)
     with pytest.raises(UsageError, match="the buffer table is divided"):

@@ -12,7 +12,13 @@ from springtide.comm import codec
 from springtide.comm.process_group import Group
 from springtide.comm.state_transfer import Reception, Roles
 from springtide.elastic import state_transfer as module
-from springtide.elastic.state_transfer import StateTransfer, TransferOrder, TransferSides, copied, within
+from springtide.elastic.state_transfer import (
+    StateTransfer,
+    TransferOrder,
+    TransferSides,
+    copied,
+    order_in_row,
+)
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import SpringtideError
 
@@ -177,8 +183,10 @@ def test_outline_has_forms_and_no_memory() -> None:
 
 def test_processes_of_one_local_rank_hand_over_among_themselves() -> None:
     whole = TransferOrder(("a", "a", "b", "b"), (2, 3), MagicMock(), fresh=False)
-    assert within(whole, (1, 3), "row/").lacking == (1,)
+    assert order_in_row(whole, (1, 3), "row/").lacking == (1,)
     # A fresh start: each local rank's initial part is that of its first process.
-    assert within(TransferOrder(("a",) * 4, (1, 2, 3), MagicMock(), fresh=True), (1, 3), "").lacking == (1,)
+    assert order_in_row(
+        TransferOrder(("a",) * 4, (1, 2, 3), MagicMock(), fresh=True), (1, 3), ""
+    ).lacking == (1,)
     with pytest.raises(RuntimeError, match="none of b, b holds this local rank's part"):
-        within(whole, (2, 3), "row/")
+        order_in_row(whole, (2, 3), "row/")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from springtide.checkpoint import names, restore, schedule
+from springtide.checkpoint.local_shards import OwnShards
 from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.manifest import CorruptError
-from springtide.checkpoint.parts import OwnParts
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.staging import Elsewhere, Stage, Staged
@@ -106,7 +106,7 @@ class Checkpoints:
         share: Share,
         reason: str,
         take_snapshot: Callable[[str, int], Elsewhere | None] = lambda name, readers: None,
-        own_parts: Callable[[Any], OwnParts | None] = lambda tree: None,
+        own_shards: Callable[[Any], OwnShards | None] = lambda tree: None,
     ) -> float:
         """Copy this member's share and let it be written; a state that cannot be saved is reported, not
         raised.
@@ -118,7 +118,7 @@ class Checkpoints:
             reason: why it is taken, for the manifest.
             take_snapshot: has others keep their part of the state as it is; called with the checkpoint's name
                 and the number of members that ask for it.
-            own_parts: returns which of the tree's tensors are parts of larger ones, and what of them this
+            own_shards: returns which of the tree's tensors are parts of larger ones, and what of them this
                 member writes.
 
         Returns:
@@ -138,7 +138,7 @@ class Checkpoints:
         try:
             elsewhere = take_snapshot(names.folder(state) + share.attempt, share.count)
             state_tree = tree()
-            own = self._stage.take(state_tree, share, own_parts(state_tree))
+            own = self._stage.take(state_tree, share, own_shards(state_tree))
         except (TypeError, RuntimeError) as problem:
             if elsewhere is not None:
                 elsewhere.close()

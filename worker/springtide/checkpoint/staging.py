@@ -13,10 +13,10 @@ import torch
 
 from springtide.checkpoint import shares
 from springtide.checkpoint.frozen import Block, FrozenBlocks
-from springtide.checkpoint.parts import OwnParts, pieces_of, with_whole
+from springtide.checkpoint.local_shards import OwnShards, pieces_of, with_whole
 from springtide.checkpoint.shares import Piece, Share
 from springtide.comm import codec
-from springtide.pods.tensors import Cut
+from springtide.pods.tensors import ShardRuns
 from springtide_protocol.names import StateName
 
 log = logging.getLogger("springtide")
@@ -189,7 +189,7 @@ class Stage:
         self._tried_to_lock = False
         self._frozen = FrozenBlocks()
 
-    def take(self, tree: Any, share: Share, own: OwnParts | None = None) -> Collected:
+    def take(self, tree: Any, share: Share, own: OwnShards | None = None) -> Collected:
         """Copy the own share.
 
         Parameters that the tree names as "frozen" are copied only where they are not saved yet.
@@ -205,7 +205,7 @@ class Stage:
         Raises:
             TypeError: the state cannot be encoded; the place in it is named.
         """
-        own, parts = own or OwnParts({}), dict[int, tuple[torch.Tensor, Cut]]()
+        own, parts = own or OwnShards({}), dict[int, tuple[torch.Tensor, ShardRuns]]()
         if own.cuts:
             tree, parts = with_whole(tree, own)
         header, tensors, numbers = codec.flatten_numbered(tree, move=False)

@@ -28,15 +28,15 @@ from springtide.data.partition import Part, pieces, pieces_together
 class Micro:
     """Which micro-batch the body is at, and what has gone into the gradients so far. One per dealt batch."""
 
-    def __init__(self, ids: torch.Tensor, global_samples: int, counted: bool = True) -> None:
+    def __init__(self, ids: torch.Tensor, global_samples: int, is_counted: bool = True) -> None:
         """Begin at the only micro-batch, which is the whole part.
 
         Args:
             ids: this worker's part, int64 [n]; none for a stand-in.
             global_samples: of all workers' parts.
-            counted: another process of the pod computes on the same samples and counts them, if False.
+            is_counted: another process of the pod computes on the same samples and counts them, if False.
         """
-        self._counted = counted
+        self._is_counted = is_counted
         self.global_samples = global_samples
         self.part_samples = ids.numel()
         self._ids = ids
@@ -105,7 +105,7 @@ class Micro:
     @property
     def contributed_ids(self) -> torch.Tensor:
         """Ids whose gradients went in, int64 of shape (n,); none where another process counts them."""
-        if not self._counted:
+        if not self._is_counted:
             return self._ids[:0]
         if len(self._contributed) == len(self._parts):
             return self._ids
@@ -115,7 +115,7 @@ class Micro:
     @property
     def contributed_weight(self) -> float:
         """Sum of the weights that went in; 0 where another process counts them."""
-        return math.fsum(self._contributed.values()) if self._counted else 0.0
+        return math.fsum(self._contributed.values()) if self._is_counted else 0.0
 
     @property
     def remaining_samples(self) -> int:

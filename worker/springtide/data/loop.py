@@ -76,7 +76,7 @@ class LoopPlan:
         world_size: int,
         fetch: Callable[[torch.Tensor], Any] | None = None,
         together: range = range(0),
-        counted: bool = True,
+        is_counted: bool = True,
     ) -> Batch:
         """Return this rank's part of the step at the cursor; a stand-in if the batch is too short for all.
 
@@ -87,7 +87,7 @@ class LoopPlan:
             fetch: reads the samples; the source if None.
             together: ranks of those that run forward and backward together with this one, itself included;
                 empty: it does so alone.
-            counted: its samples count; False where another process counts the same ones.
+            is_counted: its samples count; False where another process counts the same ones.
 
         Raises:
             ValueError: the rank is not below the world size.
@@ -101,7 +101,7 @@ class LoopPlan:
         standin = ids[: self.min_part] if part.size == 0 else None
         account = self.account(ids, cursor)[part.start : part.start + part.size]
         return Batch(
-            Micro(account, ids.numel(), counted),
+            Micro(account, ids.numel(), is_counted),
             own,
             fetch or self.source.fetch,
             standin_ids=standin,

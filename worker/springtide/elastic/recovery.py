@@ -25,13 +25,19 @@ from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.data_check import DataCheck, own_row
+from springtide.elastic.local_shards_restore import LocalShardsRestore
 from springtide.elastic.own_faults import in_words, own_fault
-from springtide.elastic.parts_restore import PartsRestore
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.shared_restore import SharedRestore
-from springtide.elastic.state_transfer import StateTransfer, TransferSides, copied, transfer_order, within
+from springtide.elastic.state_transfer import (
+    StateTransfer,
+    TransferSides,
+    copied,
+    order_in_row,
+    transfer_order,
+)
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import ServerStepError, SpringtideError
@@ -449,9 +455,9 @@ class Recovery:
         checkpoints = self._parts.saver.checkpoints
         # What servers hold is given to them by the first member alone. All members must decide alike.
         together = group.size > 1 and self._trainer.servers is None
-        shared: SharedRestore | PartsRestore = SharedRestore(group, self._has_room)
+        shared: SharedRestore | LocalShardsRestore = SharedRestore(group, self._has_room)
         if self._trainer.pod is not None:
-            shared = PartsRestore(group, self._trainer.cuts)
+            shared = LocalShardsRestore(group, self._trainer.shard_runs)
         if group.rank > 0:
             copy = shared.follow() if together else None
             if copy is not None:
@@ -546,7 +552,7 @@ class Recovery:
             assert trainer.pod.grid is not None
             assert trainer.pod.row is not None
             group = trainer.pod.row
-            order = within(order, trainer.pod.grid.row, f"row-{trainer.pod.local_rank}/state/")
+            order = order_in_row(order, trainer.pod.grid.row, f"row-{trainer.pod.local_rank}/state/")
         moved, tree = self._state_transfer.run(order, group, sides)
         if tree is not None:
             position = trainer.state.check(tree)

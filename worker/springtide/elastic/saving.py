@@ -9,8 +9,8 @@ from springtide import faults
 from springtide.checkpoint import names as checkpoint_names
 from springtide.checkpoint import schedule
 from springtide.checkpoint.keeper import Checkpoints
+from springtide.checkpoint.local_shards import OwnShards
 from springtide.checkpoint.location import CheckpointLocation
-from springtide.checkpoint.parts import OwnParts
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.staging import Elsewhere
 from springtide.checkpoint.writer import Written
@@ -76,7 +76,7 @@ class CheckpointSaver:
             share,
             reason,
             partial(self._snapshot, trainer, share),
-            partial(self._own_parts, trainer, share),
+            partial(self._own_shards, trainer, share),
         )
         self._accounting.count_stall(seconds)
         faults.reach("staged", state.step)
@@ -92,7 +92,7 @@ class CheckpointSaver:
             raise RuntimeError(f"{unknown} would write a part of the checkpoint, and holds no shards")
         return trainer.take_snapshot(name, share.index, range(readers))
 
-    def _own_parts(self, trainer: Trainer, share: Share, tree: Any) -> OwnParts | None:
+    def _own_shards(self, trainer: Trainer, share: Share, tree: Any) -> OwnShards | None:
         """Return which of the tree's tensors are parts, and what of them this member writes; None for none.
 
         Raise RuntimeError when some local rank is missing among the writers: the checkpoint would not be
@@ -111,7 +111,9 @@ class CheckpointSaver:
                 f"{', '.join(share.members)} would write the checkpoint, and not all processes of their pods "
                 "are among them"
             )
-        return OwnParts(trainer.cuts(tree, whole=False), row.index(share.members[share.index]), len(row))
+        return OwnShards(
+            trainer.shard_runs(tree, whole=False), row.index(share.members[share.index]), len(row)
+        )
 
     # ---- the thread that writes checkpoints
 

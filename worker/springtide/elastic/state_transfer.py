@@ -88,7 +88,7 @@ def transfer_order(start: Start) -> TransferOrder:
     )
 
 
-def within(whole: TransferOrder, row: Sequence[int], prefix: str) -> TransferOrder:
+def order_in_row(whole: TransferOrder, row: Sequence[int], prefix: str) -> TransferOrder:
     """Return the part of a transfer that some members make among themselves.
 
     Args:

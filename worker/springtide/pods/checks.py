@@ -9,7 +9,7 @@ import torch
 
 from springtide.errors import UsageError
 from springtide.pods.dims import DATA, MeshShape
-from springtide.pods.tensors import is_divided, lies_along
+from springtide.pods.tensors import is_dtensor, lies_along
 from springtide.settings import Settings
 
 
@@ -70,7 +70,7 @@ def check_model(models: Sequence[torch.nn.Module], shape: MeshShape) -> None:
                     "fully_shard(model, mesh=...) on the whole model, too"
                 )
         for name, buffer in model.named_buffers():
-            if is_divided(buffer):
+            if is_dtensor(buffer):
                 raise UsageError(
                     f"distribute(): the buffer {name} is divided among the processes of the pod, which only "
                     "parameters can be"
@@ -116,4 +116,4 @@ def _holds_divided(value: Any) -> bool:
         return any(_holds_divided(item) for item in value.values())
     if isinstance(value, list | tuple):
         return any(_holds_divided(item) for item in value)
-    return is_divided(value)
+    return is_dtensor(value)

@@ -17,16 +17,16 @@ import torch
 Runs = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def is_divided(tensor: object) -> bool:
+def is_dtensor(tensor: object) -> bool:
     """Return whether a tensor lies in parts in the processes of the pod."""
     # Importing the module takes a second; where nobody has, there are no such tensors.
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def part_of(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part that is in this process, in the same memory; any other tensor as it is."""
-    if not is_divided(tensor):
+    if not is_dtensor(tensor):
         return tensor
     with torch.no_grad():
         part: torch.Tensor = _known(tensor).to_local()
@@ -38,14 +38,14 @@ def _known(tensor: torch.Tensor) -> Any:
     return tensor
 
 
-def as_part(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def as_dtensor(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return this process's part of a tensor, in the same memory, as what `like` is.
 
     Args:
-        part: of the shape of `part_of(like)`.
+        part: of the shape of `local_shard(like)`.
         like: a tensor that is divided; for any other the part is the tensor.
     """
-    if not is_divided(like):
+    if not is_dtensor(like):
         return part
     from torch.distributed.tensor import DTensor  # imported already
 
@@ -56,7 +56,7 @@ def as_part(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         )
 
 
-def is_divided_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def is_sharded_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two divided tensors have one shape, and their parts lie in the same processes.
 
     Args:
@@ -68,19 +68,19 @@ def is_divided_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def lies_along(tensor: torch.Tensor) -> list[str]:
     """Return the names of the mesh's dimensions over which a tensor is divided or repeated by torch."""
-    return list(_known(tensor).device_mesh.mesh_dim_names or ()) if is_divided(tensor) else []
+    return list(_known(tensor).device_mesh.mesh_dim_names or ()) if is_dtensor(tensor) else []
 
 
-def parts_count(tensor: torch.Tensor) -> int:
+def shard_count(tensor: torch.Tensor) -> int:
     """Return into how many parts a tensor is divided; 1 for one that is not."""
-    if not is_divided(tensor):
+    if not is_dtensor(tensor):
         return 1
     mesh, placements = _known(tensor).device_mesh, _known(tensor).placements
     return math.prod(mesh.size(dim) for dim, item in enumerate(placements) if not item.is_replicate())
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShardRuns:
     """Which elements of a whole tensor are in this process.
 
     Attributes:
@@ -99,7 +99,7 @@ class Cut:
     offsets: Runs
     is_owner: bool
 
-    def between(self, begin: int, end: int) -> list[tuple[int, int, int]]:
+    def stretch(self, begin: int, end: int) -> list[tuple[int, int, int]]:
         """Return the runs of some of the part's elements.
 
         Args:
@@ -116,7 +116,7 @@ class Cut:
                 found.append((int(start) + low - int(offset), int(start) + high - int(offset), low))
         return found
 
-    def within(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+    def common_runs(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Return what a run of the whole has in common with the part.
 
         Args:
@@ -135,7 +135,7 @@ class Cut:
         return found
 
 
-def cut_of(tensor: torch.Tensor, is_first: bool) -> Cut:
+def runs_of(tensor: torch.Tensor, is_first: bool) -> ShardRuns:
     """Return which elements of a divided tensor are here.
 
     Args:
@@ -148,7 +148,7 @@ def cut_of(tensor: torch.Tensor, is_first: bool) -> Cut:
     """
     mesh, placements = _known(tensor).device_mesh, _known(tensor).placements
     coordinate = mesh.get_coordinate()
-    shape, local_shape = tuple(tensor.shape), tuple(part_of(tensor).shape)
+    shape, local_shape = tuple(tensor.shape), tuple(local_shard(tensor).shape)
     indices = [np.arange(size, dtype=np.int64) for size in shape]
     for dim in _order(placements):
         if not placements[dim].is_replicate():
@@ -162,12 +162,12 @@ def cut_of(tensor: torch.Tensor, is_first: bool) -> Cut:
     repeated = [dim for dim, placement in enumerate(placements) if placement.is_replicate()]
     is_owner = is_first and not any(coordinate[dim] for dim in repeated)
     starts, stops = _runs(shape, indices)
-    return make_cut(shape, local_shape, starts, stops, is_owner)
+    return make_runs(shape, local_shape, starts, stops, is_owner)
 
 
-def make_cut(
+def make_runs(
     shape: tuple[int, ...], local_shape: tuple[int, ...], starts: Runs, stops: Runs, is_owner: bool = True
-) -> Cut:
+) -> ShardRuns:
     """Return the cut of these runs. PURE.
 
     Args:
@@ -178,7 +178,7 @@ def make_cut(
         is_owner: this process saves the part.
     """
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(stops - starts)))[:-1]
-    return Cut(shape, local_shape, starts, stops, offsets, is_owner)
+    return ShardRuns(shape, local_shape, starts, stops, offsets, is_owner)
 
 
 def _order(placements: Sequence[Any]) -> list[int]:

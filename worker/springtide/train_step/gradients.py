@@ -11,7 +11,7 @@ import torch
 
 from springtide.comm.buckets import Buckets
 from springtide.errors import UsageError
-from springtide.pods.tensors import as_part, is_divided, part_of
+from springtide.pods.tensors import as_dtensor, is_dtensor, local_shard
 from springtide.ps.lazy_values import only_looks
 
 _GRAD = operator.attrgetter("grad")  # with `map`, a third of what a loop takes
@@ -58,9 +58,9 @@ class Gradients:
         self._strided = [
             index
             for index, parameter in enumerate(self.parameters)
-            if parameter.numel() and part_of(parameter).stride() != buckets.views[index].stride()
+            if parameter.numel() and local_shard(parameter).stride() != buckets.views[index].stride()
         ]
-        self._divided = any(map(is_divided, self.parameters))
+        self._divided = any(map(is_dtensor, self.parameters))
         self._shown_of: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         """The buckets' views, and what stands for them as gradients of parameters."""
         self._laid_out: dict[int, torch.Tensor] = {}
@@ -76,7 +76,7 @@ class Gradients:
         if not self._divided:
             return views
         if self._shown_of[0] is not views:
-            parts = [as_part(view, item) for view, item in zip(views, self.parameters, strict=True)]
+            parts = [as_dtensor(view, item) for view, item in zip(views, self.parameters, strict=True)]
             self._shown_of = views, parts
         return self._shown_of[1]
 
@@ -113,7 +113,7 @@ class Gradients:
         """Zeros that take no memory, and that backward adds to without writing into them; none for a
         parameter that is divided, which cannot have such.
         """
-        if is_divided(self.parameters[index]):
+        if is_dtensor(self.parameters[index]):
             return None
         found = self._empty.get(index)
         if found is None:
@@ -231,7 +231,7 @@ class Gradients:
         """
         for index in self._strided:
             parameter, view = self.parameters[index], self.views[index]
-            if parameter.grad is view and part_of(parameter).stride() != part_of(view).stride():
+            if parameter.grad is view and local_shard(parameter).stride() != local_shard(view).stride():
                 self._laid_out[index] = torch.empty_like(parameter, requires_grad=False).copy_(view)
                 parameter.grad = self._laid_out[index]
 

@@ -12,7 +12,7 @@ import torch
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.errors import SpringtideError
-from springtide.pods.tensors import as_part, is_divided, is_divided_alike, part_of
+from springtide.pods.tensors import as_dtensor, is_dtensor, is_sharded_alike, local_shard
 from springtide.train_step.buffers import Buffers, is_same_memory
 
 FORMAT = 1
@@ -98,7 +98,7 @@ class State:
     def size_bytes(self) -> int:
         """Bytes of parameters and buffers."""
         tensors = [*self._parameters.values(), *self._buffers.current()]
-        return sum(part_of(tensor).numel() * tensor.element_size() for tensor in tensors)
+        return sum(local_shard(tensor).numel() * tensor.element_size() for tensor in tensors)
 
     def read(self, position: Position, plan: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state as a tree; its tensors share memory with the live ones, so send it before anything
@@ -110,7 +110,7 @@ class State:
         """
         return {
             "format": FORMAT,
-            "parameters": {name: part_of(item.detach()) for name, item in self._parameters.items()},
+            "parameters": {name: local_shard(item.detach()) for name, item in self._parameters.items()},
             "frozen": self._frozen,  # when the script distributed them; checkpoints save them once
             "buffers": dict(zip(self._buffers.names, self._buffers.current(), strict=True)),
             "saved_as": self._saved_as,
@@ -136,15 +136,15 @@ class State:
         """Return an optimizer's state of a parameter; of what is divided, the parts that are here."""
         found = dict(optimizer.state.get(parameter, {}))
         for name, value in found.items():
-            if is_divided(value):
-                if not is_divided_alike(value, parameter):
+            if is_dtensor(value):
+                if not is_sharded_alike(value, parameter):
                     whose = self._names.get(id(parameter), "a parameter")
                     raise SpringtideError(
                         f"the optimizer's {name} of {whose} is divided in another way than the parameter, so "
                         "it cannot be transferred or saved: use an optimizer whose state has the parameters' "
                         "shapes (SGD, Adam, AdamW)"
                     )
-                found[name] = part_of(value)
+                found[name] = local_shard(value)
         return found
 
     def divided(self, tree: Mapping[str, Any], *, whole: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -159,19 +159,19 @@ class State:
         """
 
         def fits(value: Any, parameter: torch.Tensor) -> bool:
-            shape = parameter.shape if whole else part_of(parameter).shape
+            shape = parameter.shape if whole else local_shard(parameter).shape
             return isinstance(value, torch.Tensor) and bool(value.dim()) and value.shape == shape
 
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, parameter in self._parameters.items():
             value = tree["parameters"].get(name)
-            if is_divided(parameter) and fits(value, parameter):
+            if is_dtensor(parameter) and fits(value, parameter):
                 found.append((value, parameter))
         states = iter(tree["optimizer"]["state"])
         for _, parameters in self._groups_of(tree["optimizer"]):
             for parameter in parameters:
                 values = next(states)
-                if is_divided(parameter):
+                if is_dtensor(parameter):
                     found += [(value, parameter) for value in values.values() if fits(value, parameter)]
         return found
 
@@ -196,7 +196,7 @@ class State:
                 f"the job's state has format {tree.get('format')!r}, this worker reads format {FORMAT}: run "
                 "one version of springtide in all workers of a job"
             )
-        ours: dict[str, torch.Tensor] = {name: part_of(item) for name, item in self._parameters.items()}
+        ours: dict[str, torch.Tensor] = {name: local_shard(item) for name, item in self._parameters.items()}
         _same_tensors("parameter", ours, tree["parameters"])
         # What was None when the script began may be a tensor in the job's state, or not yet.
         late = {*self._buffers.awaited, *self._buffers.adopted}
@@ -242,7 +242,7 @@ class State:
         def place(value: Any, own: Any) -> None:
             if not isinstance(value, torch.Tensor) or not isinstance(own, torch.Tensor):
                 return
-            own = part_of(own)
+            own = local_shard(own)
             if (own.shape, own.dtype) == (value.shape, value.dtype):
                 found.setdefault(id(value), TensorPlace(own.detach(), live=True))
 
@@ -300,7 +300,7 @@ class State:
 
     def _write_tensors(self, tree: Mapping[str, Any]) -> None:
         for name, parameter in self._parameters.items():
-            _copy(part_of(parameter), tree["parameters"][name])
+            _copy(local_shard(parameter), tree["parameters"][name])
             parameter.grad = None
         for name in self._buffers.adopted:
             if name not in tree["buffers"]:
@@ -349,13 +349,13 @@ class State:
         for number, (optimizer, parameters) in enumerate(groups):
             hosted = None if on_host is None else on_host[number]
             for parameter in parameters:
-                placement = _Placement(part_of(parameter), tree["groups"][number], hosted, give, live)
+                placement = _Placement(local_shard(parameter), tree["groups"][number], hosted, give, live)
                 yield optimizer, parameter, placement, next(states)
 
     def _live(self) -> frozenset[int]:
         """Return where the memory of parameters and buffers begins."""
         tensors = [*self._parameters.values(), *self._buffers.current()]
-        return frozenset(part_of(tensor).untyped_storage().data_ptr() for tensor in tensors)
+        return frozenset(local_shard(tensor).untyped_storage().data_ptr() for tensor in tensors)
 
     def _members(self) -> list[list[list[str]]]:
         """Return the names of the parameters, by optimizer and group."""
@@ -525,7 +525,7 @@ def _write_parameter_state(
         del state[name]
     for name, value in values.items():
         old = state.get(name)
-        old = part_of(old) if isinstance(old, torch.Tensor) else old
+        old = local_shard(old) if isinstance(old, torch.Tensor) else old
         if (
             isinstance(value, torch.Tensor)
             and isinstance(old, torch.Tensor)
@@ -539,7 +539,7 @@ def _write_parameter_state(
                 and placed.dim()
                 and placed.shape == placement.parameter.shape
             )
-            state[name] = as_part(placed, parameter) if is_part else placed
+            state[name] = as_dtensor(placed, parameter) if is_part else placed
 
 
 def _write_options(group: dict[str, Any], values: Mapping[str, Any], live: Collection[int]) -> None:

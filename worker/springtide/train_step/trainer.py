@@ -27,7 +27,7 @@ from springtide.exact.settings import describe
 from springtide.exact.step import ExactStep
 from springtide.pods.fully_shard import weigh_gradients
 from springtide.pods.pod import Pod
-from springtide.pods.tensors import Cut, cut_of, lies_along, part_of, parts_count
+from springtide.pods.tensors import ShardRuns, lies_along, local_shard, runs_of, shard_count
 from springtide.ps.backend import MakeBackend, PsBackend
 from springtide.ps.lazy_values import Pending
 from springtide.ps.states import states_of
@@ -94,7 +94,7 @@ class Trainer:
         self.pod = pod
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
-        trained = [field_of(name, part_of(item)) for name, item in named.items() if item.requires_grad]
+        trained = [field_of(name, local_shard(item)) for name, item in named.items() if item.requires_grad]
         frozen = [field_of(name, item) for name, item in named.items() if not item.requires_grad]
         layout = plan_layout(trained, bucket_bytes, BLOCK if logical_workers else 1)
         self.device = next(item for item in named.values() if item.requires_grad).device
@@ -195,7 +195,7 @@ class Trainer:
         self.layout_hash = layout_hash(layout, [*frozen, *self._buffers.fields], agreed)
         self._body: StepContext | None = None
         self._earlier: StepContext | None = None
-        self._cuts: dict[int, Cut] = {}
+        self._shard_runs: dict[int, ShardRuns] = {}
         self._handles: list[Any] = []
         self._handles += self.buckets.watch(self._gradients.parameters, self._on_gradient)
         if multi_step:
@@ -252,7 +252,7 @@ class Trainer:
             remote.settle()
         return self.whole_state.read(position, plan)
 
-    def cuts(self, tree: Mapping[str, Any], *, whole: bool = True) -> dict[int, Cut]:
+    def shard_runs(self, tree: Mapping[str, Any], *, whole: bool = True) -> dict[int, ShardRuns]:
         """Return which of a state's tensors are divided among the processes of the pod, and how.
 
         Args:
@@ -266,10 +266,10 @@ class Trainer:
             return {}
         at, found = self.pod.shape.coordinate(self.pod.local_rank), {}
         for tensor, parameter in self.whole_state.divided(tree, whole=whole):
-            if id(parameter) not in self._cuts:
+            if id(parameter) not in self._shard_runs:
                 apart = set(at) - set(lies_along(parameter))
-                self._cuts[id(parameter)] = cut_of(parameter, not any(at[name] for name in apart))
-            found[id(tensor)] = self._cuts[id(parameter)]
+                self._shard_runs[id(parameter)] = runs_of(parameter, not any(at[name] for name in apart))
+            found[id(tensor)] = self._shard_runs[id(parameter)]
         return found
 
     def take_snapshot(self, name: str, rank: int, writers: Collection[int]) -> Elsewhere | None:
@@ -478,7 +478,7 @@ class Trainer:
                     "mesh() there can be one: add the losses up and call backward() once"
                 )
             # Where fully_shard sums over the pod, it has weighed each process's gradients by samples.
-            gradient, scale = part_of(gradient), 1.0 if self.pod.shape.data_degree > 1 else scale
+            gradient, scale = local_shard(gradient), 1.0 if self.pod.shape.data_degree > 1 else scale
         view = self.buckets.put(index, gradient, scale, micro.index, last)
         parameter.grad = (view if self.pod is None else self._gradients.views[index]) if last else None
         self._reduction.put_rows(index, micro.scale, last and not self.buckets.patient, micro.index)
@@ -562,7 +562,7 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         by_count: dict[int, list[int]] = {}
         for index in indices:
-            by_count.setdefault(parts_count(self._gradients.parameters[index]), []).append(index)
+            by_count.setdefault(shard_count(self._gradients.parameters[index]), []).append(index)
         for count, chosen in sorted(by_count.items()):
             # Each part lies in as many processes as there are more of them than parts.
             square = self.buckets.square_norm(chosen).to(self.device)

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from springtide.comm.combine import Rule
 from springtide.embedding.handle import handle_of
 from springtide.errors import UsageError
-from springtide.pods.tensors import is_divided
+from springtide.pods.tensors import is_dtensor
 from springtide.sharding.pieces import check_elementwise
 from springtide.train_step.grad_scaler import enabled_among
 from springtide.train_step.sync_batch_norm import GenerationBatchNorm
@@ -153,7 +153,7 @@ def _spread_out(models: Sequence[torch.nn.Module]) -> None:
     Raise UsageError for a parameter that trains: torch's optimizers cannot step it.
     """
     for name, parameter in _named(models).items():
-        if is_divided(parameter):
+        if is_dtensor(parameter):
             continue
         if parameter.layout is torch.strided and overlaps_itself(parameter):
             if parameter.requires_grad:
@@ -270,7 +270,7 @@ def check_parameters(
                 f"distribute(): parameter {name} has no shape yet: run one batch through the model before "
                 "distribute()"
             )
-        if is_divided(parameter):
+        if is_dtensor(parameter):
             if has_mesh:
                 continue
             raise UsageError(

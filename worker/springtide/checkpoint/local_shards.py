@@ -21,14 +21,14 @@ from springtide.checkpoint.shares import Piece
 from springtide.checkpoint.storage import Storage
 from springtide.comm import codec
 from springtide.errors import SpringtideError
-from springtide.pods.tensors import Cut
+from springtide.pods.tensors import ShardRuns
 
-Cuts = Callable[[Any], Mapping[int, Cut]]
+FindRuns = Callable[[Any], Mapping[int, ShardRuns]]
 """Returns, for an outline of a state, which tensors (by id) are divided, and how."""
 
 
 @dataclass(frozen=True, slots=True)
-class OwnParts:
+class OwnShards:
     """Say which elements of divided tensors this process saves.
 
     Attributes:
@@ -36,12 +36,12 @@ class OwnParts:
         index, count: which of so many processes with the same parts this one is; each saves a stretch.
     """
 
-    cuts: Mapping[int, Cut]
+    cuts: Mapping[int, ShardRuns]
     index: int = 0
     count: int = 1
 
 
-def with_whole(tree: Any, own: OwnParts) -> tuple[Any, dict[int, tuple[torch.Tensor, Cut]]]:
+def with_whole(tree: Any, own: OwnShards) -> tuple[Any, dict[int, tuple[torch.Tensor, ShardRuns]]]:
     """Return a tree in which parts stand for whole tensors, on the meta device, for its description.
 
     Args:
@@ -52,7 +52,7 @@ def with_whole(tree: Any, own: OwnParts) -> tuple[Any, dict[int, tuple[torch.Ten
         The tree; and part and cut by the id of what stands in its place.
     """
     wholes: dict[int, torch.Tensor] = {}
-    parts: dict[int, tuple[torch.Tensor, Cut]] = {}
+    parts: dict[int, tuple[torch.Tensor, ShardRuns]] = {}
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
         cut = own.cuts.get(id(tensor))
@@ -78,7 +78,7 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-def pieces_of(number: int, cut: Cut, own: OwnParts) -> list[tuple[Piece, int]]:
+def pieces_of(number: int, cut: ShardRuns, own: OwnShards) -> list[tuple[Piece, int]]:
     """Return what this process saves of a tensor, with the place of each piece in its part.
 
     Args:
@@ -90,10 +90,10 @@ def pieces_of(number: int, cut: Cut, own: OwnParts) -> list[tuple[Piece, int]]:
         return []
     count = int((cut.stops - cut.starts).sum())
     begin, end = count * own.index // own.count, count * (own.index + 1) // own.count
-    return [(Piece(number, start, stop), at) for start, stop, at in cut.between(begin, end)]
+    return [(Piece(number, start, stop), at) for start, stop, at in cut.stretch(begin, end)]
 
 
-def read_parts(storage: Storage, name: str, cuts: Cuts) -> tuple[Any, Manifest]:
+def read_shards_of(storage: Storage, name: str, cuts: FindRuns) -> tuple[Any, Manifest]:
     """Read a checkpoint, all of it checked, and keep this process's parts.
 
     Args:
@@ -163,7 +163,7 @@ def read_parts(storage: Storage, name: str, cuts: Cuts) -> tuple[Any, Manifest]:
     return _mapped(tree, lambda tensor: parts.get(id(tensor), tensor)), manifest
 
 
-def _keep(piece: Piece, raw: torch.Tensor, target: torch.Tensor, cut: Cut | None) -> None:
+def _keep(piece: Piece, raw: torch.Tensor, target: torch.Tensor, cut: ShardRuns | None) -> None:
     """Copy what a piece has in common with what this process keeps of its tensor.
 
     Args:
@@ -176,6 +176,6 @@ def _keep(piece: Piece, raw: torch.Tensor, target: torch.Tensor, cut: Cut | None
     if cut is None:
         memory[piece.start * size : piece.stop * size] = raw
         return
-    for start, stop, at in cut.within(piece.start, piece.stop):
+    for start, stop, at in cut.common_runs(piece.start, piece.stop):
         part = raw[(start - piece.start) * size : (stop - piece.start) * size]
         memory[at * size : (at + stop - start) * size] = part

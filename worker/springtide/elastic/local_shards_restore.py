@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from springtide.checkpoint.local_shards import FindRuns, read_shards_of
 from springtide.checkpoint.manifest import CorruptError, Manifest, NewerError
-from springtide.checkpoint.parts import Cuts, read_parts
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.storage import Storage, StorageError
 from springtide.comm.gather import gather_bytes
@@ -18,10 +18,10 @@ from springtide.comm.process_group import Group
 from springtide.errors import SpringtideError
 
 
-class PartsRestore:
+class LocalShardsRestore:
     """One restore, by the members of a group."""
 
-    def __init__(self, group: Group, cuts: Cuts) -> None:
+    def __init__(self, group: Group, cuts: FindRuns) -> None:
         """Make it for one generation.
 
         Args:
@@ -45,9 +45,9 @@ class PartsRestore:
             SpringtideError: it cannot be restored by this job.
             RuntimeError: a member is lost meanwhile.
         """
-        self._tell({"uri": storage.uri, "name": name})
+        self._announce({"uri": storage.uri, "name": name})
         found, error = self._try(storage, name)
-        heard = self._tell({"problem": "" if error is None else str(error), "kind": _kind(error)})
+        heard = self._announce({"problem": "" if error is None else str(error), "kind": _kind(error)})
         if error is not None:
             raise error
         for rank, said in enumerate(heard):
@@ -59,7 +59,7 @@ class PartsRestore:
 
     def end(self, found: Restored | None) -> bool:
         """Tell the others that nothing more is read; return whether they hold what was found."""
-        self._tell({"found": found is not None})
+        self._announce({"found": found is not None})
         return found is not None
 
     # ---- the others
@@ -70,24 +70,24 @@ class PartsRestore:
         Raise SpringtideError when a checkpoint that is whole cannot be restored by this job.
         """
         last: Restored | None = None
-        while "name" in (said := self._tell({})[0]):
+        while "name" in (said := self._announce({})[0]):
             last, error = None, None
             try:
                 read, error = self._try(Storage(said["uri"]), said["name"])
                 last = None if read is None else Restored(*read, said["uri"])
             except StorageError as problem:
                 error = problem
-            self._tell({"problem": "" if error is None else str(error), "kind": _kind(error)})
+            self._announce({"problem": "" if error is None else str(error), "kind": _kind(error)})
         return last if said["found"] else None
 
     # ---- all
 
-    def _tell(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+    def _announce(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         return [json.loads(text) for text in gather_bytes(self._group, json.dumps(message).encode())]
 
     def _try(self, storage: Storage, name: str) -> tuple[tuple[Any, Manifest] | None, Exception | None]:
         try:
-            return read_parts(storage, name, self._cuts), None
+            return read_shards_of(storage, name, self._cuts), None
         except (CorruptError, StorageError, SpringtideError, MemoryError) as error:
             return None, error
 
