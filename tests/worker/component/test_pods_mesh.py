@@ -177,7 +177,7 @@ def test_process_may_die_at_any_point_of_a_step(
     check_like_alone(alone, cluster, [first])
 
 
-def test_leaving_pods_save_what_they_hold_and_others_go_on_from_it(
+def test_leaving_pods_save_what_others_go_on_from(
     make_cluster: Callable[..., WorkerCluster],
     train_alone: Callable[[dict[str, Any]], Path],
     tmp_path: Path,
@@ -233,7 +233,7 @@ def test_calls_that_do_not_go_with_a_mesh_are_refused(
     cluster.until(lambda: not pod.running, "the end of the pod")
     for problem in (
         "mesh(): the sizes (3,) of ('dp_shard',) must be 1 numbers whose product is the 2 processes",
-        "mesh() was called for dp_shard 2 before, and now for tp 2: a pod has one mesh",
+        "mesh() was called for dp_shard 2 before: a pod has one mesh, got tp 2",
         "distribute(): the gradient of begin.weight would not be summed over dp_shard of the mesh",
         "distribute(): with mesh() a body makes one optimizer step: give one optimizer, not a list",
         "batches(train=False) deals samples to each process by itself",
