@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from springtide_coordinator.membership.generation import Generation
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.state import Membership
 from springtide_protocol.names import StateName
@@ -43,6 +44,22 @@ def states_there(pool: Sequence[Record]) -> list[StateName]:
         if together < 2 or len({record.info.local_rank for record in records}) >= together:
             found.append(state)
     return found
+
+
+def is_half_lost(record: Record | None, generation: Generation) -> bool:
+    """Return whether a process trains as one with another one that is lost.
+
+    It may wait for that one in a collective for ever, so it is not waited for. What it commits meanwhile is
+    of no use to anybody: its pod takes part again as a whole, or not at all.
+
+    Args:
+        record: of the process; None: it has not reported yet.
+        generation: of which it is a member.
+    """
+    if record is None or record.together < 2:
+        return False
+    pod = record.info.pod_uid
+    return any(info.pod_uid == pod and info.id in generation.lost for info in generation.members)
 
 
 def spread_leaving(m: Membership, now: float) -> None:

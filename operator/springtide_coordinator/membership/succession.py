@@ -27,7 +27,7 @@ from springtide_coordinator.membership.group_size import choose_parts, why_small
 from springtide_coordinator.membership.hello import settle
 from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Consistency, ParkReason, Refused, ServerInfo, Standing
-from springtide_coordinator.membership.pods import states_there, whole
+from springtide_coordinator.membership.pods import is_half_lost, states_there, whole
 from springtide_coordinator.membership.saving import before_leaving
 from springtide_coordinator.membership.servers import (
     choose_servers,
@@ -185,7 +185,7 @@ def not_parked(m: Membership, generation: Generation, now: float) -> Status | No
     pauses = paused_without_operator(m, generation, now)
     for info in generation.members:
         record = m.members.get(info.id)
-        if info.id in generation.lost or cannot_commit(record):
+        if info.id in generation.lost or cannot_commit(record) or is_half_lost(record, generation):
             continue
         silent = record is not None and not record.connected and record.disconnected_at is not None
         if silent and pauses:

@@ -73,6 +73,22 @@ def test_half_a_pod_is_left_out_of_the_next_generation() -> None:
     assert room.last("a0", say.Start).state == begun
 
 
+def test_process_that_waits_for_a_lost_one_is_not_waited_for() -> None:
+    room, begun = trained()
+    room.sync("a", "b")
+    room.lose("b1")
+    room.tick(5.0)
+    # Its own process 0 is in a collective with the lost one, and cannot park.
+    room.stop("a0", "a1", reason=say.ParkReason.DROPPED, at=begun)
+    assert room.members == ("a0", "a1")
+    again = room.form()
+    assert again == begun
+    # Both come back: the pod joins as a whole.
+    room.come("b1")
+    room.stop("b1", "b0", reason=say.ParkReason.DROPPED, at=begun)
+    assert room.told("a0", say.Boundary) == 1
+
+
 def test_all_processes_of_a_pod_leave_when_one_is_asked_to() -> None:
     room, begun = trained()
     room.tell("b1", say.Leaving("SIGTERM"))

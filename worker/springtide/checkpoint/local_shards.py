@@ -32,11 +32,11 @@ class OwnShards:
     """Say which elements of divided tensors this process saves.
 
     Attributes:
-        cuts: by the id of the tree's tensor, which is this process's part.
+        runs: by the id of the tree's tensor, which is this process's part.
         index, count: which of so many processes with the same parts this one is; each saves a stretch.
     """
 
-    cuts: Mapping[int, ShardRuns]
+    runs: Mapping[int, ShardRuns]
     index: int = 0
     count: int = 1
 
@@ -49,18 +49,18 @@ def with_whole(tree: Any, own: OwnShards) -> tuple[Any, dict[int, tuple[torch.Te
         own: which of its tensors are parts.
 
     Returns:
-        The tree; and part and cut by the id of what stands in its place.
+        The tree; and part and runs by the id of what stands in its place.
     """
     wholes: dict[int, torch.Tensor] = {}
     parts: dict[int, tuple[torch.Tensor, ShardRuns]] = {}
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-        cut = own.cuts.get(id(tensor))
-        if cut is None:
+        runs = own.runs.get(id(tensor))
+        if runs is None:
             return tensor
         if id(tensor) not in wholes:
-            whole = torch.empty(cut.shape, dtype=tensor.dtype, device="meta")
-            wholes[id(tensor)], parts[id(whole)] = whole, (tensor, cut)
+            whole = torch.empty(runs.shape, dtype=tensor.dtype, device="meta")
+            wholes[id(tensor)], parts[id(whole)] = whole, (tensor, runs)
         return wholes[id(tensor)]
 
     # What does not train is divided, too, and saved with the rest.
@@ -78,28 +78,28 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-def pieces_of(number: int, cut: ShardRuns, own: OwnShards) -> list[tuple[Piece, int]]:
+def pieces_of(number: int, runs: ShardRuns, own: OwnShards) -> list[tuple[Piece, int]]:
     """Return what this process saves of a tensor, with the place of each piece in its part.
 
     Args:
         number: of the tensor.
-        cut: which elements are here.
+        runs: which elements are here.
         own: which stretch of them this process saves.
     """
-    if not cut.is_owner:
+    if not runs.is_owner:
         return []
-    count = int((cut.stops - cut.starts).sum())
+    count = int((runs.stops - runs.starts).sum())
     begin, end = count * own.index // own.count, count * (own.index + 1) // own.count
-    return [(Piece(number, start, stop), at) for start, stop, at in cut.stretch(begin, end)]
+    return [(Piece(number, start, stop), at) for start, stop, at in runs.stretch(begin, end)]
 
 
-def read_shards_of(storage: Storage, name: str, cuts: FindRuns) -> tuple[Any, Manifest]:
+def read_shards_of(storage: Storage, name: str, runs: FindRuns) -> tuple[Any, Manifest]:
     """Read a checkpoint, all of it checked, and keep this process's parts.
 
     Args:
         storage: the folder of checkpoints.
         name: of the checkpoint.
-        cuts: which of its tensors are divided; the others are kept whole.
+        runs: which of its tensors are divided; the others are kept whole.
 
     Returns:
         The state's tree, with tensors on the CPU, and the manifest.
@@ -120,7 +120,7 @@ def read_shards_of(storage: Storage, name: str, cuts: FindRuns) -> tuple[Any, Ma
     header, specs = read_header(storage, name, part)
     metas = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs]
     outline, placed = codec.outline(header, specs)
-    by_id = cuts(outline)
+    by_id = runs(outline)
     by_number = {at.index: by_id[id(at.outline)] for at in placed if id(at.outline) in by_id}
     tensors = [
         torch.empty(by_number[number].local_shape if number in by_number else spec.shape, dtype=spec.dtype)
@@ -163,19 +163,19 @@ def read_shards_of(storage: Storage, name: str, cuts: FindRuns) -> tuple[Any, Ma
     return _mapped(tree, lambda tensor: parts.get(id(tensor), tensor)), manifest
 
 
-def _keep(piece: Piece, raw: torch.Tensor, target: torch.Tensor, cut: ShardRuns | None) -> None:
+def _keep(piece: Piece, raw: torch.Tensor, target: torch.Tensor, runs: ShardRuns | None) -> None:
     """Copy what a piece has in common with what this process keeps of its tensor.
 
     Args:
         piece: of the whole tensor.
         raw: its bytes.
         target: what this process keeps.
-        cut: which elements these are; None: all.
+        runs: which elements these are; None: all.
     """
     size, memory = target.dtype.itemsize, codec.as_bytes(target)
-    if cut is None:
+    if runs is None:
         memory[piece.start * size : piece.stop * size] = raw
         return
-    for start, stop, at in cut.common_runs(piece.start, piece.stop):
+    for start, stop, at in runs.common_runs(piece.start, piece.stop):
         part = raw[(start - piece.start) * size : (stop - piece.start) * size]
         memory[at * size : (at + stop - start) * size] = part

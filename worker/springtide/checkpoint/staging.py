@@ -206,7 +206,7 @@ class Stage:
             TypeError: the state cannot be encoded; the place in it is named.
         """
         own, parts = own or OwnShards({}), dict[int, tuple[torch.Tensor, ShardRuns]]()
-        if own.cuts:
+        if own.runs:
             tree, parts = with_whole(tree, own)
         header, tensors, numbers = codec.flatten_numbered(tree, move=False)
         specs, divided = specs_of(tensors), {numbers[key]: part for key, part in parts.items()}
@@ -216,9 +216,9 @@ class Stage:
         rest = [number for number in range(len(specs)) if number not in apart] if apart else None
         pieces = shares.split(specs, share.index, share.count, rest)
         sources = [tensors[piece.tensor].reshape(-1)[piece.start : piece.stop] for piece in pieces]
-        for number, (part, cut) in divided.items():
+        for number, (part, runs) in divided.items():
             flat = part.detach().reshape(-1)
-            for piece, at in pieces_of(number, cut, own):
+            for piece, at in pieces_of(number, runs, own):
                 pieces.append(piece)
                 sources.append(flat[at : at + piece.stop - piece.start])
         if divided:

@@ -21,14 +21,14 @@ from springtide.errors import SpringtideError
 class LocalShardsRestore:
     """One restore, by the members of a group."""
 
-    def __init__(self, group: Group, cuts: FindRuns) -> None:
+    def __init__(self, group: Group, runs: FindRuns) -> None:
         """Make it for one generation.
 
         Args:
             group: of the generation.
-            cuts: which of a state's tensors are divided, and what of them is this process's.
+            runs: which of a state's tensors are divided, and what of them is this process's.
         """
-        self._group, self._cuts = group, cuts
+        self._group, self._runs_of = group, runs
 
     # ---- the first member
 
@@ -87,7 +87,7 @@ class LocalShardsRestore:
 
     def _try(self, storage: Storage, name: str) -> tuple[tuple[Any, Manifest] | None, Exception | None]:
         try:
-            return read_shards_of(storage, name, self._cuts), None
+            return read_shards_of(storage, name, self._runs_of), None
         except (CorruptError, StorageError, SpringtideError, MemoryError) as error:
             return None, error
 

@@ -26,10 +26,15 @@ def weigh_gradients(models: Sequence[torch.nn.Module], weight: Callable[[], floa
         weight: returns the factor, each time that gradients are about to be summed.
 
     Raises:
-        UsageError: a module cannot be told; torch's reason is given.
+        UsageError: this torch is too old, or a module cannot be told; torch's reason is given.
     """
     from torch.distributed.fsdp import FSDPModule  # imported already, where there are any
 
+    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+        raise UsageError(
+            f"distribute(): fully_shard of torch {torch.__version__} has no set_custom_reduce_scatter(), by "
+            "which gradients are weighed by samples: use a newer torch, or a mesh of tp alone"
+        )
     comm = _weighed(weight)
     for model in models:
         for name, module in model.named_modules():
@@ -46,6 +51,9 @@ def weigh_gradients(models: Sequence[torch.nn.Module], weight: Callable[[], floa
 def _weighed(weight: Callable[[], float]) -> Any:
     """Return the reduce-scatter, of a class of torch's: it is imported only where it is needed."""
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+    # The old name is deprecated where there is the new one.
+    reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
     class WeighedReduceScatter(ReduceScatter):
         """Multiply by the process's weight, then reduce and scatter as torch does."""
@@ -73,8 +81,6 @@ def _weighed(weight: Callable[[], float]) -> Any:
                 input_tensor.zero_()  # 0 x NaN is NaN
             elif factor != 1.0:
                 input_tensor.mul_(factor)
-            return dist.reduce_scatter_tensor(
-                output_tensor, input_tensor, op=op, group=group, async_op=async_op
-            )
+            return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
     return WeighedReduceScatter()

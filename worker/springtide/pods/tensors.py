@@ -168,7 +168,7 @@ def runs_of(tensor: torch.Tensor, is_first: bool) -> ShardRuns:
 def make_runs(
     shape: tuple[int, ...], local_shape: tuple[int, ...], starts: Runs, stops: Runs, is_owner: bool = True
 ) -> ShardRuns:
-    """Return the cut of these runs. PURE.
+    """Return these runs with the places of each in the part. PURE.
 
     Args:
         shape: of the whole.

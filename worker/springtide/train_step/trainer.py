@@ -260,7 +260,7 @@ class Trainer:
             whole: its tensors have the shapes of the whole ones; otherwise, of this process's parts.
 
         Returns:
-            The cut of each, by the id of the tree's tensor; none without a mesh.
+            The runs of each, by the id of the tree's tensor; none without a mesh.
         """
         if self.pod is None:
             return {}
