@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from gpu_capabilities import needs_cuda
 from launch_pods import Launchers, alive, launched, steps
+from safetensors.torch import load_file
 from worker_cluster import Worker, WorkerCluster
 
+from springtide.checkpoint.consolidate import to_safetensors
 from springtide.coordination import outcome
 
 pytestmark = pytest.mark.timeout(300)
@@ -153,6 +155,13 @@ def test_two_dimensions_are_saved_and_restored_by_another_mesh(
     cluster.until_done()
     assert any("restored" in pod.log() for pod in (second, third))
     check_like_alone(alone, cluster, [second, third])
+    # The checkpoint at the end is a plain one.
+    (folder,) = (tmp_path / "saved").iterdir()
+    to_safetensors(str(folder), tmp_path / "model.safetensors")
+    saved = {
+        name: tensor.flatten().tolist() for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
+    assert flat(saved) == flat(results(second, 0)["parameters"])
 
 
 @pytest.mark.timeout(600)
