@@ -49,8 +49,8 @@ def states_there(pool: Sequence[Record]) -> list[StateName]:
 def is_half_lost(record: Record | None, generation: Generation) -> bool:
     """Return whether a process trains as one with another one that is lost.
 
-    It may wait for that one in a collective for ever, so it is not waited for. What it commits meanwhile is
-    of no use to anybody: its pod takes part again as a whole, or not at all.
+    It may wait for that one in a collective for ever, so it is not waited for. Nobody needs a step that it
+    commits meanwhile: its pod takes part again as a whole, or not at all.
 
     Args:
         record: of the process; None: it has not reported yet.
