@@ -81,10 +81,10 @@ def _watch_transfers(records: Path) -> None:
 
     inner = StateTransfer.run
 
-    def run(self: StateTransfer, start: Any, group: Any, sides: Any) -> Any:
+    def run(self: StateTransfer, order: Any, group: Any, sides: Any) -> Any:
         Path("/proc/self/clear_refs").write_text("5")
         before, began = _status("VmRSS"), time.monotonic()
-        moved, tree = inner(self, start, group, sides)
+        moved, tree = inner(self, order, group, sides)
         seconds = time.monotonic() - began
         made = 0
         if tree is not None:

@@ -127,6 +127,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         bound_to_steps=hello.bound_to_steps[:MAX_TEXT_CHARACTERS],
         at_epoch_end=hello.at_epoch_end,
         largest_group=hello.largest_group,
+        together=max(1, hello.together),
     )
 
 
@@ -146,6 +147,7 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 parked.at_epoch_end,
                 tuple(parked.reached),
                 parked.largest_group,
+                max(1, parked.together),
             )
         case "formed":
             formed = message.formed

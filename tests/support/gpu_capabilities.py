@@ -29,6 +29,7 @@ CAPABILITIES = {
     "aborts": "a sum that is stuck is released",
     "servers": "parameter servers, through pinned memory",
     "shards": "the optimizer's state in shards: exchanges between two ranks, a loss and a join",
+    "pods": "a model divided over the devices of a pod: fully_shard over NCCL",
     "exact": "exact mode: equal bits with one to three workers",
     "random": "random numbers of a batch's part",
     "compile": "`torch.compile`",

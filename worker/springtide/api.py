@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,8 @@ from springtide.exact.settings import check_gpu, on_gpu, prepare
 from springtide.loading.marking import check_count
 from springtide.loading.marking import read_marks as read_marks_of
 from springtide.loading.prefetch import make_loader
+from springtide.pods.checks import check_model, check_settings, check_steps
+from springtide.pods.dims import mesh_shape
 from springtide.ps.backend import backend_for
 from springtide.ps.sharding import bucket_bytes
 from springtide.settings import read_settings
@@ -34,6 +36,9 @@ from springtide.sharding.backend import shards_for
 from springtide.train_step.scheduler_count import count_steps
 from springtide.train_step.trainer import Trainer
 from springtide.train_step.validation import declare
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh  # takes a second to import
 
 Models = TypeVar("Models", bound=torch.nn.Module | Sequence[torch.nn.Module])
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
@@ -64,6 +69,45 @@ def init() -> None:
     # A SIGTERM that comes early is heard already.
     active_runtime.exit.install()
     active_runtime.begin()
+
+
+def mesh(dims: str | Sequence[str] = "dp_shard", sizes: int | Sequence[int] | None = None) -> DeviceMesh:
+    """Return the mesh of the processes of this pod, for `fully_shard` and tensor parallelism.
+
+    All processes of the pod call it, between `init()` and `distribute()`. From then on they train one model
+    together: they commit each step in all of them or in none, and they come and go with the pod
+    (spec.workers.processesPerPod says how many there are). Equal ranks of the pods sum their gradients.
+
+    Args:
+        dims: names of the mesh's dimensions. Along dp, dp_replicate and dp_shard processes take different
+            samples, along tp the same ones.
+        sizes: of the dimensions, whose product is the number of processes; None: one dimension of all.
+
+    Returns:
+        torch's DeviceMesh, the same in each call.
+
+    Raises:
+        UsageError: it comes too late, its arguments cannot be, or the job's strategy does not go with it.
+        SpringtideError: a process of the pod did not call it in time; it is named.
+    """
+    runtime = _get("mesh()")
+    if runtime.trainer is not None:
+        raise UsageError("mesh() after distribute(): call it before the model is divided and distributed")
+    try:
+        shape = mesh_shape(dims, sizes, runtime.settings.local_world_size)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if runtime.pod is not None:
+        if runtime.pod.shape != shape:
+            raise UsageError(
+                f"mesh() was called for {runtime.pod.shape} before: a pod has one mesh, got {shape}"
+            )
+    else:
+        check_settings(runtime.settings)
+        runtime.form_pod(shape)
+    assert runtime.pod is not None
+    found: DeviceMesh = runtime.pod.mesh
+    return found
 
 
 def distribute(
@@ -122,8 +166,12 @@ def distribute(
         strategy=strategy,
         shard="None" if settings.alone else settings.shard,
         master_weights=master_weights,
+        has_mesh=runtime.pod is not None,
     )
     declared = check()
+    if runtime.pod is not None:
+        check_steps(tracked, declared.multi_step, master_weights)
+        check_model(declared.models, runtime.pod.shape)
     count_steps(tracked.values())
     if exact and declared.device.type == "cuda":
         check_gpu(on_gpu(settings.cublas_workspace))
@@ -145,6 +193,7 @@ def distribute(
         make_shards=shards_for(settings, master_weights) if in_shards else None,
         keeps_gradients=not in_shards or settings.shard == "Optimizer",
         masters=master_weights,
+        pod=runtime.pod,
     )
     runtime.install(trainer, declared.models, declared.optimizers, tracked, check)
     return model, optimizer
@@ -233,6 +282,8 @@ def batches(
     """
     runtime = _get("batches()")
     runtime.trainers.require("batches()")
+    if runtime.pod is not None and runtime.pod.processes > 1:
+        _check_pod_loop(train, rehearsals)
     if not train:
         return runtime.evaluations.evaluate(make_source(dataset, collate_fn), batch_size, epochs)
     plan = plan_loop(
@@ -257,6 +308,21 @@ def batches(
     source = replace(plan.source, fetch=runtime.accounting.timing.timed(plan.source.fetch))
     read_marks = partial(read_marks_of, plan.source, count, in_child=loader is not None)
     return runtime.loops.batches(replace(plan, source=source), loader, rehearsals, read_marks)
+
+
+def _check_pod_loop(train: bool, rehearsals: int) -> None:
+    """Raise UsageError for a loop that the processes of a pod with a mesh cannot run together."""
+    if not train:
+        raise UsageError(
+            "batches(train=False) deals samples to each process by itself, and the processes of a pod with "
+            "mesh() compute together: evaluate the checkpoints in a job of its own, or report() the training "
+            "loss"
+        )
+    if rehearsals:
+        raise UsageError(
+            "batches(rehearsals=) tries a body out in one process, and the processes of a pod with mesh() "
+            "compute together: leave it out"
+        )
 
 
 class step:
@@ -369,6 +435,7 @@ __all__ = [
     "init",
     "local_rank",
     "local_world_size",
+    "mesh",
     "process_group",
     "rank",
     "report",

@@ -39,6 +39,8 @@ class Settings:
     attempt: int = 0
     local_rank: int = 0
     local_world_size: int = 1
+    pod_folder: str = ""
+    """Where the processes of a pod find each other, and their launcher looks; "": there is no launcher."""
     bucket_mib: float = 25.0
     backend: str = "Auto"
     compression: str = "None"
@@ -182,6 +184,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         attempt=int(number("SPRINGTIDE_ATTEMPT", 0, 0)),
         local_rank=int(number("LOCAL_RANK", 0, 0)),
         local_world_size=int(number("LOCAL_WORLD_SIZE", 1, 1)),
+        pod_folder=text("POD_FOLDER"),
         backend=choice("BACKEND", ("Auto", "Gloo", "NCCL")),
         compression=choice("COMPRESSION", ("None", "BF16", "FP16", "PowerSGD", "TopK")),
         rows_compression=choice("ROWS_COMPRESSION", ("None", "BF16", "FP16")),

@@ -15,6 +15,7 @@ from springtide_coordinator.membership.generation import Generation
 from springtide_coordinator.membership.group_size import choose_parts
 from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Boundary, EndOk, Leave, ParkReason, Standing
+from springtide_coordinator.membership.pods import whole
 from springtide_coordinator.membership.saving import leave_deadline, saves, time_to_go
 from springtide_coordinator.membership.servers import why_other_servers
 from springtide_coordinator.membership.state import Membership
@@ -101,7 +102,7 @@ def standbys(m: Membership, generation: Generation | None) -> list[Record]:
         generation: the current one; None: there is none.
     """
     inside = () if generation is None else generation.ids
-    return [r for r in m.connected() if r.parked and not r.leaving and r.info.id not in inside]
+    return whole(r for r in m.connected() if r.parked and not r.leaving and r.info.id not in inside)
 
 
 def joiners(m: Membership, trains: Sequence[Record]) -> list[Record]:
@@ -116,7 +117,7 @@ def joiners(m: Membership, trains: Sequence[Record]) -> list[Record]:
     staying = [record for record in trains if not record.leaving]
     leaving = [record for record in trains if record.leaving]
     outside = sorted(standbys(m, m.current), key=lambda record: record.parked_at)
-    following = choose_parts([*staying, *outside], leaving, trains, m.maximum)
+    following = whole(choose_parts([*staying, *outside], leaving, trains, m.maximum))
     larger = sum(not record.leaving for record in following) > len(staying)
     return [record for record in following if larger and record.info.id not in inside]
 

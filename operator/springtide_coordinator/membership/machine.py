@@ -34,6 +34,7 @@ from springtide_coordinator.membership.failure import (
 from springtide_coordinator.membership.hello import SUSPENDED, greet, settle
 from springtide_coordinator.membership.inbox import receive
 from springtide_coordinator.membership.messages import Progressed, ServerLeaving, Standing
+from springtide_coordinator.membership.pods import spread_leaving
 from springtide_coordinator.membership.saving import ask_to_save
 from springtide_coordinator.membership.servers import (
     forget_servers,
@@ -217,6 +218,7 @@ def decide(m: Membership, now: float) -> list[Effect]:
         m.quiet = True
         return effects
     m.blocked = None
+    spread_leaving(m, now)
     settle(m, now)
     reconsider_finish(m, now)
     for _ in range(4):

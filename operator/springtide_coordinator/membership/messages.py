@@ -128,6 +128,7 @@ class Hello:
         False  # its state is an epoch's end, where all have stopped and no range was given out since
     )
     largest_group: int = 0  # processes of the largest generation that it can connect to; 0: not told
+    together: int = 1  # processes of its pod that train one model as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class Parked:
     at_epoch_end: bool = False  # as in Hello
     reached: tuple[str, ...] = ()  # ids of the servers that it has heard in the generation
     largest_group: int = 0  # as in Hello
+    together: int = 1  # as in Hello
 
 
 @dataclass(frozen=True, slots=True)

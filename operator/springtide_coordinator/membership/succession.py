@@ -27,6 +27,7 @@ from springtide_coordinator.membership.group_size import choose_parts, why_small
 from springtide_coordinator.membership.hello import settle
 from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Consistency, ParkReason, Refused, ServerInfo, Standing
+from springtide_coordinator.membership.pods import is_half_lost, states_there, whole
 from springtide_coordinator.membership.saving import before_leaving
 from springtide_coordinator.membership.servers import (
     choose_servers,
@@ -88,7 +89,7 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
         return Status(
             "WaitingForReports", "this coordinator is new and learns who holds the state", tuple(missing)
         )
-    pool = [record for record in m.members.values() if is_candidate(m, record)]
+    pool = whole(record for record in m.members.values() if is_candidate(m, record))
     chosen = choose_state(m, pool)
     staying = [record for record in pool if not record.leaving]
     if not staying and (saving := before_leaving(m, pool, chosen, now)) is not None:
@@ -184,7 +185,7 @@ def not_parked(m: Membership, generation: Generation, now: float) -> Status | No
     pauses = paused_without_operator(m, generation, now)
     for info in generation.members:
         record = m.members.get(info.id)
-        if info.id in generation.lost or cannot_commit(record):
+        if info.id in generation.lost or cannot_commit(record) or is_half_lost(record, generation):
             continue
         silent = record is not None and not record.connected and record.disconnected_at is not None
         if silent and pauses:
@@ -215,8 +216,7 @@ def choose_state(m: Membership, pool: Sequence[Record]) -> StateName | None:
         m: facts of the membership.
         pool: records of all that may take part.
     """
-    states = [record.state for record in pool if record.state is not None]
-    return max(states, default=None)
+    return max(states_there(pool), default=None)
 
 
 def rolls_back(m: Membership, pool: Sequence[Record]) -> bool:
@@ -283,13 +283,15 @@ def cap(m: Membership, pool: list[Record], chosen: StateName | None) -> list[Rec
         key=lambda r: (
             chosen is not None and r.state != chosen,
             not m.in_current(r.info.id),
+            r.info.slot,
+            r.info.pod_uid if r.together > 1 else "",
             r.info.rank_key,
         )
     )
     staying = [record for record in pool if not record.leaving]
     leaving = [record for record in pool if record.leaving]
     holders = [record for record in pool if chosen is not None and record.state == chosen]
-    return choose_parts(staying, leaving, holders, m.maximum)
+    return whole(choose_parts(staying, leaving, holders, m.maximum))
 
 
 def why_held_back(m: Membership) -> str:
@@ -372,7 +374,10 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
         return effects
     participants = list(plan.participants)
     effects += judge_complaints(m, participants, now)
-    if not any(record.state == plan.chosen for record in participants):
+    participants = whole(participants)
+    if not participants:
+        return effects
+    if plan.chosen is not None and not any(record.state == plan.chosen for record in participants):
         return effects  # the only holder was cut off: decide again
     if not all(m.server_connected(info.id) for info in plan.servers):
         return effects  # one of the servers was

@@ -174,11 +174,11 @@ def test_each_process_has_its_own_files_and_numbers() -> None:
     folder = Folder(2)
     try:
         place = folder.rank_files[1]
-        found = environment({"A": "b", "SPRINGTIDE_STEP_LOG": "/s"}, 1, 2, place, 3)
+        found = environment({"A": "b", "SPRINGTIDE_STEP_LOG": "/s"}, 1, 2, folder, 3)
         assert (found["A"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("b", "1", "2")
         assert (found["OMP_NUM_THREADS"], found["SPRINGTIDE_STEP_LOG"]) == ("3", "/s.1")
-        assert environment({"OMP_NUM_THREADS": "9"}, 0, 2, place, 3)["OMP_NUM_THREADS"] == "9"
-        assert "OMP_NUM_THREADS" not in environment({}, 0, 1, place, None)
+        assert environment({"OMP_NUM_THREADS": "9"}, 0, 2, folder, 3)["OMP_NUM_THREADS"] == "9"
+        assert "OMP_NUM_THREADS" not in environment({}, 0, 1, folder, None)
         assert (place.outcome(), read_port(place.port)) == (None, None)
         Path(found["SPRINGTIDE_TERMINATION_LOG"]).write_bytes(to_json(Left("asked")))
         Path(found["SPRINGTIDE_METRICS_FILE"]).write_text("8123")

@@ -55,6 +55,25 @@ def test_finished_process_killed_on_exit_is_not_restarted() -> None:
     assert pod.next_at == 2.0
 
 
+def test_processes_that_train_as_one_end_together() -> None:
+    pod = begun(3)
+    actions = pod.ended(1, KILLED, 1.0, as_one=True)
+    assert [(a.rank, a.number) for a in actions if isinstance(a, Signal)] == [(0, 9), (2, 9)]
+    assert pod.ended(0, KILLED, 1.1, as_one=True) == []
+    assert pod.ended(2, KILLED, 1.2, as_one=True) == []
+    assert pod.over
+    outcome, code = merged(pod)
+    assert isinstance(outcome, Failed)
+    assert (outcome.message, code) == ("process 1 was killed by signal 9", 137)
+    # Also where all have been asked to end: the others wait for the one that failed.
+    pod = begun(2)
+    pod.asked(signal.SIGTERM, 1.0)
+    assert [a.number for a in pod.ended(0, RAISED, 2.0, as_one=True) if isinstance(a, Signal)] == [9]
+    pod = begun(2)
+    assert pod.ended(0, FINISHED, 1.0, as_one=True) == []
+    assert pod.ended(1, FINISHED, 1.0, as_one=True) == []
+
+
 def test_beyond_the_limit_pod_asks_others_to_end_then_kills() -> None:
     pod = begun(3, restarts=1, grace=20.0)
     pod.ended(2, KILLED, 1.0)

@@ -12,10 +12,15 @@ from springtide.comm import codec
 from springtide.comm.process_group import Group
 from springtide.comm.state_transfer import Reception, Roles
 from springtide.elastic import state_transfer as module
-from springtide.elastic.state_transfer import StateTransfer, TransferSides, copied
+from springtide.elastic.state_transfer import (
+    StateTransfer,
+    TransferOrder,
+    TransferSides,
+    copied,
+    order_in_row,
+)
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import SpringtideError
-from springtide_protocol import coordinator_pb2 as pb
 
 
 class Lost(RuntimeError):
@@ -50,10 +55,9 @@ class World:
     def run(
         self, size: int, lacking: list[int], *, has_state: bool, fresh: bool = False, **store: bytes
     ) -> tuple[int, Any]:
-        members = [pb.Member(id=str(rank)) for rank in range(size)]
-        transfers = [pb.Transfer(receiver=str(rank), holder="0") for rank in lacking]
-        start: Any = MagicMock(message=pb.Start(members=members, transfers=transfers, fresh=fresh))
-        start.store.get = lambda key: store.get(f"of_{key.rpartition('/')[2]}", b"same")
+        entries: Any = MagicMock()
+        entries.get = lambda key: store.get(f"of_{key.rpartition('/')[2]}", b"same")
+        order = TransferOrder(tuple(map(str, range(size))), tuple(lacking), entries, fresh)
         group: Any = MagicMock(rank=lacking[0], size=size)
         sides = TransferSides(
             has_state=has_state,
@@ -61,7 +65,7 @@ class World:
             read=lambda: pytest.fail("a receiver sends nothing"),
             prepare=lambda outline: ({}, self.step),
         )
-        return self.transfer.run(start, group, sides)
+        return self.transfer.run(order, group, sides)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +152,9 @@ def test_trees_in_another_order_differ_in_form(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "send_state", lambda *_: 0)
     for tree in ({"a": torch.zeros(3), "b": torch.ones(3)}, {"b": torch.ones(3), "a": torch.zeros(3)}):
         world = World(monkeypatch)
-        members = [pb.Member(id=str(rank)) for rank in range(3)]
-        start: Any = MagicMock(
-            message=pb.Start(members=members, transfers=[pb.Transfer(receiver="2", holder="0")])
-        )
-        start.store.set = lambda key, value: forms.append(value)
+        entries: Any = MagicMock()
+        entries.set = lambda key, value: forms.append(value)
+        order = TransferOrder(("a", "b", "c"), (2,), entries, fresh=False)
         group: Any = MagicMock(rank=0, size=3)
         sides = TransferSides(
             has_state=True,
@@ -160,7 +162,7 @@ def test_trees_in_another_order_differ_in_form(monkeypatch: pytest.MonkeyPatch) 
             read=lambda tree=tree: tree,
             prepare=lambda outline: pytest.fail("a holder receives nothing"),
         )
-        world.transfer.run(start, group, sides)
+        world.transfer.run(order, group, sides)
     assert len(set(forms)) == 2
 
 
@@ -177,3 +179,14 @@ def test_outline_has_forms_and_no_memory() -> None:
     assert torch.equal(back["a"], tree["a"])
     assert back["a"].stride() == tree["a"].stride()
     assert flat.paths == ["a", "b[0]"]
+
+
+def test_processes_of_one_local_rank_hand_over_among_themselves() -> None:
+    whole = TransferOrder(("a", "a", "b", "b"), (2, 3), MagicMock(), fresh=False)
+    assert order_in_row(whole, (1, 3), "row/").lacking == (1,)
+    # A fresh start: each local rank's initial part is that of its first process.
+    assert order_in_row(
+        TransferOrder(("a",) * 4, (1, 2, 3), MagicMock(), fresh=True), (1, 3), ""
+    ).lacking == (1,)
+    with pytest.raises(RuntimeError, match="none of b, b holds this local rank's part"):
+        order_in_row(whole, (2, 3), "row/")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from springtide.checkpoint import names, restore, schedule
+from springtide.checkpoint.local_shards import OwnShards
 from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.manifest import CorruptError
 from springtide.checkpoint.restore import Restored
@@ -105,6 +106,7 @@ class Checkpoints:
         share: Share,
         reason: str,
         take_snapshot: Callable[[str, int], Elsewhere | None] = lambda name, readers: None,
+        own_shards: Callable[[Any], OwnShards | None] = lambda tree: None,
     ) -> float:
         """Copy this member's share and let it be written; a state that cannot be saved is reported, not
         raised.
@@ -116,6 +118,8 @@ class Checkpoints:
             reason: why it is taken, for the manifest.
             take_snapshot: has others keep their part of the state as it is; called with the checkpoint's name
                 and the number of members that ask for it.
+            own_shards: returns which of the tree's tensors are parts of larger ones, and what of them this
+                member writes.
 
         Returns:
             Seconds that the caller was held up.
@@ -133,7 +137,8 @@ class Checkpoints:
         elsewhere = None
         try:
             elsewhere = take_snapshot(names.folder(state) + share.attempt, share.count)
-            own = self._stage.take(tree(), share)
+            state_tree = tree()
+            own = self._stage.take(state_tree, share, own_shards(state_tree))
         except (TypeError, RuntimeError) as problem:
             if elsewhere is not None:
                 elsewhere.close()

@@ -13,8 +13,10 @@ import torch
 
 from springtide.checkpoint import shares
 from springtide.checkpoint.frozen import Block, FrozenBlocks
+from springtide.checkpoint.local_shards import OwnShards, pieces_of, with_whole
 from springtide.checkpoint.shares import Piece, Share
 from springtide.comm import codec
+from springtide.pods.tensors import ShardRuns
 from springtide_protocol.names import StateName
 
 log = logging.getLogger("springtide")
@@ -187,7 +189,7 @@ class Stage:
         self._tried_to_lock = False
         self._frozen = FrozenBlocks()
 
-    def take(self, tree: Any, share: Share) -> Collected:
+    def take(self, tree: Any, share: Share, own: OwnShards | None = None) -> Collected:
         """Copy the own share.
 
         Parameters that the tree names as "frozen" are copied only where they are not saved yet.
@@ -195,6 +197,7 @@ class Stage:
         Args:
             tree: of the state; its tensors may be on any device.
             share: which part of the state this member writes.
+            own: which of the tensors are parts of larger ones, and what of them this member writes.
 
         Returns:
             The share; its memory is this stage's, and is written anew by the next call.
@@ -202,24 +205,38 @@ class Stage:
         Raises:
             TypeError: the state cannot be encoded; the place in it is named.
         """
+        own, parts = own or OwnShards({}), dict[int, tuple[torch.Tensor, ShardRuns]]()
+        if own.runs:
+            tree, parts = with_whole(tree, own)
         header, tensors, numbers = codec.flatten_numbered(tree, move=False)
-        specs = specs_of(tensors)
+        specs, divided = specs_of(tensors), {numbers[key]: part for key, part in parts.items()}
         frozen = sorted({numbers[id(tree["parameters"][name])] for name in tree.get("frozen", ())})
         blocks = self._frozen.take(specs, tensors, frozen, share)
-        rest = [number for number in range(len(specs)) if number not in set(frozen)] if frozen else None
+        apart = {*frozen, *divided}
+        rest = [number for number in range(len(specs)) if number not in apart] if apart else None
         pieces = shares.split(specs, share.index, share.count, rest)
-        sizes = [(piece.stop - piece.start) * specs[piece.tensor].dtype.itemsize for piece in pieces]
+        sources = [tensors[piece.tensor].reshape(-1)[piece.start : piece.stop] for piece in pieces]
+        for number, (part, runs) in divided.items():
+            flat = part.detach().reshape(-1)
+            for piece, at in pieces_of(number, runs, own):
+                pieces.append(piece)
+                sources.append(flat[at : at + piece.stop - piece.start])
+        if divided:
+            # The widest first, so that every piece of a file is aligned.
+            order = sorted(range(len(pieces)), key=lambda at: -sources[at].element_size())
+            pieces, sources = [pieces[at] for at in order], [sources[at] for at in order]
+        sizes = [source.nbytes for source in sources]
         total = sum(sizes)
-        devices = [tensors[piece.tensor].device for piece in pieces]
+        devices = [source.device for source in sources]
         self._make_room(total, next((device for device in devices if device.type != "cpu"), None))
         offset = 0
-        for piece, size in zip(pieces, sizes, strict=True):
-            part = tensors[piece.tensor].reshape(-1)[piece.start : piece.stop].view(torch.uint8)
+        for source, size in zip(sources, sizes, strict=True):
+            raw = source.view(torch.uint8)
             target = self._memory[offset : offset + size]
-            if part.device.type == "cpu":
-                target.copy_(part)
+            if raw.device.type == "cpu":
+                target.copy_(raw)
             else:
-                self._copies.begin(part, target)
+                self._copies.begin(raw, target)
             offset += size
         self._copies.wait()
         return Collected(header, specs, pieces, self._memory[:total], tuple(frozen), blocks)

@@ -96,6 +96,7 @@ class Membership:
         self._standing = pb.STARTING
         self._state: StateName | None = None
         self._layout_hash = ""
+        self._together = 1  # processes of its pod that train as one with it, itself included
         self._leaving = ""
         self._ended_stages = 0
         self._at_epoch_end = False
@@ -233,6 +234,7 @@ class Membership:
                 consistency=self._consistency,
                 standing=self._standing,
                 layout_hash=self._layout_hash,
+                together=self._together if self._together > 1 else 0,
                 leaving=bool(self._leaving),
                 ended_stage=self._ended_stages,
                 checkpoints=self._checkpoints,
@@ -515,6 +517,7 @@ class Membership:
             promise = pb.Parked(
                 reason=reason,  # type: ignore[arg-type]
                 layout_hash=self._layout_hash,
+                together=self._together if self._together > 1 else 0,
                 detail=detail[:1000],
                 suspects=suspects,
                 cannot_go_back=cannot_go_back,
@@ -599,10 +602,15 @@ class Membership:
                 able and not keeps_applied_batches,
             )
 
-    def set_layout(self, layout_hash: str) -> None:
-        """Note the hash of what the script trains, which all members must have in common."""
+    def set_layout(self, layout_hash: str, together: int = 1) -> None:
+        """Note what the script trains.
+
+        Args:
+            layout_hash: which all members must have in common.
+            together: processes of this pod that train it as one, and come and go together.
+        """
         with self._changed:
-            self._layout_hash = layout_hash
+            self._layout_hash, self._together = layout_hash, together
 
     def mark_epoch_end(self) -> None:
         """Note that all members have stopped at an epoch's end and hold the same state."""
@@ -679,6 +687,11 @@ class Membership:
         """Return the names of all members of the generation, in rank order. Any thread."""
         with self._changed:
             return [_label(member) for member in self._members]
+
+    def local_ranks(self) -> dict[str, int]:
+        """Return the number of each member in its pod, by its name. Any thread."""
+        with self._changed:
+            return {_label(member): member.local_rank for member in self._members}
 
     def others(self) -> list[str]:
         """Return the names of the other members of the generation."""

@@ -17,19 +17,26 @@ would compute:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from springtide.data.partition import Part, pieces
+from springtide.data.partition import Part, pieces, pieces_together
 
 
 class Micro:
     """Which micro-batch the body is at, and what has gone into the gradients so far. One per dealt batch."""
 
-    def __init__(self, ids: torch.Tensor, global_samples: int) -> None:
-        """ids: this worker's part, int64, shape (n,); none for a stand-in. global_samples: of all."""
+    def __init__(self, ids: torch.Tensor, global_samples: int, is_counted: bool = True) -> None:
+        """Begin at the only micro-batch, which is the whole part.
+
+        Args:
+            ids: this worker's part, int64 [n]; none for a stand-in.
+            global_samples: of all workers' parts.
+            is_counted: another process of the pod computes on the same samples and counts them, if False.
+        """
+        self._is_counted = is_counted
         self.global_samples = global_samples
         self.part_samples = ids.numel()
         self._ids = ids
@@ -62,7 +69,7 @@ class Micro:
 
         0 for a stand-in.
         """
-        if self.part_samples == 0:
+        if self.current_samples == 0:
             return 0.0
         return float(self.current_samples) if self._weight is None else self._weight
 
@@ -97,7 +104,9 @@ class Micro:
 
     @property
     def contributed_ids(self) -> torch.Tensor:
-        """Ids whose gradients went in, int64 of shape (n,)."""
+        """Ids whose gradients went in, int64 of shape (n,); none where another process counts them."""
+        if not self._is_counted:
+            return self._ids[:0]
         if len(self._contributed) == len(self._parts):
             return self._ids
         parts = [self._parts[index] for index in sorted(self._contributed)]
@@ -105,7 +114,8 @@ class Micro:
 
     @property
     def contributed_weight(self) -> float:
-        return math.fsum(self._contributed.values())
+        """Sum of the weights that went in; 0 where another process counts them."""
+        return math.fsum(self._contributed.values()) if self._is_counted else 0.0
 
     @property
     def remaining_samples(self) -> int:
@@ -174,10 +184,22 @@ class Batch:
         micro_batch: int | None = None,
         min_part: int = 1,
         piece: int | None = None,
+        together: Sequence[int] = (),
+        empty_ids: torch.Tensor | None = None,
     ) -> None:
-        """ids: int64, shape (n,).
+        """Make it for one part, or one piece of a part.
 
-        Standin_ids: samples to compute on when there are none to count. piece: set by `split`.
+        Args:
+            micro: account of the part.
+            ids: int64 [n].
+            fetch: reads samples.
+            standin_ids: samples to compute on when there are none to count.
+            micro_batch: most samples of a piece.
+            min_part: fewest samples of a piece.
+            piece: number of the piece; set by `split`.
+            together: samples of the parts of the pod's processes, which are split into equally many pieces;
+                empty: this one is split by itself.
+            empty_ids: with `together`, samples to compute on in a piece that has none.
         """
         self.micro = micro
         self.ids = ids
@@ -186,6 +208,8 @@ class Batch:
         self._micro_batch = micro_batch
         self._min_part = min_part
         self._piece = piece
+        self._together = together
+        self._empty_ids = empty_ids
         self._loaded = False
         self._data: Any = None
 
@@ -228,13 +252,19 @@ class Batch:
         return self._pieces(m)
 
     def _pieces(self, m: int) -> Iterator[Batch]:
-        parts = [Part(0, 0)] if self.standin else pieces(self.samples, m, self._micro_batch, self._min_part)
+        parts = self._parts(m)
         self.micro.begin_split(parts)
         for index, part in enumerate(parts):
             self.micro.go_to(index)
             ids = self.ids[part.start : part.start + part.size]
-            yield Batch(self.micro, ids, self._fetch, standin_ids=self._standin_ids, piece=index)
+            standin_ids = self._standin_ids if part.size or self.standin else self._empty_ids
+            yield Batch(self.micro, ids, self._fetch, standin_ids=standin_ids, piece=index)
         self.micro.end_split(parts)
+
+    def _parts(self, m: int) -> list[Part]:
+        if self._together:
+            return pieces_together(self.samples, self._together, m, self._micro_batch, self._min_part)
+        return [Part(0, 0)] if self.standin else pieces(self.samples, m, self._micro_batch, self._min_part)
 
     def weight(self, n: float | torch.Tensor) -> None:
         """Say, before backward(), that the loss is a mean over n items (such as tokens), not samples.

@@ -75,6 +75,8 @@ class LoopPlan:
         rank: int,
         world_size: int,
         fetch: Callable[[torch.Tensor], Any] | None = None,
+        together: range = range(0),
+        is_counted: bool = True,
     ) -> Batch:
         """Return this rank's part of the step at the cursor; a stand-in if the batch is too short for all.
 
@@ -83,6 +85,9 @@ class LoopPlan:
             rank: of the member, from 0.
             world_size: number of members.
             fetch: reads the samples; the source if None.
+            together: ranks of those that run forward and backward together with this one, itself included;
+                empty: it does so alone.
+            is_counted: its samples count; False where another process counts the same ones.
 
         Raises:
             ValueError: the rank is not below the world size.
@@ -90,17 +95,20 @@ class LoopPlan:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of a world of {world_size}")
         ids = self.global_ids(cursor)
-        part = partition(ids.numel(), world_size, self.min_part)[rank]
+        parts = partition(ids.numel(), world_size, self.min_part)
+        part = parts[rank]
         own = ids[part.start : part.start + part.size]
         standin = ids[: self.min_part] if part.size == 0 else None
         account = self.account(ids, cursor)[part.start : part.start + part.size]
         return Batch(
-            Micro(account, ids.numel()),
+            Micro(account, ids.numel(), is_counted),
             own,
             fetch or self.source.fetch,
             standin_ids=standin,
             micro_batch=self.micro_batch,
             min_part=self.min_part,
+            together=[parts[mate].size for mate in together],
+            empty_ids=ids[: self.min_part] if together else None,
         )
 
     def commit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -18,7 +19,7 @@ def _even(n: int, parts: int) -> list[Part]:
 
 
 def partition(n: int, world_size: int, min_part: int = 2) -> list[Part]:
-    """Cut a global batch into contiguous parts in rank order, as even as possible.
+    """ShardRuns a global batch into contiguous parts in rank order, as even as possible.
 
     No part is below min_part unless the whole batch is: a short batch goes to the first ranks, the others get
     size 0 (their start is n).
@@ -40,8 +41,30 @@ def partition(n: int, world_size: int, min_part: int = 2) -> list[Part]:
     return _even(n, used) + [Part(n, 0)] * (world_size - used)
 
 
+def pieces_together(
+    n: int, parts: Sequence[int], wanted: int = 1, micro_batch: int | None = None, min_part: int = 1
+) -> list[Part]:
+    """ShardRuns one process's part into as many micro-batches as the largest part of its pod has.
+
+    The processes of a pod run forward and backward together, and so equally often. Where a part has fewer
+    samples than there are micro-batches, the last ones are empty.
+
+    Args:
+        n: samples of the part; 0: none.
+        parts: samples of the parts of all processes of the pod.
+        wanted: as for `pieces`.
+        micro_batch: as for `pieces`.
+        min_part: as for `pieces`.
+
+    Returns:
+        Equally many for each of the parts.
+    """
+    counts = [len(pieces(size, wanted, micro_batch, min_part)) for size in parts if size]
+    return _even(n, max(counts, default=1))
+
+
 def pieces(n: int, wanted: int = 1, micro_batch: int | None = None, min_part: int = 1) -> list[Part]:
-    """Cut one worker's part into micro-batches, sizes as even as possible.
+    """ShardRuns one worker's part into micro-batches, sizes as even as possible.
 
     There are `wanted` of them, fewer if they would fall below min_part, more if they would exceed
     micro_batch: the memory bound comes first. With micro_batch >= 2 * min_part - 1 both always hold for n >=

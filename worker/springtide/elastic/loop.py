@@ -96,7 +96,7 @@ class TrainingLoops:
                 if self._end(stage):
                     return
                 continue
-            if not self._agree_on_data(stage):
+            if not self._agree_on_data(stage) or not self._pod_begins(cursor):
                 continue
             for assignment in self._assignments(plan, cursor, stage, loader):
                 steps.assign(assignment)
@@ -135,6 +135,11 @@ class TrainingLoops:
             return True
         return recovery.agree_on_data(stage)
 
+    def _pod_begins(self, cursor: Cursor) -> bool:
+        """Return whether all processes of the pod begin the step at the cursor; one by itself does."""
+        pod = self._parts.trainers.require("batches()").pod
+        return pod is None or pod.begins(cursor.step + 1)
+
     def _end(self, stage: int) -> bool:
         """End loop `stage`, at whose end the cursor stands.
 
@@ -159,12 +164,14 @@ class TrainingLoops:
             return async_loop.assign(self._parts.trainers.require("batches()"), plan, cursor, stage)
         group, number = self._state.group, cursor.step + 1
         if not self._parts.logical_workers:
-            fetch = None
+            pod, fetch = self._parts.trainers.require("batches()").pod, None
+            rank, size, together = (group.rank, group.size, range(0)) if pod is None else pod.data_place
             if loader is not None:
-                loader.stand_at(cursor, group.rank, group.size)
+                loader.stand_at(cursor, rank, size)
                 fetch = self._parts.timing.timed(partial(loader.read, cursor.step))
-            batch = plan.batch(cursor, group.rank, group.size, fetch)
-            return [StepAssignment(batch, group, number, plan.seed, stage, cursor.epoch, group.rank)]
+            batch = plan.batch(cursor, rank, size, fetch, together, pod is None or pod.counts)
+            # Random numbers go with the samples: those who compute on the same ones draw the same.
+            return [StepAssignment(batch, group, number, plan.seed, stage, cursor.epoch, rank)]
         own = exact_parts.assign(plan, cursor, group.rank, group.size, self._parts.logical_workers)
         return [
             StepAssignment(

@@ -25,17 +25,26 @@ from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.data_check import DataCheck, own_row
+from springtide.elastic.local_shards_restore import LocalShardsRestore
 from springtide.elastic.own_faults import in_words, own_fault
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.shared_restore import SharedRestore
-from springtide.elastic.state_transfer import StateTransfer, TransferSides, copied
+from springtide.elastic.state_transfer import (
+    StateTransfer,
+    TransferSides,
+    copied,
+    order_in_row,
+    transfer_order,
+)
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import ServerStepError, SpringtideError
 from springtide.launch.cgroup import memory_left
 from springtide.memory.report import MemoryReport
+from springtide.pods.grid import grid_of
+from springtide.pods.pod import Pod
 from springtide.ps.backend import PsBackend
 from springtide.ps.connections import servers_in
 from springtide.ps.generation import GenerationStart, ServersLackState
@@ -208,9 +217,8 @@ class Recovery:
         trainer.want_change(trainer.reduction.drifted)
         trainer.buckets.reopen()
         trainer.pending.here(None)
-        if not at_boundary and not state.group.release():
-            trainer.buckets.allocate()
-            self._state_transfer.detach(state.group)
+        if not at_boundary:
+            self._release_groups(detach=True)
         trainer.failure = None
         state.clear_boundary()
         self._formation_error, self._unreached = "", []
@@ -220,9 +228,9 @@ class Recovery:
         # The stream's thread says that a generation is over, and then drops its step: that may come after
         # this process has seen the former and parked, but never after the next start.
         trainer.transaction.allow()
-        if at_boundary and not state.group.release():
+        if at_boundary:
             # All members are parked, so nobody needs the old group any more.
-            trainer.buckets.allocate()
+            self._release_groups(detach=False)
         if isinstance(answer, Leave):
             self._parts.depart(answer)
             return
@@ -255,6 +263,19 @@ class Recovery:
             if self._unformed >= CALM_TRIES:
                 # Whoever fails for a reason of its own would make generations as fast as it can.
                 time.sleep(min(CALM_LIMIT_SECONDS, 0.1 * 2.0 ** min(self._unformed - CALM_TRIES, 10)))
+
+    def _release_groups(self, *, detach: bool) -> None:
+        """Free the groups of the generation that is over, and see that nothing of them is written any more.
+
+        Args:
+            detach: a state may have been on its way here.
+        """
+        row = None if self._trainer.pod is None else self._trainer.pod.row
+        for group in (self._state.group, row):
+            if group is not None and not group.release():
+                self._trainer.buckets.allocate()
+                if detach:
+                    self._state_transfer.detach(group)
 
     def _not_formed(self, error: Exception) -> None:
         """Park for another generation, because something between the members of this one failed."""
@@ -295,6 +316,8 @@ class Recovery:
         state.use_group(group)
         if membership.over:
             raise FormationCancelled(f"the generation ended while its group was formed: {membership.over}")
+        if (pod := self._trainer.pod) is not None:
+            self._form_row(pod, start, rank, group, connect)
         formed = time.monotonic()
         faults.reach("formed", state.position.cursor.step + 1)
         positions = [RetryPosition.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
@@ -344,6 +367,29 @@ class Recovery:
             now - formed,
             start.message.reason,
         )
+
+    def _form_row(
+        self, pod: Pod, start: Start, rank: int, group: Group, connect: Callable[..., Group]
+    ) -> None:
+        """Form the group of the processes with this local rank.
+
+        Args:
+            pod: of this process.
+            start: of the generation.
+            rank: of this process in it.
+            group: of all its members.
+            connect: forms a group through a store.
+        """
+        grid = grid_of(list(start.message.members), rank, pod.processes)
+        assert isinstance(start.store, StreamStore)
+        row = connect(
+            start.store.with_prefix(f"row-{pod.local_rank}/"),
+            grid.pod,
+            grid.pods,
+            nccl_device=self._trainer.nccl_device,
+        )
+        group.on_shut(row.shut)
+        pod.enter(str(start.generation), grid, row)
 
     def _bring_shards(
         self, shards: ShardedOptimizer, start: Start, group: Group, begins_from: StateName, source: bool
@@ -412,7 +458,9 @@ class Recovery:
         checkpoints = self._parts.saver.checkpoints
         # What servers hold is given to them by the first member alone. All members must decide alike.
         together = group.size > 1 and self._trainer.servers is None
-        shared = SharedRestore(group, self._has_room)
+        shared: SharedRestore | LocalShardsRestore = SharedRestore(group, self._has_room)
+        if self._trainer.pod is not None:
+            shared = LocalShardsRestore(group, self._trainer.shard_runs)
         if group.rank > 0:
             copy = shared.follow() if together else None
             if copy is not None:
@@ -502,7 +550,13 @@ class Recovery:
             read=lambda: trainer.state.read(state.position, plan.fingerprint()),
             prepare=prepare,
         )
-        moved, tree = self._state_transfer.run(start, group, sides)
+        order = transfer_order(start)
+        if trainer.pod is not None:  # from each process to those that have the same parts
+            assert trainer.pod.grid is not None
+            assert trainer.pod.row is not None
+            group = trainer.pod.row
+            order = order_in_row(order, trainer.pod.grid.row, f"row-{trainer.pod.local_rank}/state/")
+        moved, tree = self._state_transfer.run(order, group, sides)
         if tree is not None:
             position = trainer.state.check(tree)
             if position.cursor.stage > stage:

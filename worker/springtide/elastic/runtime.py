@@ -32,6 +32,8 @@ from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.elastic.warm_up import WarmUp
 from springtide.memory.report import MemoryReport
+from springtide.pods.dims import MeshShape
+from springtide.pods.pod import Pod, form_pod
 from springtide.ps.forward_waits import wait_for_values
 from springtide.settings import Settings
 from springtide.train_step.state import Position
@@ -133,6 +135,8 @@ class Runtime:
             logical_workers=settings.logical_workers,
         )
         self.loops = TrainingLoops(self.loop_parts)
+        # The processes of the pod, once the script has asked for their mesh.
+        self.pod: Pod | None = None
 
     def _make_recovery(self, session: Session) -> Recovery:
         return Recovery(
@@ -191,8 +195,22 @@ class Runtime:
             )
         trainer.on_save_wish(lambda rank: self.saver.checkpoints.wish(rank == 0))
         if self.membership is not None:
-            self.membership.set_layout(trainer.layout_hash)
+            together = 1 if trainer.pod is None else trainer.pod.processes
+            self.membership.set_layout(trainer.layout_hash, together)
         self._memory.begin(trainer, models, optimizers)
+
+    def form_pod(self, shape: MeshShape) -> Pod:
+        """Form the mesh of the pod's processes; see `pods.pod.form_pod`."""
+        self.pod = form_pod(
+            shape,
+            folder=self.settings.pod_folder,
+            local_rank=self.settings.local_rank,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            form_seconds=self.settings.formation_seconds,
+            wait_seconds=self.settings.collective_seconds,
+            over=lambda: "" if self.membership is None else self.membership.over,
+        )
+        return self.pod
 
     def async_loop_parts(self) -> AsyncLoopParts:
         """Return what a loop without common steps uses of this process."""
@@ -231,6 +249,8 @@ class Runtime:
         self.state.group.release()
         if self.trainers.trainer is not None:
             self.trainers.trainer.close()
+        if self.pod is not None:
+            self.pod.close()
         self._stop_metrics()
         self.accounting.close()
 

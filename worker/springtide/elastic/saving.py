@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from springtide import faults
 from springtide.checkpoint import names as checkpoint_names
 from springtide.checkpoint import schedule
 from springtide.checkpoint.keeper import Checkpoints
+from springtide.checkpoint.local_shards import OwnShards
 from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.shares import Share
 from springtide.checkpoint.staging import Elsewhere
@@ -74,6 +76,7 @@ class CheckpointSaver:
             share,
             reason,
             partial(self._snapshot, trainer, share),
+            partial(self._own_shards, trainer, share),
         )
         self._accounting.count_stall(seconds)
         faults.reach("staged", state.step)
@@ -88,6 +91,29 @@ class CheckpointSaver:
             unknown = ", ".join(label for label in share.members if label not in known)
             raise RuntimeError(f"{unknown} would write a part of the checkpoint, and holds no shards")
         return trainer.take_snapshot(name, share.index, range(readers))
+
+    def _own_shards(self, trainer: Trainer, share: Share, tree: Any) -> OwnShards | None:
+        """Return which of the tree's tensors are parts, and what of them this member writes; None for none.
+
+        Raise RuntimeError when some local rank is missing among the writers: the checkpoint would not be
+        whole.
+        """
+        if trainer.pod is None:
+            return None
+        local_ranks = {} if self._membership is None else self._membership.local_ranks()
+        rows: dict[int, list[str]] = {rank: [] for rank in range(trainer.pod.processes)}
+        for label in share.members:
+            if label in local_ranks:
+                rows[local_ranks[label]].append(label)
+        row = rows[trainer.pod.local_rank]
+        if len({len(labels) for labels in rows.values()}) > 1 or share.members[share.index] not in row:
+            raise RuntimeError(
+                f"{', '.join(share.members)} would write the checkpoint, and not all processes of their pods "
+                "are among them"
+            )
+        return OwnShards(
+            trainer.shard_runs(tree, whole=False), row.index(share.members[share.index]), len(row)
+        )
 
     # ---- the thread that writes checkpoints
 

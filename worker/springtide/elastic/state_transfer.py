@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from springtide.comm.state_transfer import (
     roles,
     send_state,
 )
+from springtide.comm.store import StreamStore
 from springtide.comm.transfer_progress import Progress, in_words
 from springtide.coordination.metrics import Metrics
 from springtide.coordination.park_reply import Start
@@ -58,6 +59,55 @@ class TransferSides:
     forget: Callable[[], None]
     read: Callable[[], Any]
     prepare: Callable[[Any], tuple[dict[int, TensorPlace], int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOrder:
+    """Say who of a group sends the state to whom.
+
+    names: of the group's members, by rank. lacking: ranks of those that lack it. store: of the generation,
+    for entries of this group alone. fresh: the state is the initial one of the first member.
+    """
+
+    names: tuple[str, ...]
+    lacking: tuple[int, ...]
+    store: StreamStore
+    fresh: bool
+
+
+def transfer_order(start: Start) -> TransferOrder:
+    """Return what Start says of all members of its generation."""
+    members = list(start.message.members)
+    ids = [member.id for member in members]
+    assert isinstance(start.store, StreamStore)
+    return TransferOrder(
+        tuple(member.pod_name or member.id for member in members),
+        tuple(ids.index(transfer.receiver) for transfer in start.message.transfers),
+        start.store,
+        start.message.fresh,
+    )
+
+
+def order_in_row(whole: TransferOrder, row: Sequence[int], prefix: str) -> TransferOrder:
+    """Return the part of a transfer that some members make among themselves.
+
+    Args:
+        whole: of all members of the generation.
+        row: their ranks in the generation, in the order of their ranks among themselves.
+        prefix: for their entries in the store.
+
+    Raises:
+        RuntimeError: none of them holds the state.
+    """
+    lacking = tuple(index for index, rank in enumerate(row) if rank in whole.lacking)
+    if whole.fresh:
+        lacking = tuple(range(1, len(row)))
+    if len(lacking) == len(row):
+        names = ", ".join(whole.names[rank] for rank in row)
+        raise RuntimeError(f"none of {names} holds this local rank's part of the state")
+    return TransferOrder(
+        tuple(whole.names[rank] for rank in row), lacking, whole.store.with_prefix(prefix), whole.fresh
+    )
 
 
 class StateTransfer:
@@ -97,12 +147,14 @@ class StateTransfer:
                 "the others go on"
             )
 
-    def run(self, start: Start, group: Group, sides: TransferSides) -> tuple[int, dict[str, Any] | None]:
+    def run(
+        self, order: TransferOrder, group: Group, sides: TransferSides
+    ) -> tuple[int, dict[str, Any] | None]:
         """Take part in the transfer of a generation.
 
         Args:
-            start: of the generation.
-            group: of the generation.
+            order: who sends the state to whom.
+            group: of those.
             sides: of this process.
 
         Returns:
@@ -113,21 +165,18 @@ class StateTransfer:
             ValueError: what came is no state.
             SpringtideError: the state does not fit this process.
         """
-        members = list(start.message.members)
-        ids = [member.id for member in members]
-        lacking = [ids.index(transfer.receiver) for transfer in start.message.transfers]
-        who = roles(lacking, len(ids))
+        who = roles(order.lacking, len(order.names))
         if group.rank not in who.receivers:
             self._landing = None
         if not who.receivers or group.rank not in (*who.senders, *who.receivers):
             return 0, None
         sends = group.rank in who.senders
         flat = codec.flatten_in_place(sides.read()) if sends else None
-        who = self._alike(start, group, who, flat)
+        who = self._alike(order, group, who, flat)
         if sends and group.rank not in who.senders:
             return 0, None
         others = who.receivers if sends else who.senders
-        peer = members[others[0]].pod_name or members[others[0]].id
+        peer = order.names[others[0]]
         if len(others) > 1:
             peer += f" and {len(others) - 1} more"
         progress = self.progress = Progress(peer, sends=sends)
@@ -137,7 +186,7 @@ class StateTransfer:
                 tree = None
                 moved = send_state(group, who, flat, _is_spread, progress, self._on_piece(progress))
             else:
-                reception = self._reception(start, who, sides)
+                reception = self._reception(order, who, sides)
                 tree, moved = receive_state(group, who, reception, progress, self._on_piece(progress))
             if progress.done == progress.reused:  # no piece has come to this point
                 faults.reach("transfer", self._state.position.cursor.step + 1)
@@ -148,7 +197,7 @@ class StateTransfer:
             log.info("of the state, %s were here", in_words(progress.reused))
         return moved, tree
 
-    def _alike(self, start: Start, group: Group, who: Roles, flat: codec.Flattened | None) -> Roles:
+    def _alike(self, order: TransferOrder, group: Group, who: Roles, flat: codec.Flattened | None) -> Roles:
         """Leave out senders whose tree is made otherwise than the first one's.
 
         Equal names mean equal state, but not that every process keeps it in the same order, or that what is
@@ -157,22 +206,22 @@ class StateTransfer:
         if len(who.senders) == 1:
             return who
         if flat is not None:
-            start.store.set(f"tree/{group.rank}", _form(flat))
-        forms = {rank: start.store.get(f"tree/{rank}") for rank in who.senders}
+            order.store.set(f"tree/{group.rank}", _form(flat))
+        forms = {rank: order.store.get(f"tree/{rank}") for rank in who.senders}
         first = forms[who.senders[0]]
         return Roles(tuple(rank for rank in who.senders if forms[rank] == first), who.receivers)
 
-    def _reception(self, start: Start, who: Roles, sides: TransferSides) -> Reception:
+    def _reception(self, order: TransferOrder, who: Roles, sides: TransferSides) -> Reception:
         if self._landing is None:
             self._landing = Landing()
-        holders = len(start.message.members) - len(who.receivers)
+        holders = len(order.names) - len(who.receivers)
 
         def prepare(outline: Any) -> Destination:
             places, step = sides.prepare(outline)
             # If the only holder is lost meanwhile, a survivor's older state is the newest that there is. And
             # a mixture of the initial states of two processes is none that training could begin from.
             last_of_its_kind = holders == 1 and sides.has_state
-            initial = start.message.fresh and step == 0
+            initial = order.fresh and step == 0
             return Destination(places, in_place=not (last_of_its_kind or initial))
 
         def overwrite() -> None:

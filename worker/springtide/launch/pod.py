@@ -113,7 +113,7 @@ class Pod:
                     # The others train: for them it is a process that ended.
                     log.error("%s", error)
                     end = End(_CANNOT_START, Failed("", str(error)))
-                    self._act(self._supervisor.ended(action.rank, end, time.monotonic()), folder)
+                    self._act(self._ended(action.rank, end, folder), folder)
             elif action.rank in self._children:
                 child = self._children[action.rank]
                 name = signal.Signals(action.number).name
@@ -130,7 +130,7 @@ class Pod:
         child = spawn(
             rank,
             self._options.command,
-            environment(self._environ, rank, count, place, self._threads),
+            environment(self._environ, rank, count, folder, self._threads),
             prefix=f"[{rank}] " if self._prefixed else "",
             cpus=self._cpus[rank],
         )
@@ -158,9 +158,13 @@ class Pod:
             if self._settings.alone and code == 0:
                 said = Left("it trained alone")  # without a job the library says nothing
             end = End(code, said, self._starved(rank, code), tail)
-            actions = self._supervisor.ended(rank, end, time.monotonic())
+            actions = self._ended(rank, end, folder)
             self._report_end(rank, pid, end)
             self._act(actions, folder)
+
+    def _ended(self, rank: int, end: End, folder: Folder) -> list[Action]:
+        """Return what follows from the end of a process."""
+        return self._supervisor.ended(rank, end, time.monotonic(), as_one=folder.trains_as_one)
 
     def _starved(self, rank: int, code: int) -> bool:
         """Whether the kernel killed it for want of memory. One such kill explains one end."""

@@ -13,6 +13,9 @@ from springtide.errors import SpringtideError
 
 STEP_LOG_VARIABLE = "SPRINGTIDE_STEP_LOG"
 METRICS_FILE_VARIABLE = "SPRINGTIDE_METRICS_FILE"
+POD_FOLDER_VARIABLE = "SPRINGTIDE_POD_FOLDER"
+TOGETHER = "together"
+"""The file in that folder that says that the pod's processes train as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +63,21 @@ class Folder:
                     " emptyDir at /tmp, or set TMPDIR"
                 ) from error
         self.rank_files = [ProcessFiles(self._path / str(rank)) for rank in range(count)]
-        for place in self.rank_files:
-            place.folder.mkdir()
+        self.shared = self._path / "pod"
+        for folder in (self.shared, *(place.folder for place in self.rank_files)):
+            folder.mkdir()
+
+    @property
+    def trains_as_one(self) -> bool:
+        """Return whether the processes have begun to form a group of their own (`springtide.mesh()`)."""
+        return (self.shared / TOGETHER).exists()
 
     def close(self) -> None:
         shutil.rmtree(self._path, ignore_errors=True)
 
 
 def environment(
-    environ: Mapping[str, str], rank: int, count: int, place: ProcessFiles, threads: int | None
+    environ: Mapping[str, str], rank: int, count: int, folder: Folder, threads: int | None
 ) -> dict[str, str]:
     """Return the environment of one process.
 
@@ -76,15 +85,17 @@ def environment(
         environ: the launcher's.
         rank: local rank of the process.
         count: processes of the launcher.
-        place: files by which the process talks to the launcher.
+        folder: by which the processes talk to the launcher, and find each other.
         threads: OMP_NUM_THREADS where it is not set already; None: not set.
     """
+    place = folder.rank_files[rank]
     result = {
         **environ,
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(count),
         PATH_VARIABLE: str(place.end),
         METRICS_FILE_VARIABLE: str(place.port),
+        POD_FOLDER_VARIABLE: str(folder.shared),
     }
     # Through a pipe Python would keep its output back until a buffer is full.
     result.setdefault("PYTHONUNBUFFERED", "1")

@@ -100,19 +100,22 @@ class Supervisor:
         self.restarts = [0] * self.count
         return [Spawn(rank, "the pod begins") for rank in range(self.count)]
 
-    def ended(self, rank: int, end: End, now: float) -> list[Action]:
+    def ended(self, rank: int, end: End, now: float, *, as_one: bool = False) -> list[Action]:
         """Note that a process has ended, and decide whether it is started again.
 
         Args:
             rank: its local rank.
             end: how it ended.
             now: monotonic time in seconds.
+            as_one: the processes train one model together, so that none can go on without the others.
 
         Returns:
             Actions of now, in order; a start that waits for its time comes later.
         """
         process = self.processes[rank]
         process.phase, process.end, process.since, process.due = Phase.ENDED, end, now, math.inf
+        if as_one and not end.well and self.gave_up is None:
+            return self._end_all(rank, now)
         if end.well or self.stopping:
             return self._orphans(now)
         if now - self.failed_at > self.policy.calm:
@@ -176,6 +179,12 @@ class Supervisor:
         if not waiting:
             return []
         return self._give_up(waiting[0], "no other process of the pod runs", now)
+
+    def _end_all(self, rank: int, now: float) -> list[Action]:
+        """Kill the others at once: they wait for the one that is gone, and hear no SIGTERM meanwhile."""
+        self.gave_up = rank
+        self.stopping = f"process {rank} has ended, and the processes of this pod train as one"
+        return self._announce_all(signal.SIGKILL, self.stopping, now)
 
     def _give_up(self, rank: int, why: str, now: float) -> list[Action]:
         self.gave_up, self.stopping = rank, f"process {rank} failed and is not started again: {why}"

@@ -10,6 +10,7 @@ from springtide.comm.layout import Layout
 from springtide.launch.cgroup import memory_limit
 from springtide.memory.mapped import FileMappings
 from springtide.memory.optimizer_state import known_state_bytes
+from springtide.pods.tensors import local_shard
 from springtide_protocol.memory import CONTAINER, DEVICE, ModelMemory
 
 
@@ -21,6 +22,7 @@ def count(
     *,
     shard: str,
     steps_here: bool,
+    masters: bool = False,
 ) -> ModelMemory:
     """Return what the script's model takes in the memory of a device, without a limit.
 
@@ -31,10 +33,12 @@ def count(
         device: That trained parameters are on.
         shard: The part of it that workers share out.
         steps_here: Workers keep the optimizer's state, and not servers.
+        masters: Parameters of 16 bits have float32 copies, which the optimizers step.
     """
     buckets = [size * dtype.itemsize for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)]
     tensors = [item for model in models for item in (*model.parameters(), *model.buffers())]
-    state = sum(known_state_bytes(optimizer) or 0 for optimizer in optimizers) if steps_here else 0
+    known = [known_state_bytes(optimizer, masters) or 0 for optimizer in optimizers]
+    state = sum(known) if steps_here else 0
     return ModelMemory(
         parameters=max(1, _storage_bytes(tensors, device)),
         gradients=sum(buckets),
@@ -46,13 +50,14 @@ def count(
 
 
 def _storage_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
-    """Return the bytes of the memory that tensors lie in; shared memory counts once.
+    """Return the bytes of the memory that tensors lie in; shared memory counts once, and of a divided tensor
+    the part that is here.
 
     Memory that is mapped from a file is left out: the machine can drop it and read it again.
     """
     mapped = FileMappings.of_this_process() if device.type == "cpu" else FileMappings("")
     found: dict[int, int] = {}
-    for tensor in tensors:
+    for tensor in map(local_shard, tensors):
         if tensor.device != device:
             continue
         storage = tensor.untyped_storage()

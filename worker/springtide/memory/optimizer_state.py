@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import torch
 
+from springtide.pods.tensors import local_shard
+
 Group = Mapping[str, Any]
 """Options of one group of an optimizer's parameters, as `param_groups` has them."""
 
@@ -29,24 +31,32 @@ COPIES: Final[Mapping[type[torch.optim.Optimizer], Callable[[Group], int]]] = {
 """By class: how many tensors of a parameter's size and type it keeps for it."""
 
 
-def known_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
+def known_state_bytes(optimizer: torch.optim.Optimizer, masters: bool = False) -> int | None:
     """Return the bytes of state that an optimizer has after its first step; None for one that is not known.
 
     A class of the script's own is not known, also where it is derived from one that is.
+
+    Args:
+        optimizer: Of the script.
+        masters: Parameters of 16 bits have a float32 copy in the state, and the rest of it is float32, too.
     """
     copies = COPIES.get(type(optimizer))
     if copies is None:
         return None
     total = 0
     for group in optimizer.param_groups:
-        total += copies(group) * sum(item.nbytes for item in group["params"] if item.requires_grad)
+        for item in [local_shard(item) for item in group["params"] if item.requires_grad]:
+            if masters and item.dtype in (torch.bfloat16, torch.float16):
+                total += (copies(group) + 1) * 4 * item.numel()
+            else:
+                total += copies(group) * item.nbytes
     return total
 
 
 def measured_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of the tensors that an optimizer keeps now, without single numbers."""
     return sum(
-        value.nbytes
+        local_shard(value).nbytes
         for state in optimizer.state.values()
         for value in state.values()
         if isinstance(value, torch.Tensor) and value.dim()

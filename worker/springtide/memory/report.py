@@ -67,6 +67,7 @@ class MemoryReport:
             trainer.device,
             shard=settings.shard if trainer.shards is not None else "None",
             steps_here=steps_here,
+            masters=trainer.has_masters,
         )
         limit = limit_of(trainer.device, settings.memory_bytes, settings.local_world_size)
         self._optimizers = optimizers

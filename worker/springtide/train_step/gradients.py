@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 
 import torch
 
 from springtide.comm.buckets import Buckets
 from springtide.errors import UsageError
+from springtide.pods.tensors import as_dtensor, is_dtensor, local_shard
 from springtide.ps.lazy_values import only_looks
 
 _GRAD = operator.attrgetter("grad")  # with `map`, a third of what a loop takes
 
 
 class Gradients:
-    """named: all parameters of the model by name; those that required no gradient then must stay so."""
+    """The gradients of one model.
+
+    named: all parameters of the model by name; those that required no gradient then must stay so.
+    square_norm: of the gradients of these parameters; None: of what lies in the buckets.
+    """
 
     def __init__(
-        self, named: Mapping[str, torch.nn.Parameter], buckets: Buckets, clip_norm: float | None
+        self,
+        named: Mapping[str, torch.nn.Parameter],
+        buckets: Buckets,
+        clip_norm: float | None,
+        square_norm: Callable[[Sequence[int]], torch.Tensor] | None = None,
     ) -> None:
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
@@ -28,6 +37,7 @@ class Gradients:
         self.names = list(trained)
         self.parameters = list(trained.values())
         self._buckets = buckets
+        self._square_norm = square_norm or buckets.square_norm
         self._clip_norm = clip_norm
         self._used: list[bool] = []
         self._any_empty = any(not parameter.numel() for parameter in self.parameters)
@@ -48,11 +58,27 @@ class Gradients:
         self._strided = [
             index
             for index, parameter in enumerate(self.parameters)
-            if parameter.numel() and parameter.stride() != buckets.views[index].stride()
+            if parameter.numel() and local_shard(parameter).stride() != buckets.views[index].stride()
         ]
+        self._divided = any(map(is_dtensor, self.parameters))
+        self._shown_of: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        """The buckets' views, and what stands for them as gradients of parameters."""
         self._laid_out: dict[int, torch.Tensor] = {}
         self._left_of: tuple[list[torch.Tensor], bool] | None = None
         self._left: list[torch.Tensor] = []
+
+    @property
+    def views(self) -> list[torch.Tensor]:
+        """Return what stands for the sums as gradients, by parameter: views of the buckets, in parts where
+        the parameters are.
+        """
+        views = self._buckets.views
+        if not self._divided:
+            return views
+        if self._shown_of[0] is not views:
+            parts = [as_dtensor(view, item) for view, item in zip(views, self.parameters, strict=True)]
+            self._shown_of = views, parts
+        return self._shown_of[1]
 
     @only_looks
     def begin(self) -> None:
@@ -83,8 +109,12 @@ class Gradients:
             return []
         return [index for index, gradient in enumerate(gradients) if gradient is not None]
 
-    def _nothing(self, index: int) -> torch.Tensor:
-        """Zeros that take no memory, and that backward adds to without writing into them."""
+    def _nothing(self, index: int) -> torch.Tensor | None:
+        """Zeros that take no memory, and that backward adds to without writing into them; none for a
+        parameter that is divided, which cannot have such.
+        """
+        if is_dtensor(self.parameters[index]):
+            return None
         found = self._empty.get(index)
         if found is None:
             like = self.parameters[index]
@@ -126,7 +156,7 @@ class Gradients:
             The parameters that have zeros without any backward, as the script has zeroed an earlier body's
             gradient and not taken it away.
         """
-        views = self._buckets.views
+        views = self.views
         self._in_place = self._buckets.has_all(last_pass) and all(
             map(operator.is_, map(_GRAD, self.parameters), views)
         )
@@ -134,7 +164,7 @@ class Gradients:
             return []
         zeros = []
         for index, parameter in enumerate(self.parameters):
-            expected = self._buckets.views[index] if self._buckets.has(index, last_pass) else None
+            expected = self.views[index] if self._buckets.has(index, last_pass) else None
             if parameter.grad is expected:
                 continue
             if expected is None and parameter.grad is self._empty.get(index):
@@ -159,7 +189,7 @@ class Gradients:
         """
         for index, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
-                ours = parameter.grad is self._buckets.views[index]
+                ours = parameter.grad is self.views[index]
                 self._aside[index] = parameter.grad.clone() if ours else parameter.grad
                 parameter.grad = None
         return self._aside.keys()
@@ -176,10 +206,10 @@ class Gradients:
         self._used = used
         self._shown = {}
         if self._in_place and not self._aside and not self._any_empty and False not in used:
-            self._given[:] = self._buckets.views
+            self._given[:] = self.views
             return
         for index, parameter in enumerate(self.parameters):
-            view = self._buckets.views[index]
+            view = self.views[index]
             if used[index] and not parameter.numel():
                 # It stands for the rows of a table; of a version of its own, which tells when it is zeroed.
                 view = view.data
@@ -189,7 +219,7 @@ class Gradients:
         for index, earlier in self._aside.items():
             if index in self._shown:
                 continue
-            view = self._buckets.views[index]
+            view = self.views[index]
             self.parameters[index].grad = view.add_(earlier) if used[index] else view.copy_(earlier)
         self._aside = {}
 
@@ -200,8 +230,8 @@ class Gradients:
         parameter. Only parameters that are not contiguous cost a copy.
         """
         for index in self._strided:
-            parameter, view = self.parameters[index], self._buckets.views[index]
-            if parameter.grad is view and parameter.stride() != view.stride():
+            parameter, view = self.parameters[index], self.views[index]
+            if parameter.grad is view and local_shard(parameter).stride() != local_shard(view).stride():
                 self._laid_out[index] = torch.empty_like(parameter, requires_grad=False).copy_(view)
                 parameter.grad = self._laid_out[index]
 
@@ -209,7 +239,7 @@ class Gradients:
         """Make the gradients that are still there the sums themselves again, after the optimizer's step."""
         for index, gradient in self._laid_out.items():
             if self.parameters[index].grad is gradient:
-                self.parameters[index].grad = self._buckets.views[index]
+                self.parameters[index].grad = self.views[index]
         self._laid_out = {}
 
     def stands(self, index: int) -> bool:
@@ -220,7 +250,7 @@ class Gradients:
     def show_zeros(self, indices: Iterable[int]) -> None:
         """The sums are elsewhere: zeros without any backward are like all other gradients from here on."""
         for index in indices:
-            self.parameters[index].grad = self._buckets.views[index]
+            self.parameters[index].grad = self.views[index]
 
     @only_looks
     def show(self, used: list[bool], copied: bool = False) -> None:
@@ -233,7 +263,7 @@ class Gradients:
         self._shown, self._factors = {}, {}
         for index, parameter in enumerate(self.parameters):
             # Of a version of its own: to zero it is no change of what is on its way.
-            own = self._buckets.views[index].data if used[index] else None
+            own = self.views[index].data if used[index] else None
             if own is not None and copied:
                 own = own.clone()
             parameter.grad = own
@@ -324,7 +354,7 @@ class Gradients:
         if self._forgotten is None:
             return
         self._forgotten = None
-        views = self._buckets.views
+        views = self.views
         if self._left_of is None or self._left_of[0] is not views or self._left_of[1] != needed:
             left = [view.new_zeros(()).expand(view.shape) if needed else view.data for view in views]
             self._left_of, self._left = (views, needed), left
@@ -346,7 +376,7 @@ class Gradients:
     def norm(self) -> float:
         """Return the 2-norm of all placed gradients together."""
         indices = [index for index, is_used in enumerate(self._used) if is_used]
-        return math.sqrt(float(self._buckets.square_norm(indices)))
+        return math.sqrt(float(self._square_norm(indices)))
 
     def clip_here(self, optimizers_own: Iterable[torch.Tensor] | None, scale: float) -> None:
         """Clip the gradients where none are elsewhere, by `clip`; on a device nothing is waited for.
@@ -358,7 +388,7 @@ class Gradients:
         indices = self._to_clip(optimizers_own)
         if self._clip_norm is None or not indices:
             return
-        square = self._buckets.square_norm(indices)
+        square = self._square_norm(indices)
         if square.device.type == "cpu":
             self.clip(optimizers_own, scale)
             return
@@ -381,7 +411,7 @@ class Gradients:
         if self._clip_norm is None:
             return 1.0
         indices = self._to_clip(optimizers_own)
-        norm = math.hypot(math.sqrt(float(self._buckets.square_norm(indices))), elsewhere) / scale
+        norm = math.hypot(math.sqrt(float(self._square_norm(indices))), elsewhere) / scale
         coefficient = self._clip_norm / (norm + 1e-6)
         if coefficient >= 1.0:
             return 1.0
@@ -392,10 +422,10 @@ class Gradients:
         if optimizers_own is None:
             return [index for index, is_used in enumerate(self._used) if is_used]
         own = (self._index.get(id(item)) for item in optimizers_own)
-        return [i for i in own if i is not None and self.parameters[i].grad is self._buckets.views[i]]
+        return [i for i in own if i is not None and self.parameters[i].grad is self.views[i]]
 
     def _multiply(self, all_of_them: bool, indices: list[int], coefficient: float | torch.Tensor) -> None:
         if all_of_them:
             self._buckets.scale(coefficient)
         elif indices:
-            torch._foreach_mul_([self._buckets.views[index] for index in indices], coefficient)
+            torch._foreach_mul_([self.views[index] for index in indices], coefficient)

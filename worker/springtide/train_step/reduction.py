@@ -23,6 +23,7 @@ from springtide.embedding.step import StepTables
 from springtide.errors import Dropped, SpringtideError, UsageError
 from springtide.exact.parts import PartContribution, total_ids
 from springtide.exact.step import ExactStep
+from springtide.pods.pod import Pod
 from springtide.ps.backend import ParameterBackend
 from springtide.ps.connections import servers_in
 from springtide.sharding.copies import CopyDigest
@@ -174,11 +175,14 @@ class Reduction:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         digest: ReplicaDigest | None = None,
         copies: CopyDigest | None = None,
+        pod: Pod | None = None,
     ) -> None:
         """home: of parameters that this process does not step itself. tables: by parameter's number.
         optimizers: whose options members compare. digest: of what has to be equal on all members. copies: of
-        shards, each of which two members hold.
+        shards, each of which two members hold. pod: whose processes hold parts, so that gradients are summed
+        over those of one local rank.
         """
+        self._pod = pod
         self._digest, self._copies = digest, copies
         self._sent_again = 0
         self.drifted = False
@@ -231,11 +235,14 @@ class Reduction:
 
     def start_sum(self, tensor: torch.Tensor) -> Work:
         """Begin to replace the tensor by its sum over the members. Raise Dropped when the group is broken."""
+        return self._start_sum(tensor, self._running().assignment.group)
+
+    def _start_sum(self, tensor: torch.Tensor, group: Group) -> Work:
         body = self._running()
         body.sums_began = body.sums_began or time.perf_counter()
         body.reduced_bytes += tensor.nbytes
         try:
-            return body.assignment.group.start_sum(tensor)
+            return group.start_sum(tensor)
         except RuntimeError as error:
             self._fail(error)
 
@@ -243,6 +250,8 @@ class Reduction:
         """Begin to sum the bucket of gradients that leaves: by servers where they hold it, by `start_sum`
         otherwise.
         """
+        if self._pod is not None and self._pod.row is not None:
+            return self._start_sum(tensor, self._pod.row)
         if self._home is None or not self._home.dense:
             return self.start_sum(tensor)
         body = self._running()

@@ -12,6 +12,7 @@ import torch
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.errors import SpringtideError
+from springtide.pods.tensors import as_dtensor, is_dtensor, is_sharded_alike, local_shard
 from springtide.train_step.buffers import Buffers, is_same_memory
 from springtide.train_step.master_weights import check_wanted
 
@@ -101,7 +102,7 @@ class State:
     def size_bytes(self) -> int:
         """Bytes of parameters and buffers."""
         tensors = [*self._parameters.values(), *self._buffers.current()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(local_shard(tensor).numel() * tensor.element_size() for tensor in tensors)
 
     def read(self, position: Position, plan: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state as a tree; its tensors share memory with the live ones, so send it before anything
@@ -113,15 +114,13 @@ class State:
         """
         return {
             "format": FORMAT,
-            "parameters": {name: parameter.detach() for name, parameter in self._parameters.items()},
+            "parameters": {name: local_shard(item.detach()) for name, item in self._parameters.items()},
             "frozen": self._frozen,  # when the script distributed them; checkpoints save them once
             "buffers": dict(zip(self._buffers.names, self._buffers.current(), strict=True)),
             "saved_as": self._saved_as,
             "optimizer": {
                 "kinds": self._kinds(),
-                "state": [
-                    dict(optimizer.state.get(parameter, {})) for optimizer, parameter in self._in_order()
-                ],
+                "state": [self._own_state(optimizer, parameter) for optimizer, parameter in self._in_order()],
                 "groups": [
                     {name: value for name, value in group.items() if name != "params"}
                     for group in self._groups()
@@ -136,6 +135,49 @@ class State:
             "began_unix": position.began_unix,
             "plan": dict(plan),
         }
+
+    def _own_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+        """Return an optimizer's state of a parameter; of what is divided, the parts that are here."""
+        found = dict(optimizer.state.get(parameter, {}))
+        for name, value in found.items():
+            if is_dtensor(value):
+                if not is_sharded_alike(value, parameter):
+                    whose = self._names.get(id(parameter), "a parameter")
+                    raise SpringtideError(
+                        f"the optimizer's {name} of {whose} is divided in another way than the parameter, so "
+                        "it cannot be transferred or saved: use an optimizer whose state has the parameters' "
+                        "shapes (SGD, Adam, AdamW)"
+                    )
+                found[name] = local_shard(value)
+        return found
+
+    def divided(self, tree: Mapping[str, Any], *, whole: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the tensors of a tree that stand for parameters, or optimizers' state, that are divided.
+
+        Args:
+            tree: of `read`, or of a checkpoint's outline.
+            whole: its tensors have the shapes of the whole ones; otherwise, of this process's parts.
+
+        Returns:
+            (tensor of the tree, parameter that is divided in the same way) of each.
+        """
+
+        def fits(value: Any, parameter: torch.Tensor) -> bool:
+            shape = parameter.shape if whole else local_shard(parameter).shape
+            return isinstance(value, torch.Tensor) and bool(value.dim()) and value.shape == shape
+
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for name, parameter in self._parameters.items():
+            value = tree["parameters"].get(name)
+            if is_dtensor(parameter) and fits(value, parameter):
+                found.append((value, parameter))
+        states = iter(tree["optimizer"]["state"])
+        for _, parameters in self._groups_of(tree["optimizer"]):
+            for parameter in parameters:
+                values = next(states)
+                if is_dtensor(parameter):
+                    found += [(value, parameter) for value in values.values() if fits(value, parameter)]
+        return found
 
     def _tracked_state(self, name: str) -> Any:
         try:
@@ -158,7 +200,7 @@ class State:
                 f"the job's state has format {tree.get('format')!r}, this worker reads format {FORMAT}: run "
                 "one version of springtide in all workers of a job"
             )
-        ours: dict[str, torch.Tensor] = dict(self._parameters)
+        ours: dict[str, torch.Tensor] = {name: local_shard(item) for name, item in self._parameters.items()}
         _same_tensors("parameter", ours, tree["parameters"])
         # What was None when the script began may be a tensor in the job's state, or not yet.
         late = {*self._buffers.awaited, *self._buffers.adopted}
@@ -205,6 +247,7 @@ class State:
         def place(value: Any, own: Any) -> None:
             if not isinstance(value, torch.Tensor) or not isinstance(own, torch.Tensor):
                 return
+            own = local_shard(own)
             if (own.shape, own.dtype) == (value.shape, value.dtype):
                 found.setdefault(id(value), TensorPlace(own.detach(), live=True))
 
@@ -262,7 +305,7 @@ class State:
 
     def _write_tensors(self, tree: Mapping[str, Any]) -> None:
         for name, parameter in self._parameters.items():
-            _copy(parameter, tree["parameters"][name])
+            _copy(local_shard(parameter), tree["parameters"][name])
             parameter.grad = None
         for name in self._buffers.adopted:
             if name not in tree["buffers"]:
@@ -311,13 +354,13 @@ class State:
         for number, (optimizer, parameters) in enumerate(groups):
             hosted = None if on_host is None else on_host[number]
             for parameter in parameters:
-                placement = _Placement(parameter, tree["groups"][number], hosted, give, live)
+                placement = _Placement(local_shard(parameter), tree["groups"][number], hosted, give, live)
                 yield optimizer, parameter, placement, next(states)
 
     def _live(self) -> frozenset[int]:
         """Return where the memory of parameters and buffers begins."""
         tensors = [*self._parameters.values(), *self._buffers.current()]
-        return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
+        return frozenset(local_shard(tensor).untyped_storage().data_ptr() for tensor in tensors)
 
     def _members(self) -> list[list[list[str]]]:
         """Return the names of the parameters, by optimizer and group."""
@@ -429,12 +472,14 @@ def _expect_groups(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, 
 class _Placement:
     """The destination of one parameter's state: its device, and the parameter's strides.
 
+    The parameter is this process's part of it where it is divided.
+
     Attributes:
         on_host: names of state that stays on the CPU, as the sender had it; None: torch's rule.
         live: where memory begins that is another part of the state.
     """
 
-    parameter: torch.nn.Parameter
+    parameter: torch.Tensor
     group: Mapping[str, Any]
     on_host: Collection[str] | None
     give: bool
@@ -485,6 +530,7 @@ def _write_parameter_state(
         del state[name]
     for name, value in values.items():
         old = state.get(name)
+        old = local_shard(old) if isinstance(old, torch.Tensor) else old
         if (
             isinstance(value, torch.Tensor)
             and isinstance(old, torch.Tensor)
@@ -492,7 +538,13 @@ def _write_parameter_state(
         ):
             _copy(old, value)
         else:
-            state[name] = placement.place(name, value)
+            placed = placement.place(name, value)
+            is_part = (
+                isinstance(placed, torch.Tensor)
+                and placed.dim()
+                and placed.shape == placement.parameter.shape
+            )
+            state[name] = as_dtensor(placed, parameter) if is_part else placed
 
 
 def _write_options(group: dict[str, Any], values: Mapping[str, Any], live: Collection[int]) -> None:

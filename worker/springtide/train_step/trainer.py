@@ -20,11 +20,14 @@ from springtide.comm.layout import Layout, field_of, layout_hash, plan_layout
 from springtide.comm.nccl import choose_backend
 from springtide.embedding.handle import tables_among
 from springtide.embedding.step import home_here
-from springtide.errors import PartDone, SpringtideError, UsageError
+from springtide.errors import Dropped, PartDone, SpringtideError, UsageError
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
 from springtide.exact.settings import describe
 from springtide.exact.step import ExactStep
+from springtide.pods.fully_shard import weigh_gradients
+from springtide.pods.pod import Pod
+from springtide.pods.tensors import ShardRuns, lies_along, local_shard, runs_of, shard_count
 from springtide.ps.backend import MakeBackend, PsBackend
 from springtide.ps.lazy_values import Pending
 from springtide.ps.states import states_of
@@ -64,6 +67,13 @@ class Trainer:
     than one optimizer step, and is committed when it ends. logical_workers: 0 unless sums are to be exact.
     compression: of the gradients that workers sum among themselves. rules: for buffers; see `Buffers`.
     masters: parameters of 16 bits have float32 masters, which the optimizer steps.
+    pod: that the script has made the mesh of; None: this process trains the model by itself.
+
+    [Note: pods] With a pod, parameters are this process's parts, and gradients are summed over the processes
+    of the same local rank. `fully_shard` and tensor parallelism have collectives of their own in forward and
+    backward, which all processes of the pod must go through alike: nothing that other pods do may leave a
+    body before its optimizer.step(). So a step that is dropped is computed to its end, hooks of gradients do
+    nothing any more, and optimizer.step() asks the pod (`Pod.commits`) before it steps, or drops.
     """
 
     def __init__(
@@ -83,10 +93,12 @@ class Trainer:
         make_shards: MakeShards | None = None,
         keeps_gradients: bool = True,
         masters: bool = False,
+        pod: Pod | None = None,
     ) -> None:
+        self.pod = pod
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
-        trained = [field_of(name, item) for name, item in named.items() if item.requires_grad]
+        trained = [field_of(name, local_shard(item)) for name, item in named.items() if item.requires_grad]
         frozen = [field_of(name, item) for name, item in named.items() if not item.requires_grad]
         layout = plan_layout(trained, bucket_bytes, BLOCK if logical_workers else 1)
         self.device = next(item for item in named.values() if item.requires_grad).device
@@ -95,6 +107,7 @@ class Trainer:
         self._exact: ExactStep | None = None
         self._optimizers = optimizers
         self._foreach_steps = ForeachSteps()
+        self.has_masters = masters
         self._masters = MasterWeights() if masters and make_shards is None else None
         self._multi_step = multi_step
         self._depth = 0
@@ -109,10 +122,11 @@ class Trainer:
             self.buckets = PassingBuckets(layout, self.device)
         else:
             self.buckets = make_buckets(compression, layout, self.device, multi_step)
-        self._gradients = Gradients(named, self.buckets, clip_norm)
+        square_norm = None if pod is None else self._square_norm_of_pod
+        self._gradients = Gradients(named, self.buckets, clip_norm, square_norm)
         self.tables = tables_among(self._gradients.parameters)
         # Rows of a table leave with the backward pass that reaches it.
-        self._gathers = self.buckets.gathers and not self.tables
+        self._gathers = self.buckets.gathers and not self.tables and pod is None
         self.servers: PsBackend | None = None
         # Schedulers and scalers do not look at the parameters; an average of them does.
         blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
@@ -168,13 +182,15 @@ class Trainer:
             self._home,
             self.tables,
             optimizers,
-            ReplicaDigest(list(self._gradients.named.items())) if self._dense_here else None,
+            ReplicaDigest(list(self._gradients.named.items())) if self._dense_here and pod is None else None,
             None if self.shards is None else CopyDigest(self.shards),
+            pod,
         )
         self.reduction = self._reduction
         self.buckets.in_order = self.servers is None or not self.servers.takes_any_order
         # With several steps in a body each has other parameters; on servers the sums are theirs.
-        self.reduction.expects_unused = self.buckets.may_expect_unused and self._dense_here and not multi_step
+        at_once = self._dense_here and not multi_step and pod is None
+        self.reduction.expects_unused = self.buckets.may_expect_unused and at_once
         self.reduction.in_batches = lambda: self.servers is not None and self.servers.asynchronous
         self._reduced: Reduced | None = None
         self._clip_norm = clip_norm
@@ -187,9 +203,14 @@ class Trainer:
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if multi_step else ''}"
         agreed += "".join(f" {name}={rule}" for name, rule in sorted((rules or {}).items()))
+        if pod is not None:  # what all local ranks have alike
+            agreed += f" pods of {pod.shape}"
+            whole = [field_of(name, item) for name, item in named.items() if item.requires_grad]
+            layout = plan_layout(whole, bucket_bytes)
         self.layout_hash = layout_hash(layout, [*frozen, *self._buffers.fields], agreed)
         self._body: StepContext | None = None
         self._earlier: StepContext | None = None
+        self._shard_runs: dict[int, ShardRuns] = {}
         self._handles: list[Any] = []
         self._handles += self.buckets.watch(self._gradients.parameters, self._on_gradient)
         if multi_step:
@@ -200,7 +221,10 @@ class Trainer:
             optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._after_step)
         for part in models:
-            part.register_forward_pre_hook(Hook(lambda *_: self.transaction.check_alive()))
+            if pod is None:
+                part.register_forward_pre_hook(Hook(lambda *_: self.transaction.check_alive()))
+        if pod is not None and pod.shape.data_degree > 1:
+            weigh_gradients(models, self._weight_in_pod)
         synchronised = use_generation(model, lambda: BatchStatistics(self._reduction, self.transaction))
         self._repeated = RepeatedBackward(
             self._gradients.parameters,
@@ -249,6 +273,26 @@ class Trainer:
         if (remote := self.servers or self.shards) is not None:
             remote.settle()
         return self.whole_state.read(position, plan)
+
+    def shard_runs(self, tree: Mapping[str, Any], *, whole: bool = True) -> dict[int, ShardRuns]:
+        """Return which of a state's tensors are divided among the processes of the pod, and how.
+
+        Args:
+            tree: of the state, or its outline.
+            whole: its tensors have the shapes of the whole ones; otherwise, of this process's parts.
+
+        Returns:
+            The runs of each, by the id of the tree's tensor; none without a mesh.
+        """
+        if self.pod is None:
+            return {}
+        at, found = self.pod.shape.coordinate(self.pod.local_rank), {}
+        for tensor, parameter in self.whole_state.divided(tree, whole=whole):
+            if id(parameter) not in self._shard_runs:
+                apart = set(at) - set(lies_along(parameter))
+                self._shard_runs[id(parameter)] = runs_of(parameter, not any(at[name] for name in apart))
+            found[id(tensor)] = self._shard_runs[id(parameter)]
+        return found
 
     def take_snapshot(self, name: str, rank: int, writers: Collection[int]) -> Elsewhere | None:
         """Have the servers keep what they hold for a checkpoint, or copy the shards that are here.
@@ -305,7 +349,8 @@ class Trainer:
         self.transaction.begin()
         self._rollback.begin()
         self._gradients.begin()
-        self._repeated.begin()
+        if self.pod is None:
+            self._repeated.begin()
         (self._staged or self._here).begin()
         self._scalings.begin()
         self._depth = 0
@@ -336,6 +381,8 @@ class Trainer:
                 "report() after optimizer.step() in the same body comes too late, because values travel "
                 "with the gradients: call report() before optimizer.step(), or after the body"
             )
+        if self.pod is not None and self.transaction.phase is Phase.DROPPED:
+            return  # see [Note: pods]
         self.transaction.require_open("report()")
         body = self._running()
         body.note(values, body.assignment.batch.micro.current_weight)
@@ -412,6 +459,15 @@ class Trainer:
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         if self.transaction.phase is Phase.IDLE:
             return  # gradients outside of a step are the script's own affair
+        if self.pod is None:
+            self._take_gradient(index, parameter)
+            return
+        try:
+            self._take_gradient(index, parameter)
+        except Dropped:
+            parameter.grad = None  # see [Note: pods]
+
+    def _take_gradient(self, index: int, parameter: torch.Tensor) -> None:
         self.transaction.require_open("backward()")
         body = self._running()
         if body.reduced:
@@ -431,8 +487,17 @@ class Trainer:
             self._make_way()
         if gradient.requires_grad:
             gradient = gradient.detach()  # `backward(create_graph=True)`: a sum is no part of the graph
-        view = self.buckets.put(index, gradient, micro.scale, micro.index, last)
-        parameter.grad = view if last else None
+        scale = micro.scale
+        if self.pod is not None:
+            if self.buckets.has(index, micro.index):
+                raise UsageError(
+                    f"two backward() of one micro-batch reach {self._gradients.names[index]}, and with "
+                    "mesh() there can be one: add the losses up and call backward() once"
+                )
+            # Where fully_shard sums over the pod, it has weighed each process's gradients by samples.
+            gradient, scale = local_shard(gradient), 1.0 if self.pod.shape.data_degree > 1 else scale
+        view = self.buckets.put(index, gradient, scale, micro.index, last)
+        parameter.grad = (view if self.pod is None else self._gradients.views[index]) if last else None
         self._reduction.put_rows(index, micro.scale, last and not self.buckets.patient, micro.index)
         self._count_gradients(1)
         if last and not self.buckets.patient and self._gathers and micro.scale:
@@ -491,11 +556,57 @@ class Trainer:
             self._gradients.lay_out()
         if self._masters is not None:
             self._masters.begin(optimizer)
-        if self._dense_here or self.shards is not None:
+        if (self._dense_here or self.shards is not None) and self.pod is None:
             self._foreach_steps.begin(optimizer)
         return arguments
 
+    def _prepare_with_pod(self, pod: Pod, args: Any, kwargs: Any, optimizer: torch.optim.Optimizer) -> None:
+        """Commit the step in all processes of the pod, or drop it in all. Raise Dropped."""
+        body = self._running()
+        if closure_of(args, kwargs) is not None:
+            raise UsageError("optimizer.step(closure) cannot be together with mesh()")
+        number, reason = body.assignment.number, "another process of this pod could not finish the step"
+        try:
+            self.transaction.require_open("optimizer.step()")
+            self._complete(body)
+            self.transaction.vote()
+        except Dropped:
+            pod.commits(number, able=False)
+            raise
+        agreed = pod.commits(number, able=True)
+        self.transaction.decide(agreed, reason)
+        if not agreed:
+            self._reduction.failure = Failure(reason, [])
+            body.assignment.group.shut()
+            raise Dropped(reason)
+        self._cross(body)
+        self._gradients.clip_here(None, scale_of(optimizer))
+
+    def _weight_in_pod(self) -> float:
+        """Return what this process's gradients are multiplied by before the pod averages them."""
+        if self.pod is None or self._body is None:
+            return 1.0
+        return self._body.assignment.batch.micro.scale * self.pod.shape.data_degree
+
+    def _square_norm_of_pod(self, indices: Sequence[int]) -> torch.Tensor:
+        """Return the sum of squares over whole gradients, of which this process has parts; the processes of
+        the pod call it together.
+        """
+        assert self.pod is not None
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        by_count: dict[int, list[int]] = {}
+        for index in indices:
+            by_count.setdefault(shard_count(self._gradients.parameters[index]), []).append(index)
+        for count, chosen in sorted(by_count.items()):
+            # Each part lies in as many processes as there are more of them than parts.
+            square = self.buckets.square_norm(chosen).to(self.device)
+            total += square * (count / self.pod.processes)
+        return self.pod.total(total)
+
     def _prepare_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        if self.pod is not None:
+            self._prepare_with_pod(self.pod, args, kwargs, optimizer)
+            return None
         self.transaction.require_open("optimizer.step()")
         body = self._running()
         closure = closure_of(args, kwargs)

@@ -4,6 +4,8 @@ Where values come from other workers and the script reads them in the same body,
 come is undone: it goes from *stepping* to *dropped*.
 
 In exact mode a worker runs several bodies for one step: those before the last one are *open -> set aside*.
+Where the processes of a pod train one model together, a step is *open -> voted* before it is stepping or
+dropped, as all of them decide.
 
 The lock is held for decisions only. Two threads use it: the script's thread moves the step on, the thread of
 the coordinator's stream may drop it as long as it is open. A step that has begun to step is finished and
@@ -21,6 +23,7 @@ from springtide.errors import Dropped, PartDone, UsageError
 class Phase(enum.Enum):
     IDLE = "idle"
     OPEN = "open"
+    VOTED = "voted"
     STEPPING = "stepping"
     STEPPED = "stepped"
     DROPPED = "dropped"
@@ -77,6 +80,7 @@ class Transaction:
                 self._phase, self._reason = Phase.DROPPED, reason
             if self._phase in (Phase.IDLE, Phase.SET_ASIDE):
                 self._drop_next = reason
+            # One that has voted follows the pod's decision, whatever becomes of its generation.
             return self._phase in (Phase.DROPPED, Phase.IDLE, Phase.SET_ASIDE)
 
     def allow(self) -> None:
@@ -109,6 +113,26 @@ class Transaction:
             "batch.split() for micro-batches, and one `with springtide.step():` per batch. Several steps are "
             "declared as lists: distribute([model, ...], [optimizer, ...])"
         )
+
+    def vote(self) -> None:
+        """All reductions succeeded here: what the processes of the pod decide is what becomes of the step.
+
+        Raise Dropped if it has been dropped.
+        """
+        with self._lock:
+            if self._phase is Phase.DROPPED:
+                raise Dropped(self._reason)
+            self._phase = Phase.VOTED
+
+    def decide(self, agreed: bool, reason: str) -> None:
+        """Go the way that the pod has decided on.
+
+        Args:
+            agreed: all its processes commit.
+            reason: why the step is dropped otherwise.
+        """
+        with self._lock:
+            self._phase, self._reason = (Phase.STEPPING, "") if agreed else (Phase.DROPPED, reason)
 
     def start_stepping(self) -> None:
         """All reductions succeeded: the step cannot be dropped any more. Raise Dropped if it has been."""

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from springtide.comm.combine import Rule
 from springtide.embedding.handle import handle_of
 from springtide.errors import UsageError
+from springtide.pods.tensors import is_dtensor
 from springtide.sharding.pieces import check_elementwise
 from springtide.train_step.grad_scaler import enabled_among
 from springtide.train_step.sync_batch_norm import GenerationBatchNorm
@@ -51,6 +52,7 @@ def declare(
     consistency: str = "Synchronous",
     shard: str = "None",
     master_weights: Any = False,
+    has_mesh: bool = False,
 ) -> TrainerArguments:
     """Check the arguments of `distribute()`.
 
@@ -67,6 +69,8 @@ def declare(
         consistency: of the job's servers.
         shard: what workers hold a part of only.
         master_weights: as the script gave it.
+        has_mesh: the script has called `mesh()`, so that parameters may lie in parts in the processes of the
+            pod.
 
     Returns:
         Models and optimizers as lists, and the rules of buffers.
@@ -79,7 +83,7 @@ def declare(
     _check_models(models)
     _check_optimizers(optimizers, models)
     _check_tracked(tracked, clip_norm)
-    check_parameters(_named(models), in_job=in_job, exact=exact)
+    check_parameters(_named(models), in_job=in_job, exact=exact, has_mesh=has_mesh)
     if exact and compression != "None":
         raise UsageError(
             f"distribute(): exact sums and compression {compression} exclude each other: set "
@@ -160,6 +164,8 @@ def _spread_out(models: Sequence[torch.nn.Module]) -> None:
     Raise UsageError for a parameter that trains: torch's optimizers cannot step it.
     """
     for name, parameter in _named(models).items():
+        if is_dtensor(parameter):
+            continue
         if parameter.layout is torch.strided and overlaps_itself(parameter):
             if parameter.requires_grad:
                 raise UsageError(
@@ -253,13 +259,16 @@ def _rules(buffers: Any, exact: bool, consistency: str) -> dict[str, Rule]:
     return rules
 
 
-def check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: bool, exact: bool) -> None:
+def check_parameters(
+    parameters: Mapping[str, torch.nn.Parameter], *, in_job: bool, exact: bool, has_mesh: bool = False
+) -> None:
     """Check the parameters of the models.
 
     Args:
         parameters: by name.
         in_job: there are other workers.
         exact: sums are to be exact.
+        has_mesh: parameters may lie in parts in the processes of the pod.
 
     Raises:
         UsageError: one of them cannot be trained in a job; it is named.
@@ -271,6 +280,13 @@ def check_parameters(parameters: Mapping[str, torch.nn.Parameter], *, in_job: bo
             raise UsageError(
                 f"distribute(): parameter {name} has no shape yet: run one batch through the model before "
                 "distribute()"
+            )
+        if is_dtensor(parameter):
+            if has_mesh:
+                continue
+            raise UsageError(
+                f"distribute(): parameter {name} is divided among processes: call fully_shard and "
+                "parallelize_module with mesh=springtide.mesh()"
             )
         if type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided:
             raise UsageError(
