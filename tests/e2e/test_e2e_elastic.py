@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from e2e_cluster import OPERATOR_LABELS, OPERATOR_NAMESPACE, E2ECluster, until_operator_is_ready
-from e2e_jobs import TRAIN, RunningJob
+from e2e_jobs import TRAIN, RunningJob, left_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -25,6 +25,7 @@ def test_a_job_succeeds_and_proves_its_samples(e2e: E2ECluster, start: Start) ->
     assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
     assert status["restarts"]["failures"] == 0
     assert float(status["values"]["slope"]) == pytest.approx(3.0, abs=0.3)
+    assert not e2e.warnings(running.namespace), running.describe()
     table = e2e.kubectl("get", "stj", "succeeds", "-n", running.namespace)
     assert "Succeeded" in table.splitlines()[1]
     assert e2e.kubectl("wait", "--for=condition=Succeeded", "stj/succeeds", "-n", running.namespace)
@@ -150,23 +151,6 @@ def test_a_cordoned_and_drained_node_costs_no_sample(e2e: E2ECluster, start: Sta
     status = running.status()
     assert (status["data"]["repeated"], status["data"]["lost"], status["statesLost"]) == (0, 0, 0)
     assert status["restarts"]["total"] == 0  # they had left before the drain
-
-
-def left_of(e2e: E2ECluster, running: RunningJob) -> list[str]:
-    """Return what still carries the job's label."""
-    return [
-        f"{kind}/{item['metadata']['name']}"
-        for kind in ("pods", "services", "secrets")
-        for item in e2e.labelled(kind, running.namespace, f"springtide.dev/job={running.name}")
-    ]
-
-
-def test_a_deleted_job_takes_everything_with_it(e2e: E2ECluster, start: Start) -> None:
-    running = start("deleted", workers=1, epochs=100_000)
-    running.until_trains(1)
-    assert len(left_of(e2e, running)) >= 4  # worker, coordinator, service, secret
-    e2e.kubectl("delete", "stj", "deleted", "-n", running.namespace, "--timeout=60s")
-    e2e.until(120, "all that the job made to go", lambda: not left_of(e2e, running))
 
 
 def test_job_deleted_without_operator_takes_everything_along(e2e: E2ECluster, start: Start) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from e2e_cluster import E2ECluster, fresh_name
-from e2e_jobs import NEVER_INIT, TRAIN, RunningJob, job, script
+from e2e_jobs import NEVER_INIT, TRAIN, RunningJob, job, left_of, script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -14,10 +14,16 @@ Start = Callable[..., RunningJob]
 
 IMPORTS = "import time\nprint('imports', flush=True)\nwhile True:\n    time.sleep(0.1)\n    import torch\n"
 
+SHELL = ["sh", "-c", "cd /scripts && python /scripts/train.py; echo over"]
+
 SERVERS = {
     "strategy": {"type": "ParameterServer", "parameterServer": {"replication": 2}},
     "parameterServers": {"replicas": 2},
 }
+
+
+def namespaces(e2e: E2ECluster) -> set[str]:
+    return {item["metadata"]["name"] for item in e2e.read("/api/v1/namespaces")["items"]}
 
 
 def delete(running: RunningJob) -> None:
@@ -28,10 +34,13 @@ def delete(running: RunningJob) -> None:
 def test_pods_of_a_deleted_job_are_gone_within_10_s(
     e2e: E2ECluster, start: Start, spec: dict[str, object]
 ) -> None:
+    """A server that is told to end serves on for the workers' sake, but not for a deleted job's."""
     running = start("training", workers=2, epochs=100_000, **spec)
     running.until_trains(2)
+    assert {line.partition("/")[0] for line in left_of(e2e, running)} == {"pods", "services", "secrets"}
     delete(running)
     running.seconds_until_gone(e2e.gone_within)
+    e2e.until(120, "all that the job made to go", lambda: not left_of(e2e, running))
 
 
 @pytest.mark.parametrize(("code", "says"), [(NEVER_INIT, "(reads) a large file"), (IMPORTS, "(imports)")])
@@ -46,12 +55,18 @@ def test_pods_that_never_called_init_are_gone_within_10_s(
 
 def test_pods_of_a_deleted_namespace_are_gone_within_10_s(e2e: E2ECluster) -> None:
     with e2e.namespace(fresh_name()) as namespace:
-        wanted = job("swept", e2e.image, workers=2, epochs=100_000)
+        # One trains, and the other has not begun; both are behind a shell that forwards nothing.
+        wanted = job("swept", e2e.image, command=SHELL, epochs=100_000)
+        silent = job("silent", e2e.image, command=SHELL)
         e2e.apply(script("swept", TRAIN), wanted, namespace=namespace)
-        running = RunningJob(e2e, namespace, "swept")
-        running.until_trains(2)
+        e2e.apply(script("silent", NEVER_INIT), silent, namespace=namespace)
+        running, early = (RunningJob(e2e, namespace, name) for name in ("swept", "silent"))
+        running.until_trains(1)
+        early.until_said("silent-worker-0-0", "(reads) a large file")
         e2e.kubectl("delete", "namespace", namespace, "--wait=false")
         running.seconds_until_gone(e2e.gone_within)
+        early.seconds_until_gone(e2e.gone_within)
+        e2e.until(60, "the namespace to go", lambda: namespace not in namespaces(e2e))
 
 
 def test_pods_ended_by_scaling_or_suspension_are_gone_in_10_s(e2e: E2ECluster, start: Start) -> None:

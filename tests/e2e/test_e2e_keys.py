@@ -50,9 +50,9 @@ def begun(running: RunningJob) -> set[tuple[str, int]]:
     }
 
 
-@pytest.mark.parametrize("tls", [False, True])
-def test_root_key_is_replaced_while_a_job_trains(e2e: E2ECluster, start: Start, tls: bool) -> None:
-    running = start("keyed", workers=2, epochs=100_000, security={"tls": tls})
+def test_root_key_is_replaced_while_a_job_trains(e2e: E2ECluster, start: Start) -> None:
+    """Replace it under a job with certificates; `test_user_gives_a_job_another_key` has one without."""
+    running = start("keyed", workers=2, epochs=100_000, security={"tls": True})
     running.until_trains(2)
     before, workers = key_of(running), begun(running)
     generation = running.status()["generation"]

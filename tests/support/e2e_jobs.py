@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from e2e_cluster import E2ECluster, RefusedError
+from uncompiled import uncompiled
 
 from springtide_kube.errors import ApiRefusal
 
@@ -17,8 +18,8 @@ Object = dict[str, Any]
 
 # Trains a line through points that lie on one; says a step every quarter of a second, so that its log shows
 # that it goes on. A step takes as many seconds as the ConfigMap's `pace` says at the moment; without it 10 ms
-# or, in a job that is to last, 50 ms: it trains while others, which use the same processors, are waited for.
-TRAIN = """
+# or, in a job that is to last, 100 ms: it trains while others, which use the same processors, are waited for.
+TRAIN = uncompiled("""
 import os, time
 import torch
 import springtide
@@ -30,7 +31,7 @@ model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer = springtide.distribute(model, optimizer)
 epochs = int(os.environ["EPOCHS"])
-usual = 0.05 if epochs >= 10_000 else 0.01
+usual = 0.1 if epochs >= 10_000 else 0.01
 
 
 def pace():
@@ -53,7 +54,7 @@ for step, batch in enumerate(springtide.batches((x, 3 * x + 1), batch_size=16, e
     if step % max(1, round(0.25 / max(seconds, 0.01))) == 0:
         print(f"step {step} of {springtide.world_size()} workers", flush=True)
 springtide.report(slope=model.weight.item())
-"""
+""")
 
 NEVER_INIT = "import threading\nprint('reads a large file', flush=True)\nthreading.Event().wait()\n"
 
@@ -229,3 +230,17 @@ class RunningJob:
             except RefusedError as error:
                 parts.append(str(error))
         return "\n".join(parts)
+
+
+def left_of(e2e: E2ECluster, running: RunningJob) -> list[str]:
+    """Return what still carries a job's label, as kind/name.
+
+    Args:
+        e2e: the cluster.
+        running: the job.
+    """
+    return [
+        f"{kind}/{item['metadata']['name']}"
+        for kind in ("pods", "services", "secrets")
+        for item in e2e.labelled(kind, running.namespace, f"springtide.dev/job={running.name}")
+    ]

@@ -19,6 +19,7 @@ import standstill
 from springtide.coordination import outcome
 
 LONG_SECONDS = 0.5  # a wait that makes steps slow
+START_SECONDS = 180.0  # of a zygote: on a machine with much to do its imports of 5 s take a minute
 READY, FORMED = "(STANDBY: ready to train)", "springtide INFO generation "  # lines of a worker's log
 ROOTS = [str(Path(__file__).parents[2] / root) for root in ("protocol", "operator", "worker", "ps")]
 _ZYGOTE = Path(__file__).with_name("worker_zygote.py")
@@ -53,8 +54,8 @@ class Zygote:
             before = len(self._made)
             self._process.stdin.write(json.dumps({"env": env, "argv": argv, "log": str(log)}) + "\n")
             self._process.stdin.flush()
-            if not self._changed.wait_for(lambda: len(self._made) > before, 60):
-                raise TimeoutError("the zygote did not make a process in 60 s")
+            if not self._changed.wait_for(lambda: len(self._made) > before, START_SECONDS):
+                raise TimeoutError(f"the zygote did not make a process in {START_SECONDS:g} s")
             return self._made[-1]
 
     def code(self, pid: int) -> int | None:
@@ -73,7 +74,7 @@ class Zygote:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(20)
+        self._process.wait(START_SECONDS)
         self._reader.join(5)
         self._process.stdout.close()
 

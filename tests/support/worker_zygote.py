@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -24,6 +25,25 @@ import torch
 import torch._dynamo  # the first optimizer of a process would import it, for seconds
 
 import springtide.api  # noqa: F401 (imported once for all children)
+
+# What children would each import for half of their processor time: coordinators, servers, and scripts.
+PROGRAMS = (
+    "grpc.aio",
+    "grpc._channel",
+    "springtide_coordinator.logs",
+    "springtide_coordinator.service",
+    "springtide_ps.server.metrics",
+    "springtide_ps.server.registration",
+    "springtide_ps.server.server",
+    "springtide_ps.server.settings",
+    "springtide.embedding.modules",
+    "springtide.embedding.unmanaged",
+    "torch.optim.swa_utils",
+    "torch.profiler",
+)
+for program in PROGRAMS:
+    with contextlib.suppress(ModuleNotFoundError):  # an earlier release may have it elsewhere
+        importlib.import_module(program)
 
 
 def _reap(children: set[int]) -> None:

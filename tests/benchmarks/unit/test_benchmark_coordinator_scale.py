@@ -9,6 +9,17 @@ import pytest
 from benchmarks import coordinator_scale
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the time of no large state machine: a millisecond for each member."""
+    monkeypatch.setattr(coordinator_scale, "state_machine_seconds", lambda size: size / 1000)
+
+
+def test_state_machine_of_a_generation_takes_its_time() -> None:
+    assert 0 < coordinator_scale.state_machine_seconds(64) < 10
+
+
+@pytest.mark.usefixtures("quick")
 def test_figures_stand_under_their_keys() -> None:
     changes = {"256": 0.3, "512": 0.6}
     result = coordinator_scale.report(changes, {}, {"idle": 0.02, "training": 0.1}, {})
@@ -18,7 +29,7 @@ def test_figures_stand_under_their_keys() -> None:
     assert result["training_cpu_fraction"] == 0.1
     large = result["of_8000"]
     assert large["calculated_seconds"] == pytest.approx(0.6 * 8000 / 512), "twice as much at twice the size"
-    assert large["state_machine_seconds"] > 0
+    assert large["state_machine_seconds"] == 8.0
     assert large["store_bytes"] == 8000 * (154 + 8 * 8000) > large["store_limit"]
 
 
@@ -27,6 +38,7 @@ def test_what_grows_with_the_square_is_calculated_so() -> None:
     assert coordinator_scale.calculated_seconds(1.0, 3.0, 1024) == pytest.approx(10.0)
 
 
+@pytest.mark.usefixtures("quick")
 def test_too_few_descriptors_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_scale, "raise_descriptor_limit", lambda: 300)
     result = asyncio.run(coordinator_scale.measure((512,), 1, 0.1))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from uncompiled import uncompiled
 
 from springtide_local.cluster import Cluster
 
@@ -32,7 +33,7 @@ spec:
           command: [python, {script}]
 """
 
-TRAIN = """
+TRAIN = uncompiled("""
 import springtide, torch
 springtide.init()
 model = torch.nn.Linear(3, 1)
@@ -43,7 +44,7 @@ for x, y in springtide.batches((torch.randn(40, 3), torch.randn(40, 1)), batch_s
         optimizer.step()
         optimizer.zero_grad()
 print("the script's last line")
-"""
+""")
 
 
 @pytest.fixture

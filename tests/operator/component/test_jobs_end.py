@@ -1,5 +1,6 @@
 """Pods that are to go are gone soon, whatever their command is and does: on an idle cluster within ten
 seconds. Here, where other tests run beside, within a third of the grace period that Kubernetes gives them.
+Those of a deleted namespace and of a job with servers are among the end-to-end tests (`test_e2e_gone`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from e2e_cluster import (
 )
 from e2e_jobs import TRAIN, RunningJob, job, script
 from required import require_tool
-
-from springtide_kube.errors import ApiRefusal
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -152,16 +151,6 @@ def test_pods_of_a_deleted_job_that_trains_are_gone(system: E2ECluster, start: S
             assert log().count("SIGTERM: leaving") <= 1, log()
 
 
-def test_pods_of_a_deleted_job_with_servers_are_gone(system: E2ECluster, start: Start) -> None:
-    """A server that is told to end serves on for the workers' sake, but not for a deleted job's."""
-    spec = {"strategy": {"type": "ParameterServer"}, "parameterServers": {"replicas": 1}}
-    one = start("served", TRAIN, pace="0.1", **spec)
-    one.until_trains(1)
-    begun = time.monotonic()
-    system.kubectl("delete", "stj/served", "-n", one.namespace, "--wait=false")
-    until_gone("pods of a deleted job with servers to go", begun, one)
-
-
 def test_pods_are_gone_when_the_coordinator_went_first(
     system: E2ECluster, start: Start, tmp_path: Path
 ) -> None:
@@ -185,25 +174,6 @@ def test_pods_of_a_deleted_job_that_never_began_are_gone(system: E2ECluster, sta
     begun = time.monotonic()
     system.kubectl("delete", "stj", "--all", "-n", jobs[0].namespace, "--wait=false")
     until_gone("pods of deleted jobs that never began to go", begun, *jobs)
-
-
-def test_pods_of_a_deleted_namespace_are_gone(system: E2ECluster, start: Start) -> None:
-    jobs = [start("p"), start("s", command=SHELL), start("t", TRAIN, SHELL, pace="0.1")]
-    jobs[-1].until_trains(1)
-    for one in jobs[:-1]:
-        until_started(one)
-    begun = time.monotonic()
-    system.kubectl("delete", "namespace", jobs[0].namespace, "--wait=false")
-    until_gone("pods of a deleted namespace to go", begun, *jobs)
-
-    def gone() -> bool:
-        try:
-            system.api.request("GET", f"/api/v1/namespaces/{jobs[0].namespace}")
-        except ApiRefusal as error:
-            return "not found" in str(error)
-        return False
-
-    system.until(LIMIT / system.slow, "the namespace to go", gone)
 
 
 def test_starting_workers_that_are_given_back_are_gone(start: Start) -> None:

@@ -1,7 +1,7 @@
 """The installed operator, two of it, on an embedded cluster on which everything goes wrong: drained nodes,
 lost nodes, operators that die and that stop for longer than their lease, and all of it at random.
 
-SPRINGTIDE_CHAOS_SECONDS: how long the random part lasts (60). SPRINGTIDE_CHAOS_SEED: its seed. Seeds that
+SPRINGTIDE_CHAOS_SECONDS: how long the random part lasts (25). SPRINGTIDE_CHAOS_SEED: its seed. Seeds that
 once found something are kept in tests/support/operator_chaos_seeds.txt, and come first.
 """
 
@@ -25,7 +25,7 @@ from operator_journal import Journal, Seen, Watcher
 from springtide_local.cluster import Cluster
 from springtide_operator.plan.values import parse_time
 
-SECONDS = float(os.environ.get("SPRINGTIDE_CHAOS_SECONDS") or 60)
+SECONDS = float(os.environ.get("SPRINGTIDE_CHAOS_SECONDS") or 25)
 SEEDS = Path(__file__).resolve().parents[2] / "support" / "operator_chaos_seeds.txt"
 PATIENCE = 120.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -491,13 +492,19 @@ def live(seed: int, events: int = 14) -> Day:
     return day
 
 
+@functools.cache
+def lived(seed: int) -> Day:
+    """Live a day with all rules in force, once."""
+    return live(seed)
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_no_pod_is_deleted_that_was_reported_alive(seed: int) -> None:
-    live(seed)
+    lived(seed)
 
 
 def test_random_days_have_losses_and_brakes() -> None:
-    days = [live(seed) for seed in range(4, 8)]
+    days = [lived(seed) for seed in range(4, 8)]
     assert sum(day.kinds["NodeLost"] for day in days) >= 6
     assert sum(day.held_rounds for day in days) >= 50
 

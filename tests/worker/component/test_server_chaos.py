@@ -20,7 +20,7 @@ from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 from worker_results import check_equal
 
-SECONDS = seconds(60)
+SECONDS = seconds(25)
 SEEDS = Path(__file__).resolve().parents[2] / "support" / "server_chaos_seeds.txt"
 
 pytestmark = pytest.mark.timeout(int(600 + 2 * SECONDS))

@@ -21,7 +21,7 @@ SEEDS = Path(__file__).resolve().parents[2] / "support" / "worker_chaos_seeds.tx
 SAVING_SEEDS = SEEDS.with_name("checkpoint_chaos_seeds.txt")
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 14, "pace": 0.015, "split": 2}
 
-pytestmark = pytest.mark.timeout(int(600 + 2 * seconds(45)))
+pytestmark = pytest.mark.timeout(int(600 + 2 * seconds(20)))
 
 
 def test_survivors_of_any_faults_have_the_undisturbed_numbers(
@@ -35,7 +35,7 @@ def test_survivors_of_any_faults_have_the_undisturbed_numbers(
         cluster = WorkerCluster(zygote, folder, OPTIONS | {"same_start": early})
         return survive(Chaos(cluster, seed), reference, early=early)
 
-    each_seed(SEEDS, seconds(45), one)
+    each_seed(SEEDS, seconds(20), one)
 
 
 def test_all_lost_last_whole_checkpoint_gives_the_same_numbers(
