@@ -59,6 +59,12 @@ def test_known_state_is_what_real_optimizers_keep(
         assert known == measured_state_bytes(optimizer), (kind, options)
 
 
+def test_masters_are_state_and_the_rest_is_float32_then() -> None:
+    half, whole = parameters(torch.bfloat16)[0], parameters()[1]
+    optimizer = torch.optim.AdamW([half, whole])
+    assert known_state_bytes(optimizer, masters=True) == 12 * half.numel() + 8 * whole.numel()
+
+
 def test_other_optimizers_are_not_known() -> None:
     assert known_state_bytes(Counting(parameters())) is None
     assert known_state_bytes(torch.optim.Adafactor(parameters())) is None
