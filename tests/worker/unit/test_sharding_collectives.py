@@ -24,7 +24,7 @@ from springtide.sharding.collectives import (
     Memory,
     Outgoing,
     Part,
-    cut,
+    chunks_of,
     merged,
     most_under_way,
     route,
@@ -386,7 +386,7 @@ def test_chunks_have_equal_parts_of_all_owners(sizes: list[int], size: int, most
         parts.append((number, at, at + elements))
         at += elements
     owners = [draw.randrange(size) for _ in sizes]
-    chunks = cut(parts, owners, most)
+    chunks = chunks_of(parts, owners, most)
     assert all(list(chunk) == sorted(chunk, key=lambda part: part[1]) for chunk in chunks)
     there = sorted((start, stop, number) for chunk in chunks for number, start, stop in chunk)
     assert [stop for _, stop, _ in there[:-1]] == [start for start, _, _ in there[1:]]

@@ -80,7 +80,7 @@ class Loose:
     is_own: bool
 
 
-class Gathered:
+class BucketSource:
     """A bucket's gradients: small ones in memory of the bucket's, large ones each by itself."""
 
     def __init__(self, runs: tuple[Run, ...], flat: torch.Tensor, loose: dict[int, Loose]) -> None:
@@ -178,13 +178,13 @@ class PassingBuckets(Buckets):
             self._free = [memory for memory in self._free if memory.data_ptr() in self._used_memory]
         self._used_memory = {memory.data_ptr() for memory in self._memory.values()}
 
-    def source(self, bucket: int) -> Gathered:
+    def source(self, bucket: int) -> BucketSource:
         """Return the gradients of a bucket that is being sent.
 
         Args:
             bucket: Its number.
         """
-        return Gathered(self._runs[bucket], self._flats[bucket], self._loose)
+        return BucketSource(self._runs[bucket], self._flats[bucket], self._loose)
 
     def _make_room(self, bucket: int) -> None:
         """Take memory for the small gradients of a bucket that has none."""

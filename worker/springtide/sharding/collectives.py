@@ -126,7 +126,7 @@ def route(parts: Sequence[Part], rank: int, size: int, ways: Ways) -> Route:
     return Route(tuple(map(merged, sent)), tuple(map(merged, received)), used)
 
 
-def cut(parts: Sequence[Part], owners: Sequence[int], most: int) -> list[tuple[Part, ...]]:
+def chunks_of(parts: Sequence[Part], owners: Sequence[int], most: int) -> list[tuple[Part, ...]]:
     """Cut a bucket into chunks, so that each has an equal part of what every member owns of it. PURE.
 
     Args:
@@ -483,7 +483,7 @@ class Exchanges:
         self._chunks = [
             [
                 _chunk(bucket, parts, assigned, group, flat.element_size())
-                for parts in cut(
+                for parts in chunks_of(
                     by_bucket[bucket],
                     assigned.owners,
                     int(self._most_gradients / _AT_A_TIME / share / flat.element_size()),
