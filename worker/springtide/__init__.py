@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         rank,
         report,
         retry,
+        set_total_steps,
         step,
         world_size,
     )
@@ -63,6 +64,7 @@ __all__ = [
     "rank_zero_only",
     "report",
     "retry",
+    "set_total_steps",
     "step",
     "world_size",
 ]

@@ -22,6 +22,7 @@ from springtide_operator.plan import (
     outdated,
     problems,
     progress,
+    remaining,
     restarts,
     rules,
     security,
@@ -189,6 +190,7 @@ def _status(
     numbers = progress.numbers(report, old, {pod.name: pod.node for pod in observation.workers})
     if not truths[reasons.RUNNING].true and "samplesPerSecond" in numbers:
         numbers["samplesPerSecond"] = "0"
+    numbers = remaining.with_estimate(numbers, report, old, now, trains=truths[reasons.RUNNING].true)
     started = truths[reasons.RUNNING].true or bool(old.get("generation"))
     active = {} if job.halted else {"startTime": old.get("startTime") or timestamp(now)}
     sized = {key: job.status[key] for key in (elasticity.STATUS,) if key in job.status}
@@ -343,6 +345,7 @@ def _end(
     numbers = progress.numbers(report, old)
     if outcome.finished is not None:
         numbers = progress.final(outcome.finished, numbers)
+    numbers = remaining.at_the_end(numbers, outcome.succeeded)
     final = reasons.SUCCEEDED if outcome.succeeded else reasons.FAILED
     status = {
         **numbers,
