@@ -43,7 +43,10 @@ class KeyStatus(ApiModel):
 class Condition(ApiModel):
     """One aspect of the job's state."""
 
-    type: Short = Field(description="Running, Rescaling, Degraded, Suspended, Succeeded or Failed.")
+    type: Short = Field(
+        description="Running, Rescaling, Degraded, Suspended, Succeeded or Failed; and for tools Ready,"
+        " Reconciling and Stalled."
+    )
     status: Short = Field(
         description="True, False or Unknown.", json_schema_extra={"enum": ["True", "False", "Unknown"]}
     )
@@ -320,7 +323,8 @@ class TrainingJobStatus(ApiModel):
     conditions: list[Condition] | None = Field(
         default=None,
         max_length=16,
-        description="Running, Rescaling, Degraded, Suspended; Succeeded or Failed at the end.",
+        description="Running, Rescaling, Degraded, Suspended; Succeeded or Failed at the end. Ready,"
+        " Reconciling and Stalled follow from them, for tools that roll manifests out.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     workers: WorkersStatus | None = Field(default=None, description="Counts of worker pods.")

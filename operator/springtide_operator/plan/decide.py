@@ -22,6 +22,7 @@ from springtide_operator.plan import (
     outdated,
     problems,
     progress,
+    readiness,
     remaining,
     restarts,
     rules,
@@ -109,7 +110,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     actions += cleanup.ended_pods(observation, ledger)
     actions += nodes.force(job, observation, now)
     events += nodes.events(actions)
-    truths = _truths(job, observation, ledger, now)
+    truths = readiness.with_readiness(_truths(job, observation, ledger, now), observation)
     status = _status(job, observation, ledger, truths, now)
     events += _changes(old, status, observation)
     later = [refusal.retry_at for refusal in observation.refusals.values()]
@@ -146,9 +147,9 @@ def invalid(
         reason: of the conditions.
     """
     text = text[:4096]
-    truths = {reasons.DEGRADED: Truth(True, reason, text)}
+    truths = {reasons.DEGRADED: Truth(True, reason, text), **readiness.stalled(reason, text)}
     others = [
-        condition for condition in status.get("conditions") or [] if condition.get("type") != reasons.DEGRADED
+        condition for condition in status.get("conditions") or [] if condition.get("type") not in truths
     ]
     written = conditions.write(truths, status, generation, now)
     new = {**status, "message": text, "observedGeneration": generation, "conditions": others + written}
@@ -340,7 +341,7 @@ def _end(
 ) -> Plan:
     """The round in which the job ends: status says so first; clean-up begins with it."""
     old = job.status
-    truths = conditions.at_the_end(outcome)
+    truths = readiness.with_readiness(conditions.at_the_end(outcome), observation)
     report = observation.report_of(ledger.incarnation)
     numbers = progress.numbers(report, old)
     if outcome.finished is not None:
