@@ -28,9 +28,9 @@ def test_several_loops_are_planned_only_where_the_script_says(
 ) -> None:
     cluster = new_cluster({"loops": 3, "says": False}, script=SCRIPT)
     cluster.start(2)
-    cluster.until(lambda: planned(cluster) == 4, "the steps of the first loop")
+    cluster.until(lambda: planned(cluster) == 4, "the steps of the first loop", stop_at=1)
     cluster.until_step(5)
-    cluster.until(lambda: planned(cluster) == 0, "nobody to know how many loops come")
+    cluster.until(lambda: planned(cluster) == 0, "nobody to know how many loops come", stop_at=5)
     cluster.until_done()
     assert planned(cluster) == 0
 
