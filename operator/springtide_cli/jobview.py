@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 Object = dict[str, Any]
@@ -33,6 +34,8 @@ class JobView:
     servers: str  # ready and wanted; "" for a job without
     generation: int | None
     step: int | None
+    percent: int | None  # of the job's steps that are done
+    ends_at: datetime | None  # an estimate; with a time zone
     samples_per_second: str
     goodput: str
     restarts: int
@@ -51,6 +54,14 @@ class JobView:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _time(value: Any) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(str(value or ""))
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def view(job: Object) -> JobView:
@@ -78,6 +89,8 @@ def view(job: Object) -> JobView:
         servers=str((status.get("parameterServers") or {}).get("summary") or ""),
         generation=_number(status.get("generation")),
         step=_number(status.get("step")),
+        percent=_number(status.get("progress")),
+        ends_at=_time(status.get("estimatedCompletionTime")),
         samples_per_second=str(status.get("samplesPerSecond") or ""),
         goodput=str(status.get("goodput") or ""),
         restarts=_number((status.get("restarts") or {}).get("total")) or 0,
@@ -100,11 +113,21 @@ def _memory(memory: Object) -> str:
     return f"{text}; {memory.get('perWorkerAtMinReplicas', '?')} where minReplicas are left"
 
 
+def done(job: JobView) -> str:
+    """How much of the job is done, and when the rest is expected to be; empty where nobody knows its end."""
+    if job.percent is None:
+        return ""
+    text = f"{job.percent} % done"
+    return text if job.ends_at is None else f"{text}, the rest by about {job.ends_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def progress(job: JobView) -> str:
     """One line of numbers; empty before there are any."""
     parts = []
     if job.step is not None:
         parts.append(f"step {job.step}")
+    if job.percent is not None:
+        parts.append(done(job))
     if job.epoch:
         parts.append(f"epoch {job.epoch}")
     if job.workers:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from springtide_cli.completing import COMPLETE, Shell, enable, job_names
+
 app = typer.Typer(
     name="springtide",
     help="Elastic PyTorch training on Kubernetes: jobs that grow, shrink and survive.",
@@ -46,6 +48,22 @@ def _root(
     pass
 
 
+Name = Annotated[str, typer.Argument(help="Name of a TrainingJob.", autocompletion=job_names)]
+
+
+@app.command()
+def completion(
+    shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.")],
+) -> None:
+    """Print what makes a shell complete `springtide`: commands, options, and names of jobs in the cluster.
+
+    bash, zsh: source <(springtide completion bash). fish: springtide completion fish | source.
+    """
+    from typer._completion_shared import get_completion_script
+
+    typer.echo(get_completion_script(prog_name="springtide", complete_var=COMPLETE, shell=shell.value))
+
+
 @app.command()
 def run(
     manifest: Annotated[str, typer.Argument(help="A YAML file with one TrainingJob; - for standard input.")],
@@ -80,7 +98,7 @@ def run(
 
 @app.command()
 def follow(
-    name: Annotated[str, typer.Argument(help="Name of a TrainingJob.")],
+    name: Name,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     namespace: Namespace = None,
@@ -99,7 +117,7 @@ def follow(
 
 @app.command()
 def audit(
-    name: Annotated[str, typer.Argument(help="Name of a TrainingJob.")],
+    name: Name,
     samples: Annotated[
         int | None,
         typer.Option(min=1, help="Samples of one pass, in jobs of one loop: checks totals too."),
@@ -160,7 +178,7 @@ def local(context: typer.Context) -> None:
             f"springtide local needs the extra [local]: {error}. pip install 'springtide[local]'", err=True
         )
         raise typer.Exit(2) from error
-    cluster(args=context.args, prog_name="springtide local")
+    cluster(args=context.args, prog_name=context.command_path)
 
 
 @app.command(
@@ -190,7 +208,7 @@ def checkpoint(context: typer.Context) -> None:
     """Checkpoints on storage: list, verify, export."""
     from springtide_cli.checkpoints import app as checkpoints
 
-    checkpoints(args=context.args, prog_name="springtide checkpoint")
+    checkpoints(args=context.args, prog_name=context.command_path)
 
 
 def _console() -> Any:
@@ -199,13 +217,19 @@ def _console() -> Any:
     return Console()
 
 
-def main() -> None:
+def main(program: str = "springtide") -> None:
+    """Run the command line; exits the process.
+
+    Args:
+        program: what it is called in usage lines.
+    """
     if sys.argv[1:2] == ["launch"]:
         # Untouched: what follows -- is another program's.
         from springtide.launch.main import main as launcher
 
         sys.exit(launcher(sys.argv[2:]))
-    app()
+    enable()
+    app(prog_name=program, complete_var=COMPLETE)
 
 
 if __name__ == "__main__":

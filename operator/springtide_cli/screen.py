@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from springtide_cli.jobview import JobView
+from springtide_cli.jobview import JobView, done
 from springtide_cli.story import Line, Tone
 
 STYLES = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.BAD: "red", Tone.QUIET: "bright_black"}
@@ -127,6 +127,7 @@ def facts(job: JobView) -> list[tuple[str, str]]:
         ("workers", _workers(job)),
         ("servers", f"{job.servers} ready" if job.servers else ""),
         ("step", step),
+        ("", done(job)),
         ("generation", "" if job.generation is None else str(job.generation)),
         ("samples/s", job.samples_per_second),
         ("goodput", job.goodput),

@@ -11,6 +11,7 @@ from typing import Any
 from springtide_cli import watch
 from springtide_cli.errors import FAILED, SUCCEEDED
 from springtide_cli.jobview import Condition, JobView, progress, view
+from springtide_operator.api import reasons
 
 Object = dict[str, Any]
 
@@ -159,6 +160,8 @@ def _changes(before: JobView | None, now: JobView, announced: frozenset[str]) ->
     lines = []
     old_conditions = before.conditions if before else {}
     for name, condition in now.conditions.items():
+        if name in reasons.READINESS:
+            continue  # said by the others already
         line = _condition(name, old_conditions.get(name), condition)
         if line is not None and condition.message not in announced:
             lines.append(line)

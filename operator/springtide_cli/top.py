@@ -57,7 +57,7 @@ class Top:
         pods, events = await asyncio.gather(self._pods(), self._events())
         found = await asyncio.gather(*(self._numbers(pod) for pod in pods.values()))
         return Look(
-            topview.rows(jobs, dict(zip(pods, found, strict=True))),
+            topview.rows(jobs, dict(zip(pods, found, strict=True)), self._now()),
             topview.event_lines(events, self._now()),
         )
 

@@ -24,6 +24,8 @@ HEADINGS = (
     "PS",
     "GEN",
     "STEP",
+    "DONE",
+    "LEFT",
     "STEP TIME",
     "SAMPLES/S",
     "GOODPUT",
@@ -51,11 +53,14 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job, with numbers where its coordinator was reached; `trouble` says why not."""
+    """A job, with numbers where its coordinator was reached; `trouble` says why not. left: until its end, as
+    it is estimated, for people.
+    """
 
     job: JobView
     numbers: Numbers | None = None
     trouble: str = ""
+    left: str = ""
 
 
 def numbers(values: Mapping[str, float]) -> Numbers:
@@ -75,20 +80,25 @@ def numbers(values: Mapping[str, float]) -> Numbers:
     )
 
 
-def rows(jobs: Sequence[Object], found: Mapping[str, Numbers | str]) -> list[Row]:
+def rows(
+    jobs: Sequence[Object], found: Mapping[str, Numbers | str], now: datetime | None = None
+) -> list[Row]:
     """Return a row for each job: running ones first, then by namespace and name.
 
     Args:
         jobs: the TrainingJobs.
         found: by uid: numbers, or why there are none.
+        now: with a time zone; None: by the clock.
     """
     result = []
+    now = now or datetime.now(UTC)
     for job in map(view, jobs):
         answer = found.get(job.uid)
+        left = "" if job.ends_at is None else _age((job.ends_at - now).total_seconds())
         if isinstance(answer, Numbers):
-            result.append(Row(job, answer))
+            result.append(Row(job, answer, left=left))
         else:
-            result.append(Row(job, trouble=answer or ""))
+            result.append(Row(job, trouble=answer or "", left=left))
     rank = {state: number for number, state in enumerate(ORDER)}
     return sorted(result, key=lambda r: (rank.get(r.job.state, len(ORDER)), r.job.namespace, r.job.name))
 
@@ -109,6 +119,8 @@ def cells(row: Row) -> tuple[str, ...]:
             job.servers,
             _text(fresh.generation if fresh.generation is not None else job.generation),
             _text(fresh.step if fresh.step is not None else job.step),
+            "" if job.percent is None else f"{job.percent} %",
+            row.left,
             _duration(fresh.step_seconds),
             samples,
             job.goodput if fresh.goodput is None else f"{fresh.goodput:.3f}",

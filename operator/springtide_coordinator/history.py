@@ -86,7 +86,7 @@ class History:
     generations: list[GenerationSeen] = field(default_factory=list)
     steps_total: int = 0
     samples_total: int = 0
-    total_steps: int = 0
+    planned_steps: int = 0  # that the job has committed at its end; 0: nobody knows
     recoveries: Counter[str] = field(default_factory=Counter)
     recovery_buckets: list[int] = field(default_factory=lambda: [0] * (len(RECOVERY_BUCKETS) + 1))
     recovery_seconds: float = 0.0
@@ -172,6 +172,22 @@ class History:
             self._productive_base = min(self._productive_base, productive_seconds)
         if len(self.commits) > KEPT_COMMITS + KEPT_COMMITS // 10:
             del self.commits[:-KEPT_COMMITS]
+
+    def plan(self, job_steps: int, loop_steps: int, stage: int) -> None:
+        """Note how many steps the job has at its end, as far as anybody knows.
+
+        A script that has said nothing may have more loops than the running one. The first loop is taken for
+        the only one, as it mostly is; from the second one on nobody knows which is the last.
+
+        Args:
+            job_steps: of the whole job, as the script has said; 0: it has not.
+            loop_steps: of the running training loop; 0: there is none, or it has no end.
+            stage: of the newest committed step: the number of its loop, from 0.
+        """
+        if job_steps or stage:
+            self.planned_steps = job_steps
+        elif loop_steps:
+            self.planned_steps = loop_steps
 
     def _add(self, commit: Commit) -> bool:
         step = commit.state.step

@@ -39,6 +39,7 @@ from springtide_coordinator.reported import Latest, Names
 from springtide_coordinator.settings import Options
 from springtide_coordinator.slowness import Slow, Slowness
 from springtide_coordinator.stall import Motion
+from springtide_coordinator.step_rate import StepRate
 from springtide_coordinator.storage import Storage
 from springtide_coordinator.streams import Stream
 from springtide_coordinator.transfers import Transfers
@@ -104,6 +105,7 @@ class Hub:
         self.slowness = Slowness()
         self.motion = Motion()
         self.rates = Rates()
+        self.step_rate = StepRate()
         self.hang_seconds = 0.0  # the operator's limit; 0: not told
         self.rendezvous = Rendezvous()
         self.transfers = Transfers()
@@ -357,9 +359,9 @@ class Hub:
                 self.slowness.keep([member.id for member in effect.start.members])
                 self.motion.keep({member.id for member in effect.start.members})
                 self.motion.moved_at = None
-                self.rates.begun(
-                    effect.start.generation, len({member.pod_uid for member in effect.start.members})
-                )
+                size = len({member.pod_uid for member in effect.start.members})
+                self.rates.begun(effect.start.generation, size)
+                self.step_rate.begun(effect.start.generation, size)
                 self.history.held_up = 0.0
                 self.history.generation_made(effect.start, effect.cause, now)
                 names = ", ".join(
@@ -547,7 +549,8 @@ class Hub:
             for done in commits:
                 if done.state.generation == current.name:
                     self.rates.committed(current.name, size, done.state.step, done.unix_time, done.samples)
-        self.history.total_steps = progress.total_steps or self.history.total_steps
+                    self.step_rate.committed(current.name, size, done.state.step, done.unix_time)
+        self.history.plan(progress.job_steps, progress.total_steps, progress.data.stage)
         if progress.HasField("data"):
             self.data = progress.data
         known = self.history.known

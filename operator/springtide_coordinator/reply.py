@@ -78,6 +78,8 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         consistency_pending=why_epoch_end(m),
         speaks=codec.speaks_to_proto(OWN),
         held_back=why_held_back(m),
+        planned_steps=history.planned_steps,
+        seconds_per_step=hub.step_rate.seconds_per_step,
     )
     if (model := hub.memories.tightest()) is not None:
         reply.memory.CopyFrom(codec.memory_to_proto(model))

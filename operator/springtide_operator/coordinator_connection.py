@@ -323,6 +323,8 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         last_commit_at=reply.last_commit_unix or None,
         still=_stands_still(reply),
         step_seconds=reply.step_seconds,
+        planned_steps=reply.planned_steps,
+        seconds_per_step=reply.seconds_per_step,
         lost_seconds=dict(reply.lost_seconds),
         slow=(
             SlowReport(reply.slow.pod_name, reply.slow.busy_seconds, reply.slow.median_seconds)
@@ -449,6 +451,8 @@ def news(before: Report | None, after: Report | None) -> bool:
             values={},
             last_commit_at=None,
             step_seconds=0.0,
+            planned_steps=0,
+            seconds_per_step=0.0,
             lost_seconds={},
             slow=None,
             rates=(),

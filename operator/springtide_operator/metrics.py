@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -183,6 +184,13 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
         "step": _gauge("step", "Newest committed step."),
         "samplesPerSecond": _gauge("samples_per_second", "Samples per second of all workers together."),
         "goodput": _gauge("goodput_ratio", "Time spent on steps that survive, as a share of wall time, 0-1."),
+        "progress": _gauge(
+            "progress_ratio", "Committed steps as a share of those that the job has at its end, 0-1."
+        ),
+        "estimatedCompletionTime": _gauge(
+            "estimated_completion_timestamp_seconds",
+            "When the last step is committed, if steps go on as fast as now, in unix seconds.",
+        ),
         "lastRecoverySeconds": _gauge(
             "last_recovery_seconds",
             "Last commit before the last change of workers to the first commit after it, in seconds.",
@@ -213,8 +221,15 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
                 lost.add_metric([*labels, cause], float(seconds))
             for key, family in plain.items():
                 if key in status:
-                    family.add_metric(labels, float(status[key]))
+                    family.add_metric(labels, _NUMBER_OF.get(key, float)(status[key]))
     yield from (workers, serving, restarts, recoveries, samples, lost, *plain.values())
+
+
+# What stands in status as something else than the metric's number.
+_NUMBER_OF: dict[str, Callable[[Any], float]] = {
+    "progress": lambda percent: percent / 100,
+    "estimatedCompletionTime": lambda text: datetime.fromisoformat(text).timestamp(),
+}
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         rank,
         report,
         retry,
+        set_total_steps,
         step,
         world_size,
     )
@@ -65,6 +66,7 @@ __all__ = [
     "rank_zero_only",
     "report",
     "retry",
+    "set_total_steps",
     "step",
     "world_size",
 ]

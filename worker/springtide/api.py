@@ -348,6 +348,26 @@ def report(**values: float | torch.Tensor) -> None:
     _get("report()").report(values)
 
 
+def set_total_steps(steps: int) -> None:
+    """Say how many steps the job has at its end, over all its training loops, for the progress in its status.
+
+    A script of one loop need not call this. In one of several loops, say `batches(..., epochs=1)` once for
+    each epoch, nobody else knows how many come; without a call its progress is shown in the first loop alone.
+    Call it where you like, on all workers, and again when the end moves. Training does not depend on it.
+
+    Args:
+        steps: of the whole job, counted from its first one: what `status.step` is at the end.
+
+    Raises:
+        ValueError: it is no integer of 1 or more.
+        UsageError: it is called before `init()`.
+    """
+    runtime = _get("set_total_steps()")
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < 2**63:
+        raise ValueError(f"set_total_steps(): steps must be an integer of 1 or more, got {steps!r}")
+    runtime.state.expect_steps(steps)
+
+
 def rank() -> int:
     """Number of this process in the present generation, from 0; it changes when members come and go.
 
@@ -440,6 +460,7 @@ __all__ = [
     "rank",
     "report",
     "retry",
+    "set_total_steps",
     "step",
     "world_size",
 ]

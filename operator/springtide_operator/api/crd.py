@@ -27,6 +27,9 @@ COLUMNS: list[Schema] = [
     {"name": "Goodput", "type": "string", "jsonPath": ".status.goodput"},
     {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts.total"},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {"name": "Progress", "type": "integer", "jsonPath": ".status.progress", "priority": 1},
+    # A string: of a `date` kubectl prints how long ago it was, which is nonsense for one to come.
+    {"name": "ETA", "type": "string", "jsonPath": ".status.estimatedCompletionTime", "priority": 1},
     {"name": "Message", "type": "string", "jsonPath": ".status.message", "priority": 1},
 ]
 

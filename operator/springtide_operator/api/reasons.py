@@ -11,6 +11,10 @@ DEGRADED: Final = "Degraded"
 SUSPENDED: Final = "Suspended"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
+READY: Final = "Ready"
+RECONCILING: Final = "Reconciling"
+STALLED: Final = "Stalled"
+READINESS: Final = (READY, RECONCILING, STALLED)  # they follow from the others, for tools
 
 # Running
 TRAINING: Final = "Training"

@@ -43,7 +43,10 @@ class KeyStatus(ApiModel):
 class Condition(ApiModel):
     """One aspect of the job's state."""
 
-    type: Short = Field(description="Running, Rescaling, Degraded, Suspended, Succeeded or Failed.")
+    type: Short = Field(
+        description="Running, Rescaling, Degraded, Suspended, Succeeded or Failed; and for tools Ready,"
+        " Reconciling and Stalled."
+    )
     status: Short = Field(
         description="True, False or Unknown.", json_schema_extra={"enum": ["True", "False", "Unknown"]}
     )
@@ -346,7 +349,8 @@ class TrainingJobStatus(ApiModel):
     conditions: list[Condition] | None = Field(
         default=None,
         max_length=16,
-        description="Running, Rescaling, Degraded, Suspended; Succeeded or Failed at the end.",
+        description="Running, Rescaling, Degraded, Suspended; Succeeded or Failed at the end. Ready,"
+        " Reconciling and Stalled follow from them, for tools that roll manifests out.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     workers: WorkersStatus | None = Field(default=None, description="Counts of worker pods.")
@@ -355,6 +359,16 @@ class TrainingJobStatus(ApiModel):
     )
     generation: Count | None = Field(default=None, description="Number of the membership generation.")
     step: Count | None = Field(default=None, description="Newest committed step.")
+    progress: Annotated[int, Field(ge=0, le=100)] | None = Field(
+        default=None,
+        description="Committed steps as a share of those that the job has at its end, in percent, rounded"
+        " down; 100 when it has succeeded. Absent while nobody knows its end.",
+    )
+    estimated_completion_time: Time | None = Field(
+        default=None,
+        description="When the last step is committed, if steps go on as fast as now. Absent while the end is"
+        " not known, nothing is trained, or the speed at the present number of workers is not measured yet.",
+    )
     samples_per_second: Short | None = Field(default=None, description="Samples per second of all workers.")
     goodput: Short | None = Field(default=None, description="Time spent on steps that survive / wall time.")
     data: DataStatus | None = Field(
@@ -428,5 +442,6 @@ class TrainingJobStatus(ApiModel):
         json_schema_extra={"maxProperties": MAX_SERVERS},
     )
     progress_time: Time | None = Field(
-        default=None, description="When step, samplesPerSecond, goodput, data and values were last written."
+        default=None,
+        description="When step, progress, samplesPerSecond, goodput, data and values were last written.",
     )

@@ -25,6 +25,7 @@ _ORDER = (
     reasons.SUSPENDED,
     reasons.SUCCEEDED,
     reasons.FAILED,
+    *reasons.READINESS,
 )
 
 

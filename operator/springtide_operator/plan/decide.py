@@ -23,6 +23,8 @@ from springtide_operator.plan import (
     outdated,
     problems,
     progress,
+    readiness,
+    remaining,
     restarts,
     rules,
     security,
@@ -109,7 +111,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     actions += cleanup.ended_pods(observation, ledger)
     actions += nodes.force(job, observation, now)
     events += nodes.events(actions)
-    truths = _truths(job, observation, ledger, now)
+    truths = readiness.with_readiness(_truths(job, observation, ledger, now), observation)
     status = _status(job, observation, ledger, truths, now)
     events += _changes(old, status, observation)
     later = [refusal.retry_at for refusal in observation.refusals.values()]
@@ -146,9 +148,9 @@ def invalid(
         reason: of the conditions.
     """
     text = text[:4096]
-    truths = {reasons.DEGRADED: Truth(True, reason, text)}
+    truths = {reasons.DEGRADED: Truth(True, reason, text), **readiness.stalled(reason, text)}
     others = [
-        condition for condition in status.get("conditions") or [] if condition.get("type") != reasons.DEGRADED
+        condition for condition in status.get("conditions") or [] if condition.get("type") not in truths
     ]
     written = conditions.write(truths, status, generation, now)
     new = {**status, "message": text, "observedGeneration": generation, "conditions": others + written}
@@ -190,6 +192,7 @@ def _status(
     numbers = progress.numbers(report, old, {pod.name: pod.node for pod in observation.workers})
     if not truths[reasons.RUNNING].true and "samplesPerSecond" in numbers:
         numbers["samplesPerSecond"] = "0"
+    numbers = remaining.with_estimate(numbers, report, old, now, trains=truths[reasons.RUNNING].true)
     started = truths[reasons.RUNNING].true or bool(old.get("generation"))
     active = {} if job.halted else {"startTime": old.get("startTime") or timestamp(now)}
     sized = {key: job.status[key] for key in (elasticity.STATUS,) if key in job.status}
@@ -345,11 +348,12 @@ def _end(
 ) -> Plan:
     """The round in which the job ends: status says so first; clean-up begins with it."""
     old = job.status
-    truths = conditions.at_the_end(outcome)
+    truths = readiness.with_readiness(conditions.at_the_end(outcome), observation)
     report = observation.report_of(ledger.incarnation)
     numbers = progress.numbers(report, old)
     if outcome.finished is not None:
         numbers = progress.final(outcome.finished, numbers)
+    numbers = remaining.at_the_end(numbers, outcome.succeeded)
     final = reasons.SUCCEEDED if outcome.succeeded else reasons.FAILED
     status = {
         **numbers,

@@ -365,6 +365,8 @@ class Report:
     last_commit_at: float | None = None
     still: bool = False  # no step for five seconds, and for longer than three steps take
     step_seconds: float = 0.0  # median of the recent ones
+    planned_steps: int = 0  # that the job has committed at its end; 0: nobody knows
+    seconds_per_step: float = 0.0  # from commit to commit at the present size, smoothed; 0: not measured yet
     lost_seconds: Mapping[str, float] = field(default_factory=dict)  # by cause, since its process began
     slow: SlowReport | None = None
     stall: StallReport | None = None  # None: it moves

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from springtide_operator.api import reasons
+from springtide_operator.plan import remaining
 from springtide_operator.plan.actions import Event
 from springtide_operator.plan.observation import Finished, Report
 from springtide_operator.plan.values import parse_time, timestamp
@@ -28,6 +29,8 @@ _SLOW = (
     "slowWorker",
     "checkpoint",
     "restored",
+    remaining.PROGRESS,
+    remaining.COMPLETION,
 )
 
 

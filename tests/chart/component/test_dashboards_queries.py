@@ -31,6 +31,8 @@ NOT_DRAWN = {
     "springtide_job_generation": "coordinator_generation is fresher",
     "springtide_job_goodput_ratio": "coordinator_goodput_ratio is fresher",
     "springtide_job_lost_seconds_total": "coordinator_lost_seconds_total is fresher",
+    "springtide_job_estimated_completion_timestamp_seconds": "a time; kubectl and the command line show it",
+    "springtide_job_progress_ratio": "one number, which kubectl and the command line show",
     "springtide_job_recoveries_total": "coordinator_recoveries_total has the cause",
     "springtide_job_samples_per_second": "coordinator_samples_per_second is fresher",
     "springtide_job_samples_total": "samples per second are drawn",

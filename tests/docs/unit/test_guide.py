@@ -54,7 +54,7 @@ def run(text: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_piece_is_tried_below() -> None:
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 9
 
 
 def test_the_plain_loop_becomes_the_elastic_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +79,14 @@ def test_accumulation_and_evaluation() -> None:
         assert runtime.position.ledger.audit()["totalSeen"] == 60 * SAMPLES
         values = run(block("test_accuracy="), found)["evaluation"].values
         assert values["test_accuracy"] > 0.9
+
+
+def test_several_loops_have_the_steps_that_are_said() -> None:
+    with library() as runtime:
+        found = names()
+        springtide.distribute(found["model"], found["optimizer"])
+        run(block("set_total_steps"), found)
+        assert runtime.position.cursor.step == runtime.state.job_steps == 20
 
 
 def test_rules_for_buffers() -> None:

@@ -15,7 +15,17 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 # Seen on pods, in status and in events, not in conditions.
 OTHERS = ("DELETE_", "END_", "STATE_", "EVENT_", "SIZE_")
-TYPES = {"RUNNING", "RESCALING", "DEGRADED", "SUSPENDED", "SUCCEEDED", "FAILED"}
+TYPES = {
+    "RUNNING",
+    "RESCALING",
+    "DEGRADED",
+    "SUSPENDED",
+    "SUCCEEDED",
+    "FAILED",
+    "READY",
+    "RECONCILING",
+    "STALLED",
+}
 
 
 def test_every_reason_of_a_condition_is_explained() -> None:

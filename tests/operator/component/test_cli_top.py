@@ -88,6 +88,8 @@ async def test_numbers_are_the_coordinator_s(kube: FakeKube) -> None:
         "2/2",
         "7",
         "1234",
+        "-",
+        "-",
         "12",
         "ms",
         "9876",
@@ -98,12 +100,24 @@ async def test_numbers_are_the_coordinator_s(kube: FakeKube) -> None:
     assert ("GET", "/api/v1/pods", None, {"labelSelector": COORDINATORS}, "application/json") in kube.requests
 
 
+async def test_done_and_left_are_those_of_the_status(kube: FakeKube) -> None:
+    told = {"progress": 37, "estimatedCompletionTime": "2026-05-01T14:10:00Z"}
+    kube.lists[JOBS] = [[job(**STATUS, **told)]]
+    heading, line, _ = await look(kube)
+    at = heading.index("DONE")
+    assert heading[at:].split()[:2] == ["DONE", "LEFT"]
+    assert line[at:].split()[:3] == ["37", "%", "2h"]
+    late = job(**STATUS, progress=99, estimatedCompletionTime="2026-05-01T11:00:00Z")
+    row = topview.rows([late], {}, NOW)[0]
+    assert topview.cells(row)[7:9] == ("99 %", "0s"), "an estimate that is over"
+
+
 async def test_without_right_to_coordinator_status_is_shown_saying_so(kube: FakeKube) -> None:
     path = "/api/v1/namespaces/default/pods/digits-coordinator-1:9401/proxy/metrics"
     kube.streams.pop(path)
     kube.stream(path).put_nowait(ApiRefusal(403, "Forbidden", "pods/proxy is forbidden"))
     _, line, note, _ = await look(kube)
-    assert line.split() == ["default", "digits", "Running", "3/3", "2/2", "5", "1000", "-", "-", "0.5", "0"]
+    assert line.split() == ["default", "digits", "Running", "3/3", "2/2", "5", "1000", *"----", "0.5", "0"]
     assert note == "default/digits: numbers from its status: pods/proxy is forbidden"
 
 

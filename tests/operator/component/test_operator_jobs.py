@@ -57,6 +57,8 @@ def test_a_job_is_made_scaled_and_deleted(system: E2ECluster, job: FakeJob) -> N
         system.kubectl("scale", "stj/fake", "-n", job.namespace, "--replicas=7")
     header = system.kubectl("get", "stj", "-n", job.namespace).splitlines()[0].split()
     assert header == ["NAME", "STATE", "WORKERS", "PS", "STEP", "SAMPLES/S", "GOODPUT", "RESTARTS", "AGE"]
+    wide = system.kubectl("get", "stj", "-n", job.namespace, "-o", "wide").splitlines()[0].split()
+    assert wide == [*header, "PROGRESS", "ETA", "MESSAGE"]
 
     system.kubectl("delete", "stj/fake", "-n", job.namespace, "--timeout=60s")
 

@@ -262,6 +262,11 @@ def test_panel_names_every_known_number_and_omits_the_rest() -> None:
         ("last recovery", "0.31 s"),
         ("", "3 of 3 workers train in generation 1"),
     ]
+    told = {"progress": 40, "estimatedCompletionTime": "2026-05-01T12:30:00Z"}
+    text = "40 % done, the rest by about 2026-05-01 12:30:00 UTC"
+    assert ("", text) in facts(view(job(**NUMBERS, **told)))
+    assert ("", "40 % done") in facts(view(job(**NUMBERS, progress=40)))
+    assert f"step 240, {text}, epoch 3" in progress(view(job(**NUMBERS, **told)))
     assert facts(view(job())) == [("state", "waiting for the operator")]
     assert ("servers", "1/2 ready") in facts(view(job(**NUMBERS, parameterServers={"summary": "1/2"})))
 

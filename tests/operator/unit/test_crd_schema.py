@@ -93,6 +93,9 @@ def test_columns_and_subresources() -> None:
     version = CRD["spec"]["versions"][0]
     shown = [c["name"] for c in version["additionalPrinterColumns"] if not c.get("priority")]
     assert shown == ["State", "Workers", "PS", "Step", "Samples/s", "Goodput", "Restarts", "Age"]
+    wide = [c for c in version["additionalPrinterColumns"] if c.get("priority")]
+    assert [c["name"] for c in wide] == ["Progress", "ETA", "Message"]
+    assert all(c["type"] != "date" for c in wide), "kubectl prints `<invalid>` for a date to come"
     assert version["subresources"]["scale"] == {
         "specReplicasPath": ".spec.workers.replicas",
         "statusReplicasPath": ".status.workers.replicas",

@@ -279,6 +279,8 @@ class Session:
         self._resend = False
         while commits := commit_log.take():
             position, plan = state.position, state.plan
+            # The script may be in its next loop already, of which nothing is committed yet.
+            in_loop = plan is not None and position.ledger.stage == state.opened_loops - 1
             self.send(
                 pb.WorkerMessage(
                     progress=pb.Progress(
@@ -286,7 +288,8 @@ class Session:
                         data=data_message(position.ledger),
                         productive_seconds=position.productive_seconds,
                         began_unix=position.began_unix,
-                        total_steps=0 if plan is None else plan.total_steps,
+                        total_steps=plan.total_steps if plan is not None and in_loop else 0,
+                        job_steps=state.job_steps,
                     )
                 )
             )

@@ -37,6 +37,7 @@ class TrainingState:
         self._last_plan: LoopPlan | None = None
         self._opened_loops = 0
         self._ended_loops = 0
+        self._job_steps = 0
         # The generation that this process is a member of.
         self._group = group
         self._generations = 0
@@ -115,6 +116,15 @@ class TrainingState:
     def ended_loops(self) -> int:
         """Return how many training loops have ended for all members."""
         return self._ended_loops
+
+    @property
+    def job_steps(self) -> int:
+        """Return how many steps the job has at its end, over all loops; 0 where the script has not said."""
+        return self._job_steps
+
+    def expect_steps(self, job_steps: int) -> None:
+        """Take the script's word for the steps that the job has at its end, over all loops."""
+        self._job_steps = job_steps
 
     def open_loop(self, plan: LoopPlan) -> int:
         """Begin a training loop; return its ordinal, from 0."""

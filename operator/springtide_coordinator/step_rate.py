@@ -1,0 +1,77 @@
+"""Seconds per step at the present number of workers, by which the job's end is estimated. PURE.
+
+Measured from commit to commit, so that what a script does between its steps counts: evaluations, checkpoints.
+The first steps of a generation are left out, and with them the pause before it. Another number of workers is
+measured anew. After half an hour older steps count half, so that a single long pause fades.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from springtide_protocol.names import GenerationName
+
+WARM_STEPS = 3
+MEMORY_SECONDS = 1800.0
+# What has to be measured before it is told of.
+LEAST_STEPS = 2.0
+LEAST_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class StepRate:
+    """Feed it with `begun` and `committed`, in order."""
+
+    _generation: GenerationName | None = None
+    _size: int = 0
+    _skip: int = 0
+    _last: tuple[int, float] | None = None  # step and unix time of the newest commit
+    _steps: float = 0.0
+    _seconds: float = 0.0
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Smoothed seconds from commit to commit; 0 until enough was measured."""
+        if self._steps < LEAST_STEPS or self._seconds < LEAST_SECONDS:
+            return 0.0
+        return self._seconds / self._steps
+
+    def begun(self, generation: GenerationName, size: int) -> None:
+        """Note that a generation was made, or is heard of for the first time.
+
+        Args:
+            generation: its name.
+            size: its workers.
+        """
+        if generation == self._generation:
+            return
+        if size != self._size:
+            self._steps = self._seconds = 0.0
+        self._generation, self._size = generation, size
+        self._skip, self._last = WARM_STEPS, None
+
+    def committed(self, generation: GenerationName, size: int, step: int, unix_time: float) -> None:
+        """Note that a step was committed.
+
+        Where workers do not step together, one commit is told of for several steps.
+
+        Args:
+            generation: its name.
+            size: its workers.
+            step: its number.
+            unix_time: of its reporter, in unix seconds.
+        """
+        self.begun(generation, size)
+        last = self._last
+        if last is not None and step <= last[0]:
+            return
+        self._last = (step, unix_time)
+        if self._skip > 0 or last is None:
+            self._skip -= 1
+            return
+        if unix_time < last[1]:
+            return  # its clock was set back, or another member reports
+        self._steps += step - last[0]
+        self._seconds += unix_time - last[1]
+        if self._seconds > MEMORY_SECONDS:
+            self._steps, self._seconds = self._steps / 2, self._seconds / 2
