@@ -148,6 +148,7 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
                 tuple(parked.reached),
                 parked.largest_group,
                 max(1, parked.together),
+                parked.hands_over,
             )
         case "formed":
             formed = message.formed

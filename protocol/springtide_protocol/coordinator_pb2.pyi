@@ -254,7 +254,7 @@ class Memory(_message.Message):
     def __init__(self, parameter_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., bucket_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., shard: _Optional[str] = ..., limit_bytes: _Optional[int] = ..., limited_by: _Optional[str] = ...) -> None: ...
 
 class Parked(_message.Message):
-    __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "at_epoch_end", "cannot_go_back", "reached", "largest_group", "together")
+    __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "at_epoch_end", "cannot_go_back", "reached", "largest_group", "together", "hands_over")
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +267,7 @@ class Parked(_message.Message):
     REACHED_FIELD_NUMBER: _ClassVar[int]
     LARGEST_GROUP_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
+    HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
     reason: ParkReason
     generation: GenerationName
     state: StateName
@@ -279,7 +280,8 @@ class Parked(_message.Message):
     reached: _containers.RepeatedScalarFieldContainer[str]
     largest_group: int
     together: int
-    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ..., at_epoch_end: _Optional[bool] = ..., cannot_go_back: _Optional[bool] = ..., reached: _Optional[_Iterable[str]] = ..., largest_group: _Optional[int] = ..., together: _Optional[int] = ...) -> None: ...
+    hands_over: bool
+    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ..., at_epoch_end: _Optional[bool] = ..., cannot_go_back: _Optional[bool] = ..., reached: _Optional[_Iterable[str]] = ..., largest_group: _Optional[int] = ..., together: _Optional[int] = ..., hands_over: _Optional[bool] = ...) -> None: ...
 
 class StoreEntry(_message.Message):
     __slots__ = ("generation", "key", "value")

@@ -123,9 +123,13 @@ class Room:
         suspects: tuple[str, ...] = (),
         layout: str = "layout",
         reached: tuple[str, ...] = (),
+        hands_over: bool = False,
     ) -> None:
         name = self.m.members[member].generation
-        self.tell(member, say.Parked(reason, name, at, layout, "it failed", suspects, reached=reached))
+        parked = say.Parked(
+            reason, name, at, layout, "it failed", suspects, reached=reached, hands_over=hands_over
+        )
+        self.tell(member, parked)
 
     def lose(self, member: str) -> None:
         self.feed(Disconnected(self.sessions[member]))

@@ -19,6 +19,7 @@ from springtide_coordinator.membership.pods import whole
 from springtide_coordinator.membership.saving import leave_deadline, saves, time_to_go
 from springtide_coordinator.membership.servers import why_other_servers
 from springtide_coordinator.membership.state import Membership
+from springtide_protocol.names import StateName
 
 
 def ask_for_boundary(m: Membership, generation: Generation, now: float) -> list[Effect]:
@@ -267,6 +268,28 @@ def may_leave(
     if holders > 0 and staying >= max(1, m.minimum):
         return list(leavers)
     return [record for record in leavers if is_due(m, record, now, relieved=staying > 0)]
+
+
+def hands_over_first(
+    m: Membership, record: Record, chosen: StateName | None, relieved: bool, now: float
+) -> bool:
+    """Return whether a leaver takes part in one more generation, since it holds parts of the state that others
+    may have lost with a member: it hands them over at that generation's boundary.
+
+    Args:
+        m: facts of the membership.
+        record: of the process.
+        chosen: the state that the generation begins from.
+        relieved: others stay, to take them over.
+        now: in unix seconds.
+    """
+    return (
+        record.hands_over
+        and chosen is not None
+        and record.state == chosen
+        and relieved
+        and not is_due(m, record, now, relieved)
+    )
 
 
 def end_loop(m: Membership, generation: Generation) -> list[Effect]:

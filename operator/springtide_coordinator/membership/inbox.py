@@ -103,7 +103,7 @@ def on_parked(m: Membership, record: Record, message: Parked, now: float) -> lis
     record.park_reason = message.reason
     record.detail, record.suspects, record.reached = message.detail, message.suspects, message.reached
     record.largest_group = message.largest_group or record.largest_group
-    record.together = message.together
+    record.together, record.hands_over = message.together, message.hands_over
     record.at_stage = None
     m.state_existed = m.state_existed or message.state is not None
     return []

@@ -49,6 +49,7 @@ class Record:
     bound_to_steps: str = ""  # why its script cannot train without common steps, as far as is known
     stuck: bool = False  # it has trained, and there is no checkpoint that it could go back to
     largest_group: int = 0  # processes of the largest generation that it can connect to; 0: not told
+    hands_over: bool = False  # as in Parked
     together: int = 1  # processes of its pod that train one model as one; see pods.py
     speaks: Speaks = OWN
     sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream

@@ -146,6 +146,7 @@ class Parked:
     reached: tuple[str, ...] = ()  # ids of the servers that it has heard in the generation
     largest_group: int = 0  # as in Hello
     together: int = 1  # as in Hello
+    hands_over: bool = False  # before it leaves, it has to hand a part of its state over in a generation
 
 
 @dataclass(frozen=True, slots=True)

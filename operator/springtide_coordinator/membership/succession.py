@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from springtide_coordinator.membership.boundary import may_leave, send_away
+from springtide_coordinator.membership.boundary import hands_over_first, may_leave, send_away
 from springtide_coordinator.membership.consistency import (
     CAUSE,
     describe_change,
@@ -95,7 +95,8 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
     if not staying and (saving := before_leaving(m, pool, chosen, now)) is not None:
         return saving
     holders = sum(record.state == chosen for record in staying)
-    leavers = may_leave(m, [r for r in pool if r.leaving], len(staying), holders, now)
+    ready = [r for r in pool if r.leaving and not hands_over_first(m, r, chosen, bool(staying), now)]
+    leavers = may_leave(m, ready, len(staying), holders, now)
     going = {record.info.id for record in leavers}
     pool = [record for record in pool if record.info.id not in going]
     chosen = choose_state(m, pool)

@@ -28,6 +28,45 @@ def test_the_operators_word_makes_a_leaver() -> None:
     assert "pod-w1 leaves" in room.last("w0", say.Boundary).reason
 
 
+def leaver_in_a_lost_generation() -> Room:
+    """Three of which one is lost while another leaves; each holds parts of the state."""
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.sync("w0", "w1", "w2")
+    room.leaving["w1"] = room.now + 30
+    room.tell("w1", say.Leaving("SIGTERM"))
+    room.lose("w2")
+    room.sync("w0", "w1")
+    for member in ("w0", "w1"):
+        room.park(member, ParkReason.REDUCTION_FAILED, state(9), hands_over=True)
+    return room
+
+
+def test_leaver_that_holds_parts_of_the_state_hands_them_over_first() -> None:
+    room = leaver_in_a_lost_generation()
+    assert room.told("w1", say.Leave) == 0
+    assert room.members == ("w0", "w1")
+    formed = room.form()
+    assert room.told("w0", say.Boundary) >= 1
+    for member in ("w0", "w1"):
+        room.park(member, ParkReason.BOUNDARY, state(10, number=formed.generation.number))
+    assert room.told("w1", say.Leave) == 1
+    assert room.members == ("w0",)
+
+
+def test_leaver_with_parts_goes_when_its_time_is_over() -> None:
+    """It took part once more, and failed to hand over; its pod is killed now in any case."""
+    room = leaver_in_a_lost_generation()
+    room.form()
+    room.now += 31
+    for member in ("w0", "w1"):
+        room.park(member, ParkReason.DROPPED, state(9), hands_over=True)
+    assert room.told("w1", say.Leave) == 1
+    room.lose("w1")
+    room.tick(5)
+    assert room.members == ("w0",)
+
+
 def test_process_held_for_gone_hands_over_what_it_alone_holds() -> None:
     room = Room(target=2)
     room.sync("w0", "w1")

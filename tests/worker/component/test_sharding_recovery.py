@@ -14,6 +14,7 @@ from worker_reference import Reference, train_alone
 
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.storage import Storage
+from springtide.coordination import outcome
 
 OPTIONS: dict[str, Any] = {
     "samples": 230,
@@ -175,6 +176,21 @@ def test_two_lost_at_once_that_share_no_shard(
         worker.kill()
     cluster.until_done()
     check(cluster, reference, [workers[1], workers[3]])
+
+
+@pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
+def test_one_lost_while_another_leaves_loses_nothing(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
+) -> None:
+    """What both held together is at the leaver alone: it stays until it has handed that over."""
+    cluster = make_cluster(environment={"SPRINGTIDE_SHARD": shard})
+    first, leaver, victim = cluster.start(3)
+    cluster.until_step(5)
+    leaver.terminate()
+    victim.kill()
+    cluster.until_done()
+    assert isinstance(leaver.outcome(), outcome.Left)
+    check(cluster, reference, [first])
 
 
 def test_coordinator_killed_then_a_worker(

@@ -498,6 +498,7 @@ class Membership:
         addresses: Sequence[str] = (),
         cannot_go_back: bool = False,
         reached: Sequence[str] = (),
+        hands_over: bool = False,
     ) -> None:
         """Promise to commit nothing before the next Start.
 
@@ -509,6 +510,7 @@ class Membership:
             addresses: of peers and servers that may have failed.
             cannot_go_back: there is no older state that this process could take in the place of its own.
             reached: ids of the servers that it reaches.
+            hands_over: others may lack a part of what it holds, which it hands over before it leaves.
         """
         with self._changed:
             self._measure_room()
@@ -522,6 +524,7 @@ class Membership:
                 suspects=suspects,
                 cannot_go_back=cannot_go_back,
                 reached=reached,
+                hands_over=hands_over,
                 at_epoch_end=self._at_epoch_end,
                 largest_group=self._largest_group,
             )

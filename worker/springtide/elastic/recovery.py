@@ -193,8 +193,7 @@ class Recovery:
         at_boundary = reason == pb.BOUNDARY and together
         if at_boundary and trainer.servers is not None:
             trainer.servers.rest()
-        if at_boundary and trainer.shards is not None:
-            self._evacuate(trainer.shards)
+        handed_over = at_boundary and trainer.shards is not None and self._evacuate(trainer.shards)
         self._parts.retry_blocks.leave()
         if not at_boundary:
             state.group.shut()
@@ -211,6 +210,7 @@ class Recovery:
             suspects,
             cannot_go_back=bool(self._no_way_back),
             reached=() if trainer.servers is None else trainer.servers.connections.reached(),
+            hands_over=trainer.shards is not None and not handed_over,
         )
         self._lacking = ""
         # What comes from here on concerns the next generation.
@@ -407,13 +407,17 @@ class Recovery:
         self._trainer.pending.expect()
         return moved
 
-    def _evacuate(self, shards: ShardedOptimizer) -> None:
-        """Bring what this member holds alone, with others that leave, to those that stay."""
+    def _evacuate(self, shards: ShardedOptimizer) -> bool:
+        """Bring what this member holds alone, with others that leave, to those that stay; return whether it
+        is there.
+        """
         try:
             shards.evacuate(bool(self._membership.leaving))
         except RuntimeError as error:
             # What a lost member held is at its buddies; the next generation finds out what is there.
             log.info("the shards of leaving workers could not be moved: %s", error)
+            return False
+        return True
 
     def _enter_on(self, servers: PsBackend, start: Start, group: Group, lacking: set[int]) -> None:
         message, consistencies = start.message, self._parts.consistencies
