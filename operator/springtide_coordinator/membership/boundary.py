@@ -273,8 +273,8 @@ def may_leave(
 def hands_over_first(
     m: Membership, record: Record, chosen: StateName | None, relieved: bool, now: float
 ) -> bool:
-    """Return whether a leaver takes part in one more generation, since it holds parts of the state that others
-    may have lost with a member: it hands them over at that generation's boundary.
+    """Return whether a leaver takes part in one more generation, since it holds parts of the state that may
+    have been lost elsewhere with a member: it hands them over at that generation's boundary.
 
     Args:
         m: facts of the membership.

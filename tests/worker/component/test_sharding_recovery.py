@@ -182,7 +182,7 @@ def test_two_lost_at_once_that_share_no_shard(
 def test_one_lost_while_another_leaves_loses_nothing(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
 ) -> None:
-    """What both held together is at the leaver alone: it stays until it has handed that over."""
+    """Keep a leaver, which alone has what the lost one held, too, until it has handed that over."""
     cluster = make_cluster(environment={"SPRINGTIDE_SHARD": shard})
     first, leaver, victim = cluster.start(3)
     cluster.until_step(5)
