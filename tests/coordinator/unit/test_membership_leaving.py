@@ -55,7 +55,7 @@ def test_leaver_that_holds_parts_of_the_state_hands_them_over_first() -> None:
 
 
 def test_leaver_with_parts_goes_when_its_time_is_over() -> None:
-    """It took part once more, and failed to hand over; its pod is killed now in any case."""
+    """Let a leaver go that took part once more and failed to hand over: its pod is killed in any case."""
     room = leaver_in_a_lost_generation()
     room.form()
     room.now += 31
