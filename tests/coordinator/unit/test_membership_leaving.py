@@ -42,7 +42,7 @@ def leaver_in_a_lost_generation() -> Room:
     return room
 
 
-def test_leaver_that_holds_parts_of_the_state_hands_them_over_first() -> None:
+def test_leaver_that_holds_parts_hands_them_over_first() -> None:
     room = leaver_in_a_lost_generation()
     assert room.told("w1", say.Leave) == 0
     assert room.members == ("w0", "w1")
