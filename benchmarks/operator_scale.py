@@ -472,8 +472,7 @@ def memory_with(folder: Path, pods: int, nodes: int, hostile: int, settle: float
                 raise TimeoutError(f"nothing listens at {url}")
             time.sleep(0.1)
         operator = Operator(kubeconfig, "memory", 0, log)
-        # Both the lists of its watches and its own, before it may act.
-        while any((lists_read(url) or {}).get(kind, 0) < 2 for kind in ("trainingjobs", "pods", "nodes")):
+        while any((lists_read(url) or {}).get(kind, 0) < 1 for kind in ("trainingjobs", "pods", "nodes")):
             if time.monotonic() > deadline or operator.process.poll() is not None:
                 raise TimeoutError(f"the operator has not listed everything:\n{log.read_text()[-4000:]}")
             time.sleep(0.2)
