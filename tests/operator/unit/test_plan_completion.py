@@ -47,7 +47,10 @@ def test_one_finished_worker_is_success_and_its_numbers_are_kept() -> None:
     assert "completionTime" in status
     assert [e.reason for e in decided.events] == [reasons.TRAINING, reasons.SUCCEEDED]
     conditions = {c["type"]: c["status"] for c in status["conditions"]}
-    assert conditions == {"Running": "False", "Rescaling": "False", "Degraded": "False", "Succeeded": "True"}
+    assert conditions == {
+        **dict.fromkeys(("Running", "Rescaling", "Degraded", "Reconciling", "Stalled"), "False"),
+        **dict.fromkeys(("Ready", "Succeeded"), "True"),
+    }
 
 
 def test_job_ended_between_two_calls_is_told_by_coordinator() -> None:
