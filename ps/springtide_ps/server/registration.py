@@ -21,9 +21,10 @@ from springtide_protocol.tls import read_authority
 log = logging.getLogger("springtide.ps")
 
 ALONE_SECONDS = 6.0
-"""A server that is to end does not wait longer for a coordinator that is not there. A drain may take both: then
-the next coordinator is there after a few seconds, and has what the server holds saved or handed over. In a job
-that is deleted nobody comes.
+"""A server that is to end does not wait longer for a coordinator that is not there.
+
+A drain may take both: then the next coordinator is there after a few seconds, and has what the server holds
+saved or handed over. In a job that is deleted nobody comes.
 """
 
 
