@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from springtide_coordinator.commit_intervals import CommitIntervals
 from springtide_protocol.names import GenerationName
 
-WARM_STEPS = 3
 MEMORY_SECONDS = 300.0
 KEPT_SIZES = 64
 
@@ -33,10 +33,7 @@ class Rates:
     """Feed it with `begun` and `committed`, in order; `by_size` has the oldest visit first."""
 
     by_size: dict[int, Rate] = field(default_factory=dict)
-    _generation: GenerationName | None = None
-    _size: int = 0
-    _skip: int = 0
-    _last: tuple[int, float] | None = None  # step and unix time of the newest commit
+    _intervals: CommitIntervals = field(default_factory=CommitIntervals)
 
     def begun(self, generation: GenerationName, size: int) -> None:
         """Note that a generation was made, or is heard of for the first time.
@@ -45,12 +42,8 @@ class Rates:
             generation: its name.
             size: its workers.
         """
-        if generation == self._generation:
-            return
-        if size != self._size:
+        if self._intervals.begun(generation, size):
             self.by_size.pop(size, None)
-        self._generation, self._size = generation, size
-        self._skip, self._last = WARM_STEPS, None
 
     def committed(
         self, generation: GenerationName, size: int, step: int, unix_time: float, samples: int
@@ -65,19 +58,13 @@ class Rates:
             samples: of the step.
         """
         self.begun(generation, size)
-        last = self._last
-        if last is not None and step <= last[0]:
-            return
-        self._last = (step, unix_time)
-        if self._skip > 0 or last is None:
-            self._skip -= 1
-            return
-        if step != last[0] + 1 or unix_time < last[1]:
+        interval = self._intervals.committed(step, unix_time)
+        if interval is None or interval.steps != 1:
             return
         rate = self.by_size.setdefault(size, Rate())
         rate.steps += 1
         rate.samples += samples
-        rate.seconds += unix_time - last[1]
+        rate.seconds += interval.seconds
         if rate.seconds > MEMORY_SECONDS:
             rate.steps, rate.samples, rate.seconds = rate.steps / 2, rate.samples / 2, rate.seconds / 2
         while len(self.by_size) > KEPT_SIZES:

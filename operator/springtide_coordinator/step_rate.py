@@ -7,11 +7,11 @@ measured anew. After half an hour older steps count half, so that a single long 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from springtide_coordinator.commit_intervals import CommitIntervals
 from springtide_protocol.names import GenerationName
 
-WARM_STEPS = 3
 MEMORY_SECONDS = 1800.0
 # What has to be measured before it is told of.
 LEAST_STEPS = 2.0
@@ -22,10 +22,7 @@ LEAST_SECONDS = 10.0
 class StepRate:
     """Feed it with `begun` and `committed`, in order."""
 
-    _generation: GenerationName | None = None
-    _size: int = 0
-    _skip: int = 0
-    _last: tuple[int, float] | None = None  # step and unix time of the newest commit
+    _intervals: CommitIntervals = field(default_factory=CommitIntervals)
     _steps: float = 0.0
     _seconds: float = 0.0
 
@@ -43,12 +40,8 @@ class StepRate:
             generation: its name.
             size: its workers.
         """
-        if generation == self._generation:
-            return
-        if size != self._size:
+        if self._intervals.begun(generation, size):
             self._steps = self._seconds = 0.0
-        self._generation, self._size = generation, size
-        self._skip, self._last = WARM_STEPS, None
 
     def committed(self, generation: GenerationName, size: int, step: int, unix_time: float) -> None:
         """Note that a step was committed.
@@ -62,16 +55,10 @@ class StepRate:
             unix_time: of its reporter, in unix seconds.
         """
         self.begun(generation, size)
-        last = self._last
-        if last is not None and step <= last[0]:
+        interval = self._intervals.committed(step, unix_time)
+        if interval is None:
             return
-        self._last = (step, unix_time)
-        if self._skip > 0 or last is None:
-            self._skip -= 1
-            return
-        if unix_time < last[1]:
-            return  # its clock was set back, or another member reports
-        self._steps += step - last[0]
-        self._seconds += unix_time - last[1]
+        self._steps += interval.steps
+        self._seconds += interval.seconds
         if self._seconds > MEMORY_SECONDS:
             self._steps, self._seconds = self._steps / 2, self._seconds / 2

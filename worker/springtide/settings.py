@@ -40,7 +40,7 @@ class Settings:
     local_rank: int = 0
     local_world_size: int = 1
     pod_folder: str = ""
-    """Where the processes of a pod find each other, and their launcher looks; "": there is no launcher."""
+    """Folder in which processes of a pod find each other, and which their launcher reads; "" without one."""
     bucket_mib: float = 25.0
     backend: str = "Auto"
     compression: str = "None"

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from coordinator_room import generation
 
+from springtide_coordinator.commit_intervals import WARM_STEPS
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.rates import KEPT_SIZES, MEMORY_SECONDS, WARM_STEPS, Rates
+from springtide_coordinator.rates import KEPT_SIZES, MEMORY_SECONDS, Rates
 from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options
 from springtide_protocol import coordinator_pb2 as pb

@@ -9,11 +9,12 @@ from coordinator_room import generation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from springtide_coordinator.commit_intervals import WARM_STEPS
 from springtide_coordinator.history import History
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options
-from springtide_coordinator.step_rate import LEAST_SECONDS, MEMORY_SECONDS, WARM_STEPS, StepRate
+from springtide_coordinator.step_rate import LEAST_SECONDS, MEMORY_SECONDS, StepRate
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.names import Incarnation
 

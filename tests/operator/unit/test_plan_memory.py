@@ -20,7 +20,7 @@ from springtide_protocol.memory import DEVICE, ModelMemory
 
 MIB = 1 << 20
 MODEL = ModelMemory(400 * MIB, 400 * MIB, 25 * MIB, 800 * MIB, "Optimizer", 1300 * MIB)
-"""It fits from four processes on, without room for activations."""
+"""A model for which four processes and more have room, though none for activations."""
 
 
 def world(replicas: int = 8, model: ModelMemory | None = MODEL, **workers: Any) -> World:

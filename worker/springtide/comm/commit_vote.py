@@ -50,7 +50,7 @@ class Contribution:
     digest: int = 0
     """A hash below 2^20 of a piece of its parameters; 0 where the step has none."""
     copies: int = 0
-    """Where state is in shards: hashes of shards that it owns, less those of shards that it has as a buddy.
+    """Hashes of the shards that it owns, less those of shards that it has as a buddy; 0 without shards.
     0 in sum where all copies are equal; never in a step with a `digest`."""
     late: Sequence[bool] = ()
     """By parameter that was expected to be unused: whether its gradient came after its bucket had left."""

@@ -156,7 +156,7 @@ class ShardedOptimizer:
         self._step = 0
         """Steps that are committed in `_state`."""
         self._doubted: set[int] = set()
-        """Of those: shards whose copy here is not the owner's, so that it counts only where there is no
+        """Shards in `_numbers` whose copy here is not the owner's, so that it counts only where there is no
         other."""
         self._prepared: Prepared | None = None
         self._outcome: Outcome | None = None
@@ -172,7 +172,7 @@ class ShardedOptimizer:
         """Whether a member has seen the script call backward() more than once for a micro-batch: members tell
         each other when a generation begins."""
         self._exact: ExactBuckets | None = None
-        """Where exact sums are: integers, which are exchanged, and the gradients that are made of them."""
+        """Buckets of exact sums: integers, which are exchanged, and gradients that are made of them."""
         self.waits_for_values = False
         """Whether a step counts only when all its values are here, since the script reads them next."""
         self._before: tuple[StateName | None, int, Prepared | None, Outcome | None] = None, 0, None, None

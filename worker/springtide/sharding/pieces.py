@@ -205,7 +205,7 @@ class HeldPieces:
         self._by_parameter: dict[int, list[Piece]] = {}
         self._intervals: dict[int, tuple[Interval, ...]] = {}
         self._copies: list[tuple[Piece, torch.Tensor, State]] = []
-        """What pieces had before a step that may be taken back."""
+        """Values and state that pieces had before a step that may be taken back."""
         self._stepping: list[tuple[dict[str, Any], list[torch.nn.Parameter]]] = []
         self._states: list[tuple[torch.optim.Optimizer, Any]] = []
 
