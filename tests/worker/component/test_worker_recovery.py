@@ -71,6 +71,9 @@ def test_joiners_rehearse(make_cluster: Callable[..., WorkerCluster], reference:
     check(cluster, reference, [first, joiner])
     assert "rehearsed 2 times" in joiner.log()
     assert "others: 1" in joiner.log()
+    # Before it asked to be admitted, and once: nobody waits for a garbage collection then.
+    assert [worker.log().count("set aside from garbage collection") for worker in (first, joiner)] == [1, 1]
+    assert joiner.log().index("set aside") < joiner.log().index("ready to train")
     assert "rehearsed" not in first.log()
     assert "is dropped" not in joiner.log()
     assert min(int(step) for step in (joiner.result() or {})["rates"]) > 5, "nothing of it stays"

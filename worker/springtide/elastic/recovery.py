@@ -30,6 +30,7 @@ from springtide.elastic.own_faults import in_words, own_fault
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.saving import CheckpointSaver
+from springtide.elastic.set_aside import set_aside
 from springtide.elastic.shared_restore import SharedRestore
 from springtide.elastic.state_transfer import (
     StateTransfer,
@@ -204,6 +205,8 @@ class Recovery:
         if trainer.reduction.drifted and at_boundary:
             membership.forget()  # the others hold the state that all have stopped at
             trainer.reduction.drifted = False
+        if reason == pb.STANDBY:
+            set_aside()  # before anybody waits for this process
         membership.park(
             reason,
             detail,

@@ -36,14 +36,20 @@ from springtide.comm.nccl import DeviceSum
 from springtide.comm.process_group import Group, Work, wait_for
 from springtide.sharding.shard_map import Shard, ShardMap
 
-WINDOW = 4
+WINDOW = 8
 """Chunks whose values are on their way at a time."""
 LAG = 2
 """Chunks that leave before the sums of a chunk are passed on: by then they are usually there."""
-_UNDER_WAY, _LEAST_UNDER_WAY, _MOST_UNDER_WAY = 1 / 16, 1 << 20, 64 << 20
-"""Memory for what is on its way: a share of all gradients, and its limits in bytes."""
+_UNDER_WAY, _LEAST_UNDER_WAY, _MOST_UNDER_WAY = 1 / 12, 5 << 20, 64 << 20
+"""Memory for what is on its way: a share of all gradients, and its limits in bytes.
+
+Less makes more exchanges of the same bytes. With 1 MiB the steps of a model of 26 MB took 1.6 times as long
+as without shards, with 4 MiB 1.05, with 5 MiB and more 0.9.
+"""
 _FOR_GRADIENTS, _FOR_SUMS = 3 / 4, 1 / 4
 """Parts of that memory for gradients on their way to owners, and for sums on their way to buddies."""
+VALUES_FACTOR = 2
+"""How many times that memory values may take: they come in forward, where there are no gradients."""
 _AT_A_TIME = 2
 """Chunks of gradients for which there is memory, where chunks are as large as they may be."""
 _ALIGN = 64
@@ -593,7 +599,7 @@ class Exchanges:
 
     def _has_room(self, chunk: _Chunk) -> bool:
         used = sum(each.chunk.value_bytes for each in self._gathering)
-        return not self._gathering or used + chunk.value_bytes <= self._most
+        return not self._gathering or used + chunk.value_bytes <= self._most * VALUES_FACTOR
 
     def _start_next(self) -> None:
         """Begin with the values of the next chunk, after earlier ones have made room for it."""
