@@ -198,6 +198,8 @@ class Recovery:
         self._parts.retry_blocks.leave()
         if not at_boundary:
             state.group.shut()
+        if reason == pb.STANDBY:
+            set_aside()  # before anybody waits for this process
         step, why = state.position.cursor.step, detail or _WHY.get(reason, "")
         log.info(
             "after step %d: waiting for the next generation (%s: %s)", step, pb.ParkReason.Name(reason), why
@@ -205,8 +207,6 @@ class Recovery:
         if trainer.reduction.drifted and at_boundary:
             membership.forget()  # the others hold the state that all have stopped at
             trainer.reduction.drifted = False
-        if reason == pb.STANDBY:
-            set_aside()  # before anybody waits for this process
         membership.park(
             reason,
             detail,
