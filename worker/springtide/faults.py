@@ -10,9 +10,10 @@ before the reductions are awaited), pushed (they are on their way to the paramet
 of all members have come there), reduced (all reductions done, not yet stepping), stepping (before the
 optimizer changes parameters), stepped (after it), committed, formed (the group of a generation stands),
 transfer (before a piece of the state is sent, or when it has come; at the end of a transfer in which nothing
-had to travel), filling (a round of shards has come to where they go), gathering (values of a step are about
-to be waited for), sending and receiving (as transfer, in the middle of a state), ended (at a loop's end),
-evaluation (before a batch of batches(train=False); its step is the one committed last). Of a checkpoint,
+had to travel), filling (a round of shards has come to where they go, between steps or in one), gathering
+(values of a step are about to be waited for), sending and receiving (as transfer, in the middle of a state),
+ended (at a loop's end), evaluation (before a batch of batches(train=False); its step is the one committed
+last). Of a checkpoint,
 with the step that it holds: staged (the share is copied), collecting (what servers hold of it is
 about to be read), share (half of it is written), shared (all of it), manifest
 (before the manifest is), saved (after it), pruned (an old one is deleted); restore (before one is

@@ -112,6 +112,28 @@ def test_killed_between_steps_and_generations(
     check(cluster, reference, [first, second, third, last])
 
 
+@pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
+def test_second_copies_are_made_while_training_goes_on(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
+) -> None:
+    """One of four dies, and another one when all shards are at two workers again: nothing is read."""
+    cluster = make_cluster(
+        options={"pace": 0.03},
+        environment={"SPRINGTIDE_SHARD": shard, "SPRINGTIDE_SHARDS_AT_ONCE_MIB": "0"},
+    )
+    first, second, third, victim = cluster.start(4)
+    cluster.until_step(4)
+    victim.kill()
+    made = "all shards are at two workers again"
+    cluster.until(lambda: all(made in worker.log() for worker in (first, second, third)), "second copies")
+    assert "get their second copy while training goes on" in first.log()
+    third.kill()
+    cluster.until(lambda: first.log().count(made) > 1, "second copies of what the other had")
+    joiner = cluster.add()
+    cluster.until_done()
+    check(cluster, reference, [first, second, joiner])
+
+
 @pytest.mark.parametrize("split", [1, 3])
 def test_script_that_repeats_backward_loses_one_step_at_most(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, split: int

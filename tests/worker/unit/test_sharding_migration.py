@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sharding_world import same
 
 from springtide.sharding import migration
-from springtide.sharding.migration import Move, migrate, moves
+from springtide.sharding.migration import Move, forms_of, migrate, moves
 from springtide.sharding.pieces import ShardPart, State, Stretch
 from springtide.sharding.shard_map import ShardMap
 
@@ -49,6 +49,13 @@ def state_of(stretch: Stretch, seed: int) -> State:
     for number in range(draw.randrange(3)):
         state[f"one {number}"] = draw.choice(ONE_NUMBER)
     return state
+
+
+def brought(group: FakeGroup, planned: list[Move], *calls: Any) -> dict[Stretch, State]:
+    """Return what has come to a member, after all have told each other how it looks."""
+    shard_parts, on_round = calls
+    forms = forms_of(group, planned, shard_parts)  # type: ignore[arg-type]
+    return migrate(group, forms, shard_parts, on_round)  # type: ignore[arg-type]
 
 
 def cuts_of(sizes: Sequence[Sequence[int]], seed: int) -> list[list[ShardPart]]:
@@ -88,7 +95,8 @@ def test_state_arrives_bit_for_bit_in_rounds(sizes: list[list[int]], size: int, 
             assert number in held[group.rank]
             return shards[number]
 
-        return migrate(group, planned, shard_parts, rounds[group.rank].append)  # type: ignore[arg-type]
+        forms = forms_of(group, planned, shard_parts)  # type: ignore[arg-type]
+        return migrate(group, forms, shard_parts, rounds[group.rank].append)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(migration, "ROUND_BYTES", most)
@@ -142,7 +150,7 @@ def test_moves_are_shared_out_among_the_holders(seed: int, size: int, count: int
 
 def test_nothing_to_move_takes_no_collective() -> None:
     def call(group: FakeGroup) -> Any:
-        return migrate(group, [], lambda number: pytest.fail("nothing is asked for"), lambda count: None)  # type: ignore[arg-type]
+        return brought(group, [], lambda number: pytest.fail("nothing is asked for"), lambda count: None)
 
     results, network = on_members(3, call)
     assert results == [{}, {}, {}]
@@ -154,8 +162,8 @@ def test_move_of_shards_without_state_takes_no_round() -> None:
     rounds: list[int] = []
 
     def call(group: FakeGroup) -> Any:
-        return migrate(
-            group,  # type: ignore[arg-type]
+        return brought(
+            group,
             [Move(0, 0, 1)],
             lambda number: [ShardPart(Stretch(0, 0, 9), {}), ShardPart(Stretch(1, 0, 9), {})],
             rounds.append,
@@ -175,7 +183,7 @@ def test_more_than_a_round_of_one_tensor_arrives() -> None:
     def call(group: FakeGroup) -> Any:
         part = ShardPart(Stretch(0, 0, state.numel()), {"exp_avg": state, "step": torch.tensor(4.0)})
         on_round = rounds.append if group.rank else lambda count: None
-        return migrate(group, [Move(0, 0, 1)], lambda number: [part], on_round)  # type: ignore[arg-type]
+        return brought(group, [Move(0, 0, 1)], lambda number: [part], on_round)
 
     (_, arrived), _ = on_members(2, call)
     (own,) = arrived.values()
@@ -192,9 +200,9 @@ def test_lost_member_ends_a_migration_as_an_error() -> None:
             group.shut()
             return None
         with pytest.raises(RuntimeError, match="closed"):
-            migrate(
+            brought(
                 group, [Move(0, 0, 1)], lambda number: [ShardPart(Stretch(0, 0, 1), {})], lambda count: None
-            )  # type: ignore[arg-type]
+            )
         return None
 
     on_members(3, call)

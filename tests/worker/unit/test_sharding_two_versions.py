@@ -4,6 +4,7 @@ mixture of two steps, and no step is lost while each shard has one of its two ho
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
@@ -12,11 +13,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sharding_world import PLAIN, Death, Variant, World
 
+from springtide.sharding import collectives
+from springtide.sharding.filling import AT_ONCE
+
 NODES = st.sampled_from(["a", "b", "c"])
 # A step makes 23 calls here (the vote is awaited in the 19th), and forming a generation about as many; in
 # worlds whose buckets leave in several chunks 64 (the 59th).
 DEATHS = st.lists(st.builds(Death, st.integers(0, 4), st.integers(0, 40) | st.integers(0, 75)), max_size=2)
 MOST_MEMBERS = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _values_in_several_windows() -> Iterator[None]:
+    """Models are small here: so that not all values are on their way at once."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(collectives, "VALUES_FACTOR", 1)
+        patched.setattr(collectives, "WINDOW", 4)
+        yield
 
 
 class Histories(RuleBasedStateMachine):
@@ -29,7 +42,13 @@ class Histories(RuleBasedStateMachine):
     @initialize(
         nodes=st.lists(NODES, min_size=1, max_size=4),
         seed=st.integers(0, 1000),
-        variant=st.builds(Variant, masters=st.booleans(), exact=st.booleans(), reads=st.booleans()),
+        variant=st.builds(
+            Variant,
+            masters=st.booleans(),
+            exact=st.booleans(),
+            reads=st.booleans(),
+            at_once=st.sampled_from([AT_ONCE, 0, 5000]),
+        ),
     )
     def begin(self, nodes: list[str], seed: int, variant: Variant) -> None:
         self.world = World(nodes, seed, variant)
@@ -183,3 +202,54 @@ def test_step_whose_values_do_not_come_is_taken_back() -> None:
         assert (world.restored, world.reference.step) == (0, max(states))
         ends.add(states)
     assert {(3, 3, 3), (3, 3, 4), (3, 4, 4), (4, 4, 4)} <= ends
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant(at_once=0),
+        Variant(at_once=0, masters=True, reads=True),
+        Variant(at_once=0, exact=True),
+        Variant(at_once=5000),
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_second_copies_are_made_while_training_goes_on(variant: Variant, seed: int) -> None:
+    """The next step begins with shards at one member; each step makes copies, until there are two of all.
+
+    From then on each of both may be lost.
+    """
+    world = after_three_steps(["a", "b", "c", "d"], seed, variant)
+    world.lose(world.members[:1])
+    world.form()
+    singles = [world.members[0].home.single]
+    while singles[-1]:
+        assert world.train(1, unused=[len(singles) % 7])
+        world.check()
+        singles.append(world.members[0].home.single)
+    assert singles[0] > 0
+    assert len(singles) > 2
+    assert singles == sorted(singles, reverse=True)
+    assert world.train(1)
+    world.lose([world.members[seed % 3]])
+    world.form()
+    assert world.train(2)
+    world.check()
+    assert not world.restored
+
+
+@pytest.mark.parametrize("chunks", [0, 2])
+def test_death_at_each_call_while_copies_are_made(chunks: int) -> None:
+    """The job goes back to a checkpoint where a shard's one holder is lost; nobody has a mixture ever."""
+    restored = set()
+    for points in range(0, 99, 2):
+        world = after_three_steps(["a", "b", "c", "d"], 4 * points + chunks, Variant(at_once=0))
+        world.lose(world.members[:1])
+        world.form()
+        assert world.train(1)
+        if world.train(1, deaths=[Death(points, points)]):
+            break
+        world.form()
+        world.check()
+        restored.add(world.restored)
+    assert restored == {0, 1}

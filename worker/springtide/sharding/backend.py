@@ -33,9 +33,19 @@ from springtide.comm.layout import Layout
 from springtide.comm.process_group import Group
 from springtide.exact.buckets import ExactBuckets
 from springtide.settings import Settings
-from springtide.sharding.collectives import Exchanges, Flat, HeldSums, Interval, Outgoing, Source, Sums
+from springtide.sharding.collectives import (
+    Exchanges,
+    Flat,
+    HeldSums,
+    Interval,
+    Outgoing,
+    Source,
+    Sums,
+    merged,
+)
 from springtide.sharding.exact_sums import restore_held
-from springtide.sharding.migration import migrate, moves
+from springtide.sharding.filling import AT_ONCE, Batch, Fill, alone, filled, next_batch, postponed
+from springtide.sharding.migration import VALUES, Form, Move, forms_of, migrate, moves
 from springtide.sharding.pieces import HeldPieces, ShardPart, State, Stretch
 from springtide.sharding.shard_map import LostShardsError, ShardMap, divide, plan
 from springtide.sharding.snapshot import Description, ShardSnapshot, WritingPlan, describe, take_snapshot
@@ -43,8 +53,8 @@ from springtide_protocol.names import GenerationName, StateName
 
 log = logging.getLogger(__name__)
 
-VALUES: Final = "values of the parameter"
-"""Key of a parameter's values beside the optimizer's state, in a shard on its way to another member."""
+_FILLING: Final = -1
+"""Stands for shards on their way to a second member, where buckets of values have their numbers."""
 
 
 class ShardsLostError(Exception):
@@ -123,6 +133,7 @@ class ShardedOptimizer:
         keeps_gradients: bool = True,
         most_under_way: int | None = None,
         masters: bool = False,
+        at_once: int = AT_ONCE,
     ) -> None:
         """Hold nothing yet.
 
@@ -136,7 +147,10 @@ class ShardedOptimizer:
                 is held here stay.
             most_under_way: Bytes of memory for what is on its way; None: see `collectives.most_under_way`.
             masters: Parameters of 16 bits have float32 masters, which the optimizers step.
+            at_once: Bytes that a member sends, or receives, before a generation's first step, of second
+                copies; the smallest of all members' counts.
         """
+        self._at_once = at_once
         self._layout, self._optimizers, self._with_norm, self._node = layout, optimizers, with_norm, node
         self._most_under_way = most_under_way
         self._parameters = list(parameters.values())
@@ -158,6 +172,10 @@ class ShardedOptimizer:
         self._doubted: set[int] = set()
         """Shards in `_numbers` whose copy here is not the owner's, so that it counts only where there is no
         other."""
+        self._to_fill: list[Fill] = []
+        """Shards that are to get a second copy while training goes on."""
+        self._batch: Batch | None = None
+        """Those that are on their way."""
         self._prepared: Prepared | None = None
         self._outcome: Outcome | None = None
         self._flats: list[torch.Tensor] = [
@@ -200,6 +218,11 @@ class ShardedOptimizer:
         """Return for how long values were waited for since the last call."""
         seconds, self._gather_seconds = self._gather_seconds, 0.0
         return seconds
+
+    @property
+    def single(self) -> int:
+        """Return how many shards are at one member, until they have a second copy."""
+        return len(self._to_fill) + (0 if self._batch is None else len(self._batch.fills))
 
     @property
     def assigned(self) -> ShardMap | None:
@@ -247,6 +270,7 @@ class ShardedOptimizer:
             RuntimeError: The group's.
         """
         self._group, self._exchanges = group, None
+        self._to_fill, self._batch = [], None
         self._generation, self._step = generation, step
         self._make_prepared(state)
         if is_source:
@@ -262,6 +286,8 @@ class ShardedOptimizer:
             "held": _packed(self._numbers),
             "doubted": _packed(sorted(self._doubted)),
             "repeats": self.repeats_backward,
+            "source": is_source,
+            "at once": self._at_once,
         }
         told = self._announce(group, own)
         self.repeats_backward = any(said.get("repeats", False) for said in told)
@@ -273,7 +299,13 @@ class ShardedOptimizer:
         except LostShardsError as error:
             self._numbers, self._state = [], None
             raise ShardsLostError(str(error)) from None
-        states, came = self._migrated(group, moves(held, assigned), is_source, assigned, state, on_bytes)
+        planned = forms_of(group, moves(held, assigned), self._parts_with_values(is_source))
+        if not any(said.get("source", False) for said in told):  # else one member would have all the work
+            self._to_fill = postponed(planned, held, assigned, min(said["at once"] for said in told))
+        assigned = alone(assigned, self._to_fill)
+        for fill in self._to_fill:
+            del planned[fill.move]
+        states, came = self._migrated(group, planned, is_source, assigned, state, on_bytes)
         self._install(assigned, assigned.held_by(group.rank), states, state)
         self._described = {}
         self._describe()
@@ -290,6 +322,8 @@ class ShardedOptimizer:
             self.held.state_bytes(),
             came,
         )
+        if self._to_fill:
+            log.info("%d shards get their second copy while training goes on", len(self._to_fill))
         return came
 
     def _announce(self, group: Group, own: dict[str, Any]) -> list[dict[str, Any]]:
@@ -308,16 +342,23 @@ class ShardedOptimizer:
         self._state = state
         log.info("step %d was committed by others: it is made here from the sums", state.step)
 
-    def _migrated(
-        self,
-        group: Group,
-        planned: Sequence[Any],
-        is_source: bool,
-        assigned: ShardMap,
-        state: StateName,
-        on_bytes: Callable[[int], object],
-    ) -> tuple[dict[Stretch, State], int]:
-        """Return the state of all that is to be held here, and how many bytes of it came."""
+    def _parts_with_values(self, is_source: bool) -> Callable[[int], list[ShardPart]]:
+        """Return what gives the parts of a shard, with the values of parameters in their state.
+
+        Args:
+            is_source: The state is in the parameters and optimizers.
+        """
+        shard_parts = self._shard_parts(is_source)
+
+        def with_values(number: int) -> list[ShardPart]:
+            return [
+                ShardPart(part.stretch, part.state | {VALUES: self.held.values.of(part.stretch)})
+                for part in shard_parts(number)
+            ]
+
+        return with_values
+
+    def _shard_parts(self, is_source: bool) -> Callable[[int], list[ShardPart]]:
         whole = self.held.take_from_optimizers(self.shards, range(len(self.shards))) if is_source else {}
 
         def shard_parts(number: int) -> list[ShardPart]:
@@ -327,13 +368,19 @@ class ShardedOptimizer:
             stretches = self.held.cells.between(shard.bucket, (shard.start, shard.stop))
             return [ShardPart(item, whole[item]) for _, _, item in stretches if item is not None]
 
-        def with_values(number: int) -> list[ShardPart]:
-            parts = shard_parts(number)
-            return [
-                ShardPart(part.stretch, part.state | {VALUES: self.held.values.of(part.stretch)})
-                for part in parts
-            ]
+        return shard_parts
 
+    def _migrated(
+        self,
+        group: Group,
+        planned: Mapping[Move, Sequence[Form]],
+        is_source: bool,
+        assigned: ShardMap,
+        state: StateName,
+        on_bytes: Callable[[int], object],
+    ) -> tuple[dict[Stretch, State], int]:
+        """Return the state of all that is to be held here, and how many bytes of it came."""
+        shard_parts = self._shard_parts(is_source)
         came = 0
 
         def on_round(count: int) -> None:
@@ -342,7 +389,7 @@ class ShardedOptimizer:
             on_bytes(count)
             faults.reach("filling", self._step + 1)
 
-        arrived = migrate(group, planned, with_values, on_round)
+        arrived = migrate(group, planned, self._parts_with_values(is_source), on_round)
         for stretch, own in arrived.items():
             self.held.values.of(stretch).copy_(own.pop(VALUES))
         mine = assigned.held_by(group.rank)
@@ -394,6 +441,10 @@ class ShardedOptimizer:
             RuntimeError: The group's, when a member is lost meanwhile.
         """
         self.settle(None)
+        self._to_fill = []
+        if self._batch is not None and self._exchanges is not None:
+            self._exchanges.receive(_FILLING)  # what is on its way must not be met by the end of the group
+        self._batch = None
         self._describe()
         group, assigned = self._group, self._map
         if group is None or assigned is None or group.size == 1:
@@ -410,7 +461,8 @@ class ShardedOptimizer:
         rest = _planned_among(self.shards, [said["node"] for said in told], held, staying)
         if self._state is None:
             raise RuntimeError("this worker holds no shards")
-        states, came = self._migrated(group, moves(held, rest), False, rest, self._state, lambda count: None)
+        planned = forms_of(group, moves(held, rest), self._parts_with_values(False))
+        states, came = self._migrated(group, planned, False, rest, self._state, lambda count: None)
         # Those that leave keep what they hold, as long as they are here.
         if group.rank in staying:
             self._install(rest, rest.held_by(group.rank), states, self._state)
@@ -504,6 +556,7 @@ class ShardedOptimizer:
         """
         assert self._exchanges is not None
         self.settle(None)  # values that no module has asked for: they have come by now
+        self._end_filling()
         self._exchanges.finish_sums()
         if self._exact is not None:
             self._sums = list(self._restored(self._exact))
@@ -588,6 +641,7 @@ class ShardedOptimizer:
             # A piece has as much from its first step on.
             self._measured, self.state_bytes = self.held.pieces, self.held.state_bytes()
         self._bring_values()
+        self._go_on_filling()
         if self.waits_for_values:
             try:
                 self.settle(None)
@@ -596,6 +650,59 @@ class ShardedOptimizer:
                 self._state, self._step, self._prepared, self._outcome = self._before
                 raise
             self.held.keep_step()
+
+    # ---- second copies
+
+    def _go_on_filling(self) -> None:
+        """Begin to send the next shards that are at one member to another one, as they are now.
+
+        From the next step on their sums go to both.
+        """
+        exchanges, assigned, group = self._exchanges, self._map, self._group
+        if not self._to_fill or exchanges is None or assigned is None or group is None:
+            return
+        fills = next_batch(self._to_fill, exchanges.most)
+        chosen = {fill.move for fill in fills}
+        self._to_fill = [fill for fill in self._to_fill if fill.move not in chosen]
+        batch = self._batch = Batch(fills, filled(assigned, fills), group.rank, group.size)
+
+        def packed(way: Interval) -> list[torch.Tensor]:
+            return batch.packed(way, self._shard_parts(False), self._device)
+
+        like = torch.empty(0, dtype=torch.uint8, device=self._device)
+        exchanges.send_behind(Outgoing(_FILLING, packed, like, batch.take), batch.route, batch.nbytes)
+        exchanges.reassign(batch.assigned)
+        if not self.keeps_gradients:
+            for bucket in {self.shards[number].bucket for number in batch.coming}:
+                coming = [self.shards[number] for number in batch.coming]
+                own = [(shard.start, shard.stop) for shard in coming if shard.bucket == bucket]
+                intervals = merged(sorted([*self.held.intervals(bucket), *own]))
+                self._sums[bucket] = HeldSums(intervals, self._flats[bucket])
+
+    def _end_filling(self) -> None:
+        """Wait for shards that are on their way, and hold them.
+
+        Raises:
+            RuntimeError: They do not come in this generation, or their state did not look as was told.
+        """
+        batch, exchanges = self._batch, self._exchanges
+        if batch is None:
+            return
+        assert exchanges is not None
+        began = time.perf_counter()
+        exchanges.receive(_FILLING)
+        self._gather_seconds += time.perf_counter() - began
+        faults.reach("filling", self._step + 1)
+        if batch.changed:
+            raise RuntimeError(
+                f"the optimizer's state of {len(batch.changed)} shards has got another form since the "
+                f"generation began: it is sent when the next one begins"
+            )
+        self.held.hold_more(self.shards, batch.runs, batch.coming, batch.states)
+        self._numbers = sorted({*self._numbers, *batch.coming})
+        self._map, self._batch = batch.assigned, None
+        if not self._to_fill:
+            log.info("all shards are at two workers again")
 
     # ---- values
 
@@ -746,6 +853,7 @@ def shards_for(
             # Exact sums are made of all parts of a step: integers stay until the last of them.
             keeps_gradients=settings.shard == "Optimizer" or bool(settings.logical_workers),
             masters=masters,
+            at_once=int(settings.shards_at_once_mib * (1 << 20)),
         )
 
     return make

@@ -473,6 +473,7 @@ class Exchanges:
         """
         self._group, self._likes = group, [flat[:0] for flat in flats]
         by_bucket: list[list[Part]] = [[] for _ in flats]
+        self._parts = by_bucket
         for number, shard in enumerate(shards):
             by_bucket[shard.bucket].append((number, shard.start, shard.stop))
         if most is None:
@@ -484,24 +485,42 @@ class Exchanges:
             )
         self._most, self._most_gradients, self._most_sums = most, most * _FOR_GRADIENTS, most * _FOR_SUMS
         self.memory = Memory(most)
-        # Each member sends and receives (n - 1) parts of n of a chunk.
-        share = 2 * (group.size - 1) / group.size or 1.0
-        self._chunks = [
-            [
-                _chunk(bucket, parts, assigned, group, flat.element_size())
-                for parts in chunks_of(
-                    by_bucket[bucket],
-                    assigned.owners,
-                    int(self._most_gradients / _AT_A_TIME / share / flat.element_size()),
-                )
-            ]
-            for bucket, flat in enumerate(flats)
-        ]
+        self._chunks = self._chunks_by(assigned)
         self._left: deque[_Reducing] = deque()
         self._going_on: deque[_Reducing] = deque()
         self._gathering: deque[_Gathering] = deque()
         self._to_start: deque[tuple[_Chunk, Outgoing]] = deque()
         self._awaited: dict[int, None] = {}
+
+    def _chunks_by(self, assigned: ShardMap) -> list[list[_Chunk]]:
+        # Each member sends and receives (n - 1) parts of n of a chunk.
+        share = 2 * (self._group.size - 1) / self._group.size or 1.0
+        return [
+            [
+                _chunk(bucket, parts, assigned, self._group, like.element_size())
+                for parts in chunks_of(
+                    self._parts[bucket],
+                    assigned.owners,
+                    int(self._most_gradients / _AT_A_TIME / share / like.element_size()),
+                )
+            ]
+            for bucket, like in enumerate(self._likes)
+        ]
+
+    @property
+    def most(self) -> int:
+        """Return the bytes of memory for what is on its way."""
+        return self._most
+
+    def reassign(self, assigned: ShardMap) -> None:
+        """Have the gradients of the next step, and all that follows, go by another map.
+
+        All members call this after the same step; the values of that step are on their way as they were.
+
+        Args:
+            assigned: The holders of each shard.
+        """
+        self._chunks = self._chunks_by(assigned)
 
     # ---- gradients
 
@@ -593,6 +612,19 @@ class Exchanges:
         self._to_start.extend((chunk, each) for each in values for chunk in self._chunks[each.bucket])
         self._fill_window()
 
+    def send_behind(self, extra: Outgoing, way: Route, nbytes: int) -> None:
+        """Begin to send something else when all values are on their way; `receive` waits for it, too.
+
+        Args:
+            extra: Its bucket has a number that no bucket of gradients has.
+            way: This member's part of the exchange.
+            nbytes: The most that any member sends or receives.
+        """
+        self._to_start.append((_Chunk(extra.bucket, way, way, way, (), 0, 0, nbytes), extra))
+        self._fill_window()
+        if self._to_start:
+            self._group.before_next = self._start_rest
+
     def _fill_window(self) -> None:
         while self._to_start and len(self._gathering) < WINDOW and self._has_room(self._to_start[0][0]):
             self._start_next()
@@ -646,7 +678,7 @@ class Exchanges:
             self._start_next()
         while any(each.chunk.bucket == bucket for each in self._gathering):
             self._take_oldest()
-        del self._awaited[bucket]
+        self._awaited.pop(bucket, None)
         self._fill_window()
 
 

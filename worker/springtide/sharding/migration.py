@@ -12,9 +12,10 @@ import base64
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -26,6 +27,16 @@ from springtide.sharding.shard_map import ShardMap
 
 ROUND_BYTES = 16 << 20
 """That one member sends another in one exchange, at most."""
+
+VALUES: Final = "values of the parameter"
+"""Key of a parameter's values beside the optimizer's state, in a shard on its way to another member."""
+
+Form = Sequence[Any]
+"""How the state of a stretch looks: [parameter, start, stop, [[name, dtype, device, rest], ...]].
+
+The rest is None where there is a value by element, whose bytes follow; [shape, base64] of another tensor; and
+the value itself where the dtype is "".
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +73,41 @@ def moves(held: Sequence[Collection[int]], assigned: ShardMap) -> list[Move]:
     return found
 
 
-def migrate(
-    group: Group,
-    planned: Sequence[Move],
-    shard_parts: Callable[[int], list[ShardPart]],
-    on_round: Callable[[int], object],
-) -> dict[Stretch, State]:
-    """Carry out the moves.
+def forms_of(
+    group: Group, planned: Sequence[Move], shard_parts: Callable[[int], list[ShardPart]]
+) -> dict[Move, list[Form]]:
+    """Have all members know how the state of each shard looks that is to move.
 
     Args:
         group: Of the generation; all members call this, with the same moves.
         planned: Of `moves`.
+        shard_parts: Returns the parts of a shard that is held here.
+
+    Raises:
+        RuntimeError: The group's, when a member is lost meanwhile.
+    """
+    if not planned:
+        return {}
+    own = {
+        str(number): [form_of(part) for part in shard_parts(move.shard)]
+        for number, move in enumerate(planned)
+        if move.sender == group.rank
+    }
+    told = [json.loads(text) for text in gather_bytes(group, json.dumps(own).encode())]
+    return {move: told[move.sender][str(number)] for number, move in enumerate(planned)}
+
+
+def migrate(
+    group: Group,
+    planned: Mapping[Move, Sequence[Form]],
+    shard_parts: Callable[[int], list[ShardPart]],
+    on_round: Callable[[int], object],
+) -> dict[Stretch, State]:
+    """Carry out moves.
+
+    Args:
+        group: Of the generation; all members call this, with the same moves.
+        planned: Of `forms_of`.
         shard_parts: Returns the parts of a shard that is held here.
         on_round: Called after each round, with the bytes that have come to this member in it.
 
@@ -82,40 +117,35 @@ def migrate(
     Raises:
         RuntimeError: The group's, when a member is lost meanwhile.
     """
-    if not planned:
-        return {}
-    rank = group.rank
     outgoing: dict[int, list[torch.Tensor]] = {}
-    described: dict[str, Any] = {}
-    for receiver in range(group.size):
-        for move in planned:
-            if (move.sender, move.receiver) != (rank, receiver):
-                continue
-            for part in shard_parts(move.shard):
-                rows, tensors = _describe(part)
-                outgoing.setdefault(receiver, []).extend(tensors)
-                described.setdefault(str(receiver), []).append(rows)
-    told = [json.loads(text) for text in gather_bytes(group, json.dumps(described).encode())]
     incoming: dict[int, list[torch.Tensor]] = {}
     found: dict[Stretch, State] = {}
-    for sender, said in enumerate(told):
-        for row in said.get(str(rank), ()):
-            stretch, state, tensors = _expect(row)
-            incoming.setdefault(sender, []).extend(tensors)
-            found[stretch] = state
-    rounds = max((_portion_count(row) for said in told for row in _totals(said)), default=0)
+    totals: Counter[tuple[int, int]] = Counter()
+    for move, forms in planned.items():
+        totals[move.sender, move.receiver] += sum(map(cut_bytes, forms))
+        if move.sender == group.rank:
+            outgoing.setdefault(move.receiver, []).extend(
+                value
+                for part in shard_parts(move.shard)
+                for value in part.state.values()
+                if is_by_element(value, part.stretch)
+            )
+        if move.receiver == group.rank:
+            for form in forms:
+                stretch, state, tensors = expect(form)
+                incoming.setdefault(move.sender, []).extend(tensors)
+                found[stretch] = state
+    rounds = max(map(_portion_count, totals.values()), default=0)
     _send_all(group, outgoing, incoming, rounds, on_round)
     return found
 
 
-def _describe(part: ShardPart) -> tuple[list[Any], list[torch.Tensor]]:
-    """Return what a stretch's state looks like (JSON-able), and the tensors whose bytes follow."""
+def form_of(part: ShardPart) -> Form:
+    """Return how a stretch's state looks (JSON-able), with all that is not by element."""
     entries: list[Any] = []
-    tensors = []
     for name, value in part.state.items():
         if is_by_element(value, part.stretch):
             entries.append([name, str(value.dtype).removeprefix("torch."), str(value.device), None])
-            tensors.append(value)
         elif isinstance(value, torch.Tensor):
             raw = base64.b64encode(as_bytes(value.detach().cpu().contiguous()).numpy().tobytes()).decode()
             shape = list(value.shape)
@@ -123,12 +153,16 @@ def _describe(part: ShardPart) -> tuple[list[Any], list[torch.Tensor]]:
         else:
             entries.append([name, "", "", value])
     stretch = part.stretch
-    return [stretch.index, stretch.start, stretch.stop, entries], tensors
+    return [stretch.index, stretch.start, stretch.stop, entries]
 
 
-def _expect(row: Sequence[Any]) -> tuple[Stretch, State, list[torch.Tensor]]:
-    """Return a stretch, its state, and that part of the state whose bytes are still to come."""
-    index, start, stop, entries = row
+def expect(form: Form) -> tuple[Stretch, State, list[torch.Tensor]]:
+    """Return a stretch, its state, and that part of the state whose bytes are still to come.
+
+    Args:
+        form: Of `form_of`, at the member that sends it.
+    """
+    index, start, stop, entries = form
     stretch, state = Stretch(index, start, stop), State()
     tensors = []
     for name, dtype, device, value in entries:
@@ -149,15 +183,14 @@ def _here(device: str) -> torch.device:
     return torch.device(device.partition(":")[0])
 
 
-def _totals(said: Mapping[str, Sequence[Any]]) -> Iterator[int]:
-    """Yield the bytes that a member sends each other, as it has described them."""
-    for rows in said.values():
-        yield sum(
-            (stop - start) * getattr(torch, dtype).itemsize
-            for _, start, stop, entries in rows
-            for _, dtype, _, value in entries
-            if dtype and value is None
-        )
+def cut_bytes(form: Form) -> int:
+    """Return the bytes of what a stretch's state has by element. PURE."""
+    _, start, stop, entries = form
+    return sum(
+        (stop - start) * getattr(torch, dtype).itemsize
+        for _, dtype, _, value in entries
+        if dtype and value is None
+    )
 
 
 def _portion_count(total: int) -> int:

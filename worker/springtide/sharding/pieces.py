@@ -17,6 +17,7 @@ import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import torch
@@ -273,6 +274,69 @@ class HeldPieces:
                     self._pieces.append(piece)
                     self._by_parameter.setdefault(stretch.index, []).append(piece)
 
+    def hold_more(
+        self,
+        shards: Sequence[Shard],
+        runs: Sequence[Sequence[int]],
+        coming: Collection[int],
+        states: Mapping[Stretch, State],
+    ) -> None:
+        """Hold some shards more, and have pieces of their own for those and some that were held here alone.
+
+        As in `hold`, both holders of a shard have the same pieces of it.
+
+        Args:
+            shards: All of the layout.
+            runs: Shards that have the same holders from here on, ascending: each is put into pieces together.
+            coming: Those of them that were not held here.
+            states: The state of each stretch that one of those covers.
+        """
+        by_index: dict[int, list[tuple[Stretch, State]]] = {}
+        for known in sorted(states, key=lambda stretch: stretch.start):
+            by_index.setdefault(known.index, []).append((known, states[known]))
+        intervals = {bucket: list(own) for bucket, own in self._intervals.items()}
+        for number in coming:
+            shard = shards[number]
+            intervals.setdefault(shard.bucket, []).append((shard.start, shard.stop))
+        self._intervals = {bucket: merged(sorted(own)) for bucket, own in intervals.items()}
+        new = frozenset(coming)
+        for run in runs:
+            groups = [[number] for number in run] if self.cuts_at_shards else in_buckets(shards, run)
+            for group in groups:
+                first, last = shards[group[0]], shards[group[-1]]
+                for offset, _, stretch in self.cells.between(first.bucket, (first.start, last.stop)):
+                    if stretch is None:
+                        continue
+                    own = self._by_parameter.setdefault(stretch.index, [])
+                    if group[0] in new:
+                        piece = Piece(stretch, first.bucket, offset, self.values.of(stretch))
+                        piece.state = joined(stretch, by_index.get(stretch.index, []))
+                        own.append(piece)
+                    else:
+                        around = self._covering(stretch)
+                        own[:] = [piece for piece in own if piece is not around] + self._split(
+                            around, stretch
+                        )
+                    own.sort(key=lambda piece: piece.stretch.start)
+        pieces = [piece for own in self._by_parameter.values() for piece in own]
+        self._pieces = sorted(pieces, key=lambda piece: (piece.bucket, piece.offset))
+
+    def _split(self, piece: Piece, stretch: Stretch) -> list[Piece]:
+        """Return pieces that a piece consists of, one of which is the stretch; they share its memory."""
+        edges = sorted({piece.stretch.start, stretch.start, stretch.stop, piece.stretch.stop})
+        found = []
+        for start, stop in pairwise(edges):
+            own = Stretch(stretch.index, start, stop)
+            offset = piece.offset + start - piece.stretch.start
+            part = Piece(own, piece.bucket, offset, self.values.of(own))
+            state = part_of(piece, own, self._names[own.index])
+            # A number is counted up by the step of each piece.
+            part.state = {
+                name: value if is_by_element(value, own) else _copied(value) for name, value in state.items()
+            }
+            found.append(part)
+        return found
+
     def shard_parts(self, shards: Sequence[Shard], number: int) -> list[ShardPart]:
         """Return what a shard consists of, with views of the state that is held here of it.
 
@@ -469,6 +533,16 @@ class HeldPieces:
             self.end_step()
             for group, own in zip(groups, kept, strict=True):
                 group.update(own)
+
+
+def in_buckets(shards: Sequence[Shard], numbers: Sequence[int]) -> list[list[int]]:
+    """Return neighbouring shards by bucket. PURE.
+
+    Args:
+        shards: All of the layout.
+        numbers: Ascending, without gaps.
+    """
+    return [list(own) for _, own in groupby(numbers, key=lambda number: shards[number].bucket)]
 
 
 def _plain_step(optimizer: torch.optim.Optimizer) -> None:
