@@ -136,6 +136,11 @@ def read_event(
     small = len(line) <= SMALL_LINE_BYTES and line.count(b"{") + line.count(b"[") <= _SMALL_DEPTH
     event = _object(from_json(line) if small else wire_json.loads(line))
     kind, found = event.get("type"), event.get("object")
+    if kind == "ERROR" and isinstance(found, dict) and found.get("code") not in _GONE:
+        # kopf takes any other error in a watch for the end of the operator.
+        said = str(found.get("message", found))[:200]
+        log.warning("a watch ended with an error, and begins anew with a list: %s", said)
+        return json.dumps({"type": "ERROR", "object": _EXPIRED}).encode()
     if reader is None or not isinstance(found, dict) or kind in ("ERROR", "BOOKMARK"):
         return line if small else json.dumps(event).encode()
     event["object"] = records.read(found, reader)

@@ -7,6 +7,7 @@ small whole numbers, so that sums are exact in any order.
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,13 +146,20 @@ class Reference:
         state = dict(self.optimizer.state.get(own, {}))
         return state | {MASTER: own.detach()} if state and own is not self.parameters[index] else state
 
-    def make_step(self, gradients: Mapping[int, torch.Tensor], unused: Collection[int]) -> None:
+    def make_step(
+        self, gradients: Mapping[int, torch.Tensor], unused: Collection[int], skip: bool = False
+    ) -> None:
         """Make a step with sums of gradients.
 
         Args:
             gradients: The sums, by parameter's number.
             unused: Parameters that get none.
+            skip: It counts, and changes nothing.
         """
+        if skip:
+            self.step += 1
+            schedule(self.optimizer, self.step)
+            return
         for index, parameter in enumerate(self.stepped):
             if index not in unused:
                 # Laid out as the parameter is, as autograd does it.
@@ -180,6 +188,7 @@ class Variant:
         masters: Parameters are bfloat16 and have float32 masters.
         bfloat16: Parameters are bfloat16 in any case.
         at_once: Bytes of second copies that a member sends or receives before a generation's first step.
+        norm: The norm of all gradients is wanted in each step.
         exact: Gradients are summed as integers.
         reads: The script's code reads all values before its step counts.
     """
@@ -190,6 +199,7 @@ class Variant:
     reads: bool = False
     bfloat16: bool = False
     at_once: int = AT_ONCE
+    norm: bool = False
 
     def parameters(self, seed: int = 0) -> dict[str, torch.nn.Parameter]:
         """Return parameters of the variant's type."""
@@ -207,6 +217,7 @@ class Member:
     Attributes:
         state: The name of the state that it has; None: none.
         step: Steps committed in it.
+        norm: That of the last step's summed gradients, where it is wanted.
         table: By shard, the names of those that hold it, as this member knows.
     """
 
@@ -227,7 +238,7 @@ class Member:
             self.parameters,
             self.layout,
             [self.optimizer],
-            with_norm=False,
+            with_norm=variant.norm,
             node=node,
             keeps_gradients=keeps_gradients or variant.exact,
             masters=variant.masters,
@@ -242,6 +253,7 @@ class Member:
             self.home.use_exact(self.exact)
         self.state: StateName | None = None
         self.step = 0
+        self.norm: float | None = None
         self.table: list[frozenset[str]] = []
         self._known: Any = None
 
@@ -255,13 +267,14 @@ class Member:
                 for shard in range(len(assigned.owners))
             ]
 
-    def try_step(self, group: FakeGroup, seed: int, unused: Sequence[int]) -> None:
+    def try_step(self, group: FakeGroup, seed: int, unused: Sequence[int], skip: bool = False) -> None:
         """Make a step of the present generation. Raise RuntimeError when the group breaks.
 
         Args:
             group: Of the generation.
             seed: Of this member's gradients.
             unused: Parameters without a gradient.
+            skip: The step changes nothing, as where a GradScaler has found an infinite gradient.
         """
         assert self.state is not None
         home = self.home
@@ -271,13 +284,15 @@ class Member:
             self._sum(group, gradients)
         else:
             self._sum_exactly(self.exact, group, gradients)
-        home.commit(SCALE, unused)
+        home.commit(SCALE, unused, skip)
         exponents = None if self.exact is None else self.exact.exponents.values
         if self.exact is not None:
             self.exact.commit(self.step + 1)
-        self.optimizer.step()
+        if not skip:
+            self.optimizer.step()
         try:
-            home.stepped()
+            if not skip:
+                home.stepped()
         except RuntimeError as error:
             if not home.waits_for_values:
                 # It is called inside of the script's optimizer.step().
@@ -300,7 +315,7 @@ class Member:
             home.push(flat, bucket)
             if not home.keeps_gradients:
                 flat.fill_(float("nan"))
-        home.prepare()
+        self.norm = home.prepare()
         vote = torch.ones(1)
         group.start_sum(vote).wait()
         assert vote.item() == group.size
@@ -317,7 +332,7 @@ class Member:
                 buckets.put(index, gradients[index], 1.0, 0, True)
             buckets.flush()
             buckets.wait()
-            self.home.prepare()
+            self.norm = self.home.prepare()
             buckets.wait()
             vote = torch.tensor([1.0, float(buckets.exceeded)])
             group.start_sum(vote).wait()
@@ -526,13 +541,20 @@ class World:
 
     # ---- what members do
 
-    def train(self, steps: int, unused: Sequence[int] = (), deaths: Sequence[Death] = ()) -> bool:
+    def train(
+        self,
+        steps: int,
+        unused: Sequence[int] = (),
+        deaths: Sequence[Death] = (),
+        skip: bool = False,
+    ) -> bool:
         """Make steps in the generation that stands; return whether it still does.
 
         Args:
             steps: At most so many.
             unused: Parameters without gradients in these steps.
             deaths: Members that are lost on the way.
+            skip: The steps change nothing.
         """
         self._plan_deaths(self._groups, deaths)
         for _ in range(steps):
@@ -542,12 +564,12 @@ class World:
             for member in self.members:
                 for index, gradient in gradients_for(member.layout, seeds[member.name]).items():
                     sums[index] = sums.get(index, torch.zeros_like(gradient)) + gradient
-            self._candidate.make_step(sums, unused)
+            self._candidate.make_step(sums, unused, skip)
             members = list(self.members)
 
             def step(member: Member, group: FakeGroup, seeds: dict[str, int] = seeds) -> None:
                 try:
-                    member.try_step(group, seeds[member.name], unused)
+                    member.try_step(group, seeds[member.name], unused, skip)
                 except RuntimeError:
                     group.shut()  # as the library's workers do, so that nobody waits
                     raise
@@ -561,7 +583,15 @@ class World:
                 return False
             self._tables = [members[0].table]
             self.reference, self._candidate = self._candidate, None
+            if self._variant.norm:
+                self._check_norms([gradient for index, gradient in sums.items() if index not in unused])
         return True
+
+    def _check_norms(self, gradients: Sequence[torch.Tensor]) -> None:
+        truth = math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients))
+        for member in self.members:
+            assert member.norm is not None
+            assert math.isclose(member.norm, truth, rel_tol=1e-9), (member.norm, truth)
 
     def leave(self, leavers: Collection[Member], deaths: Sequence[Death] = ()) -> None:
         """Have members go, whose shards are brought to the others first.

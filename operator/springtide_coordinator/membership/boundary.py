@@ -187,6 +187,7 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
     effects: list[Effect] = []
     current = m.current
     relieved = any(not record.leaving for record in m.connected())
+    running = current is not None and not current.closing and somebody_trains(m, current)
     for record in list(m.connected()):
         if record.dismissed and record.standing is Standing.PARKED:
             effects += once(record, "leave", Leave(record.dismissed, record.surplus))
@@ -194,7 +195,6 @@ def dismiss(m: Membership, now: float) -> list[Effect]:
             continue
         member = m.in_current(record.info.id)
         idle = not member or (current is not None and current.ended_stage is not None)
-        running = current is not None and not current.closing and somebody_trains(m, current)
         unneeded = record.leaving and not member and (record.state is None or running)
         reason = (m.void_reason or record.detail) if record.voided else ""
         surplus = m.finished and idle and record.park_reason is not ParkReason.BOUNDARY

@@ -62,7 +62,8 @@ def without_hasty_report(observation: Observation, ledger: Ledger, now: float) -
     if report is None or pod is None or pod.running_since is None:
         return observation
     learns = report.generation is None or report.reason == "Reconnecting"
-    if not learns or now - pod.running_since >= LEARNING_SECONDS:
+    # By what this process has seen: the pod's time is another machine's.
+    if not learns or observation.seen_for(sight.running_from(pod), now) >= LEARNING_SECONDS:
         return observation
     return replace(observation, report=None)
 

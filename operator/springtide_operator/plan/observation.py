@@ -411,6 +411,11 @@ _WEBHOOK_FAILS = "failed calling webhook"
 TRANSIENT_SECONDS = 30.0
 
 
+def is_transient(code: int) -> bool:
+    """Return whether a server that answers so (0: it does not) may well take the same later. PURE."""
+    return code in (0, 429) or code >= 500
+
+
 @dataclass(frozen=True)
 class Refusal:
     """The API server's no to a creation; kept by the shell, cleared by a success."""
@@ -425,8 +430,8 @@ class Refusal:
 
     @property
     def transient(self) -> bool:
-        """The server did not get to an answer: nothing that a user can act on."""
-        return self.code == 0 or self.code >= 500
+        """The server did not get to an answer, or has too much to do: nothing that a user can act on."""
+        return is_transient(self.code)
 
     @property
     def invalid(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from springtide_operator.plan.observation import Observation, Refusal
+from springtide_operator.plan.observation import Observation, Refusal, is_transient
 from springtide_operator.plan.values import parse_time, timestamp
 
 LIMIT_SECONDS = 300.0
@@ -111,7 +111,7 @@ def refuse(
         return Refusal(code, message, math.inf, now, terminating=True, generation=generation)
     since = previous.since if previous is not None else now
     waited = max(0.0, now - since)
-    limit = TRANSIENT_LIMIT_SECONDS if code == 0 or code >= 500 else RETRY_LIMIT_SECONDS
+    limit = TRANSIENT_LIMIT_SECONDS if is_transient(code) else RETRY_LIMIT_SECONDS
     return Refusal(code, message, now + min(limit, max(1.0, waited)), since, generation=generation)
 
 

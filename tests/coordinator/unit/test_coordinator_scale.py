@@ -171,7 +171,7 @@ def lines_of(run: Callable[[], object]) -> int:
 
 
 def test_work_of_a_join_grows_as_the_members_do(tmp_path: Path) -> None:
-    small, large = (lines_of(lambda n=n: join_one(tmp_path, n)) for n in (64, 256))  # type: ignore[misc]
+    small, large = (lines_of(lambda n=n: join_one(tmp_path, n)) for n in (128, 512))  # type: ignore[misc]
     assert large <= 4.4 * small
 
 

@@ -27,6 +27,7 @@ class Server:
     def __init__(self) -> None:
         self.version = 0
         self.refuses = False
+        self.fails = 0  # watches that end with an error which is no word about the version
         self.held = asyncio.Event()
         self.held.set()
         self.lists: list[str] = []
@@ -45,6 +46,13 @@ class Server:
             return web.json_response(listed)
         response = web.StreamResponse()
         await response.prepare(request)
+        if self.fails:
+            self.fails -= 1
+            status = (
+                b'{"kind":"Status","code":500,"reason":"InternalError","message":"etcdserver: no leader"}'
+            )
+            await response.write(b'{"type":"ERROR","object":' + status + b"}\n")
+            return response
         await response.write(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n')
         await asyncio.sleep(60)
         return response
@@ -124,6 +132,16 @@ async def test_open_watch_ends_and_another_list_comes(served: tuple[str, Server]
             await world.lists.anew("pods")
             assert len(server.lists) == before + more
         assert world.taker.whole[-1] == ("", str(server.version))
+        assert world.taker.names[-1] == f"p{server.version}"
+
+
+async def test_error_in_a_watch_ends_nothing(served: tuple[str, Server]) -> None:
+    """kopf takes most errors for the end of the operator: it is told to list anew instead."""
+    url, server = served
+    server.fails = 2
+    async with World(url) as world, asyncio.timeout(20):
+        await until(lambda: server.fails == 0 and len(server.lists) > 2, "lists after both errors")
+        await world.lists.anew("pods")
         assert world.taker.names[-1] == f"p{server.version}"
 
 

@@ -210,7 +210,6 @@ REFUSED = [
         "too many requests",
         lambda w: refused(w, 429, "too many requests, please try again later"),
         "",
-        (*REFUSAL, "too many requests"),
     ),
     Day(
         "quota changed by others at the same time",

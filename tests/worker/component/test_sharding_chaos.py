@@ -39,7 +39,7 @@ def test_survivors_with_shards_have_the_undisturbed_numbers(
         folder.mkdir()
         cluster = saving_cluster(zygote, folder, OPTIONS)
         cluster.environment["SPRINGTIDE_SHARD"] = "Gradients" if seed.number % 2 else "Optimizer"
-        if seed.number % 4 < 2:  # second copies are made while training goes on
+        if seed.version >= 6 and seed.number % 4 < 2:  # second copies are made while training goes on
             cluster.environment["SPRINGTIDE_SHARDS_AT_ONCE_MIB"] = "0"
         chaos = ShardChaos(cluster, seed)
         told = survive(chaos, reference, early=True)

@@ -134,6 +134,18 @@ def test_second_copies_are_made_while_training_goes_on(
     check(cluster, reference, [first, second, joiner])
 
 
+def test_losses_through_ten_kills(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
+    """Ten times one is killed and another comes: the losses are those of one process."""
+    cluster = make_cluster()
+    first, *others = cluster.start(3)
+    for kill in range(10):
+        cluster.until_step(3 * kill + 3, first)
+        others.pop(0).kill()
+        others.append(cluster.add())
+    cluster.until_done()
+    check(cluster, reference, [first, *others], 1e-6)
+
+
 @pytest.mark.parametrize("split", [1, 3])
 def test_script_that_repeats_backward_loses_one_step_at_most(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, split: int
@@ -265,6 +277,8 @@ def test_owner_and_buddy_lost_goes_back_in_the_same_processes(
     check(cluster, reference, workers[2:])
     assert all("restored" in worker.log() for worker in workers[2:])
     assert "both that held them are lost" in cluster.logs()
+    assert cluster.reply is not None
+    assert cluster.reply.states_lost == 1
 
 
 @pytest.mark.parametrize(
@@ -293,6 +307,8 @@ def test_checkpoint_is_restored_at_another_size(
     cluster.until_done()
     check(cluster, reference, others)
     assert min(worker.commits()[0]["step"] for worker in others) == newest + 1
+    kept = [worker.log().count("shards are kept") for worker in others]
+    assert kept == [1, 1] if first == second else kept == [0, 0]
 
 
 MASTERS = {"masters": True, "lr": 0.001}

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
     [
         ("accumulation", {"EPOCHS": "3"}, "backward:5:kill", "accuracy on the training set"),
         ("augmentation", {"EPOCHS": "1"}, "", "test accuracy"),
-        ("gpt", {"STEPS": "3"}, "", "held-out loss"),
+        ("gpt", {"STEPS": "3", "SPRINGTIDE_SHARD": "Gradients"}, "", "held-out loss"),
     ],
 )
 def test_example(

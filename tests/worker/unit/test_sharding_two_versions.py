@@ -9,9 +9,11 @@ from typing import Any
 
 import hypothesis
 import pytest
+import torch
+from fake_groups import FakeGroup
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sharding_world import PLAIN, Death, Variant, World
+from sharding_world import PLAIN, Death, Member, Variant, World
 
 from springtide.sharding import collectives
 from springtide.sharding.filling import AT_ONCE
@@ -48,6 +50,7 @@ class Histories(RuleBasedStateMachine):
             exact=st.booleans(),
             reads=st.booleans(),
             at_once=st.sampled_from([AT_ONCE, 0, 5000]),
+            norm=st.booleans(),
         ),
     )
     def begin(self, nodes: list[str], seed: int, variant: Variant) -> None:
@@ -59,9 +62,12 @@ class Histories(RuleBasedStateMachine):
         unused=st.lists(st.integers(0, 6), max_size=2, unique=True),
         deaths=DEATHS,
         forming=st.lists(DEATHS, max_size=2),
+        skip=st.booleans(),
     )
-    def train(self, steps: int, unused: list[int], deaths: list[Death], forming: list[list[Death]]) -> None:
-        if not self.world.train(steps, unused, deaths):
+    def train(
+        self, steps: int, unused: list[int], deaths: list[Death], forming: list[list[Death]], skip: bool
+    ) -> None:
+        if not self.world.train(steps, unused, deaths, skip):
             self.go_on(forming)
 
     @precondition(lambda self: len(self.world.members) < MOST_MEMBERS)
@@ -177,12 +183,17 @@ def test_both_holders_leave_and_nothing_is_lost() -> None:
     assert world.restored == 0
 
 
-def test_step_committed_by_one_is_made_by_all_others() -> None:
-    """The sums were at all; one member heard so, and its death afterwards changes nothing."""
+@pytest.mark.parametrize("skip", [False, True])
+def test_step_committed_by_one_is_made_by_all_others(skip: bool) -> None:
+    """The sums were at all; one member heard so, and its death afterwards changes nothing.
+
+    A step that changes nothing changes nothing there, either.
+    """
     made = 0
     for seed in range(24):
         world = after_three_steps(["a", "b", "c", "d"], seed)
-        world.train(1, deaths=[Death(seed, 19 if seed % 4 < 2 else 59)])  # the vote has begun
+        # The vote has begun.
+        world.train(1, deaths=[Death(seed, 19 if seed % 4 < 2 else 59)], skip=skip)
         states = {member.step for member in world.members}
         world.form()
         world.check()
@@ -253,3 +264,67 @@ def test_death_at_each_call_while_copies_are_made(chunks: int) -> None:
         world.check()
         restored.add(world.restored)
     assert restored == {0, 1}
+
+
+@pytest.mark.parametrize("variant", [Variant(norm=True), Variant(norm=True, exact=True)])
+@pytest.mark.parametrize("seed", range(2))
+def test_norm_is_that_of_all_gradients(variant: Variant, seed: int) -> None:
+    """Each shard counts once, whoever has its sums."""
+    world = after_three_steps(["a", "b", "c"], seed, variant)
+    assert world.train(2, unused=[1, 4])
+    world.lose(world.members[:2])
+    world.form()
+    assert world.train(1)
+
+
+def test_values_are_waited_for_layer_by_layer() -> None:
+    """To wait for a parameter of the bucket that is needed first leaves the others' values on their way."""
+    world = after_three_steps(["a", "b", "c"], 1)
+    truth = world.reference.parameters
+    last = len(truth) - 1
+    behind = []
+
+    def look(member: Member, group: FakeGroup) -> None:
+        own = list(member.parameters.values())
+        member.home.settle([last])
+        assert torch.equal(own[last], truth[last])
+        behind.append(any(not torch.equal(mine, value) for mine, value in zip(own, truth, strict=True)))
+        member.home.settle(None)
+        assert all(torch.equal(mine, value) for mine, value in zip(own, truth, strict=True))
+
+    world.each(look)
+    assert any(behind)
+
+
+class GrowsLater(torch.optim.SGD):
+    """SGD with momentum that has something more in its state from its fourth step on."""
+
+    elementwise = True
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        found = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", torch.tensor(0.0)) + 1.0
+                if state["count"] >= 4:
+                    state.setdefault("late", torch.full_like(parameter, 7.0))
+        return found
+
+
+def test_state_that_grows_has_a_step_done_again() -> None:
+    """Second copies are on their way when the optimizer makes new state: one step is done again for it."""
+    world = after_three_steps(
+        ["a", "b", "c", "d"], 2, Variant(lambda p: GrowsLater(p, lr=0.125, momentum=0.5), at_once=0)
+    )
+    world.lose(world.members[:1])
+    world.form()
+    assert world.members[0].home.single
+    again = 0
+    while world.members[0].home.single:
+        if not world.train(1):
+            again += 1
+            world.form()
+        world.check()
+    assert again == 1
+    assert world.reference.step > 4

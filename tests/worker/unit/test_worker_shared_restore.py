@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from springtide.checkpoint.restore import assign
 from springtide.comm import gather
-from springtide.elastic.shared_restore import assign
 from springtide.launch.cgroup import memory_left
 
 

@@ -108,22 +108,53 @@ def read(storage: Storage, name: str) -> tuple[Any, Manifest]:
     return reading.tree(), reading.manifest
 
 
+def assign(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Return which files each member reads: about equally many bytes each.
+
+    The largest first, each to the member that has least so far: Graham, Bounds on Multiprocessing Timing
+    Anomalies, 1969.
+
+    Args:
+        sizes: of the files, in bytes.
+        count: members, at least 1.
+
+    Returns:
+        By member: the numbers of its files, ascending.
+    """
+    found: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
+        member = min(range(count), key=lambda member: (loads[member], member))
+        found[member].append(number)
+        loads[member] += sizes[number]
+    return [sorted(numbers) for numbers in found]
+
+
 class Reading:
     """A checkpoint on its way into this process's memory, file by file, from storage or from other members.
 
     files: with what it read and what it is to read, in one order for all members.
+    apart: a part of the checkpoint that is not read here; None: there is none.
     """
 
-    def __init__(self, storage: Storage, name: str) -> None:
+    def __init__(self, storage: Storage, name: str, without: str = "") -> None:
         """Read the descriptions, and take the memory.
 
-        Raise CorruptError, StorageError; SpringtideError when there is not the memory for it.
+        Args:
+            storage: the folder of checkpoints.
+            name: of the checkpoint.
+            without: kind of a part that is left out; "": none is.
+
+        Raises:
+            CorruptError: something is not what was written.
+            StorageError: storage does not answer.
+            SpringtideError: there is not the memory for it.
         """
         self._storage, self._name = storage, name
         self.manifest = manifest_of(storage, name)
-        self._parts = {
-            kind: _Part(storage, name, part) for kind, part in sorted(parts_of(self.manifest).items())
-        }
+        parts = dict(sorted(parts_of(self.manifest).items()))
+        self.apart = parts.pop(without, None)
+        self._parts = {kind: _Part(storage, name, part) for kind, part in parts.items()}
         self.files = [(kind, file) for kind, part in self._parts.items() for file in part.part.files]
         self._pieces: dict[int, list[shares.Piece]] = {}
 

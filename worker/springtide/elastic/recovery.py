@@ -52,6 +52,7 @@ from springtide.ps.generation import GenerationStart, ServersLackState
 from springtide.ps.step_failures import StepFailures, describe
 from springtide.settings import Settings
 from springtide.sharding.backend import ShardedOptimizer, ShardsLostError
+from springtide.sharding.restore import ShardsRestore
 from springtide.train_step.context import Failure
 from springtide.train_step.state import Position, State, TensorPlace
 from springtide.train_step.trainer import Trainer
@@ -341,7 +342,7 @@ class Recovery:
         begins_from = required_state(start.message.state, "Start.state")
         membership.hold(begins_from)
         if self._trainer.shards is not None:
-            source = start.message.fresh and (by_all or rank == 0)
+            source = start.message.fresh and (by_all or rank == 0) and not self._trainer.shards.adopted
             moved += self._bring_shards(self._trainer.shards, start, group, begins_from, source)
         ended = [
             json.loads(start.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
@@ -465,7 +466,9 @@ class Recovery:
         checkpoints = self._parts.saver.checkpoints
         # What servers hold is given to them by the first member alone. All members must decide alike.
         together = group.size > 1 and self._trainer.servers is None
-        shared: SharedRestore | LocalShardsRestore = SharedRestore(group, self._has_room)
+        shared: SharedRestore | LocalShardsRestore = SharedRestore(
+            group, self._has_room, self._shards_restore(start, group)
+        )
         if self._trainer.pod is not None:
             shared = LocalShardsRestore(group, self._trainer.shard_runs)
         if group.rank > 0:
@@ -478,6 +481,16 @@ class Recovery:
         )
         by_all = shared.end(found) if together else False
         return self._go_on_from(found, skipped, start, stage, began), by_all
+
+    def _shards_restore(self, start: Start, group: Group) -> ShardsRestore | None:
+        """Return what restores the optimizer's state, where the members share it out."""
+        trainer = self._trainer
+        if trainer.shards is None:
+            return None
+        trainer.shards.adopted = False  # of a generation that did not begin
+        state = required_state(start.message.state, "Start.state")
+        keep = partial(trainer.shards.adopt, state)
+        return ShardsRestore(group, trainer.shards.target(), trainer.positions, keep)
 
     def _has_room(self, size: int) -> bool:
         """Return whether a state of so many bytes has room beside this process, and those beside it."""

@@ -19,26 +19,34 @@ import torch
 
 from springtide.checkpoint import restore
 from springtide.checkpoint.manifest import CorruptError, Manifest
-from springtide.checkpoint.restore import Reading, Restored
+from springtide.checkpoint.restore import Reading, Restored, assign
 from springtide.checkpoint.storage import Storage, StorageError
 from springtide.comm.gather import chunks, gather_bytes, pass_around
 from springtide.comm.process_group import Group
 from springtide.errors import SpringtideError
+from springtide.sharding.restore import ShardsRestore
 
 log = logging.getLogger(__name__)
+
+SHARDS_PART = "servers"
+"""Kind of the part of a checkpoint that has the optimizer's state, where that was in shards or on servers."""
 
 
 class SharedRestore:
     """One restore, by the members of a group."""
 
-    def __init__(self, group: Group, has_room: Callable[[int], bool]) -> None:
+    def __init__(
+        self, group: Group, has_room: Callable[[int], bool], shards: ShardsRestore | None = None
+    ) -> None:
         """Make it for one generation.
 
         Args:
             group: of the generation.
             has_room: whether this process can hold a state of so many bytes beside its own.
+            shards: restores the optimizer's state, where the members share it out and so did those that have
+                saved it; the state that is returned does not have it then.
         """
-        self._group, self._has_room = group, has_room
+        self._group, self._has_room, self._shards = group, has_room, shards
         self._shared = False
 
     # ---- the first member
@@ -133,38 +141,25 @@ class SharedRestore:
         log.info(
             "of checkpoint %s, %d files were read here and %d bytes came from others", name, len(own), came
         )
-        return reading.tree(), reading.manifest
+        tree = reading.tree()
+        shards, apart = self._shards, reading.apart
+        problem = "" if shards is None or apart is None else shards.read(storage, name, apart)
+        if problem:
+            log.info("the checkpoint is read by rank 0 alone: %s", problem)
+            return None
+        return tree, reading.manifest
 
     def _opened(self, storage: Storage, name: str) -> tuple[Reading | None, str]:
         try:
-            reading = Reading(storage, name)
+            reading = Reading(storage, name, "" if self._shards is None else SHARDS_PART)
         except (CorruptError, StorageError, SpringtideError) as error:
             return None, str(error)
-        if not self._has_room(reading.size):
-            return None, f"there is no room for the {reading.size} bytes of its state"
+        size = reading.size
+        if self._shards is not None and reading.apart is not None:
+            size += self._shards.bytes_here(reading.apart)
+        if not self._has_room(size):
+            return None, f"there is no room for the {size} bytes of its state"
         return reading, ""
-
-
-def assign(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Return which files each member reads: about equally many bytes each.
-
-    The largest first, each to the member that has least so far: Graham, Bounds on Multiprocessing Timing
-    Anomalies, 1969.
-
-    Args:
-        sizes: of the files, in bytes.
-        count: members, at least 1.
-
-    Returns:
-        By member: the numbers of its files, ascending.
-    """
-    found: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
-        member = min(range(count), key=lambda member: (loads[member], member))
-        found[member].append(number)
-        loads[member] += sizes[number]
-    return [sorted(numbers) for numbers in found]
 
 
 def _form(reading: Reading) -> str:

@@ -47,6 +47,7 @@ from springtide.sharding.exact_sums import restore_held
 from springtide.sharding.filling import AT_ONCE, Batch, Fill, alone, filled, next_batch, postponed
 from springtide.sharding.migration import VALUES, Form, Move, forms_of, migrate, moves
 from springtide.sharding.pieces import HeldPieces, ShardPart, State, Stretch
+from springtide.sharding.restore import Target
 from springtide.sharding.shard_map import LostShardsError, ShardMap, divide, plan
 from springtide.sharding.snapshot import Description, ShardSnapshot, WritingPlan, describe, take_snapshot
 from springtide_protocol.names import GenerationName, StateName
@@ -150,7 +151,7 @@ class ShardedOptimizer:
             at_once: Bytes that a member sends, or receives, before a generation's first step, of second
                 copies; the smallest of all members' counts.
         """
-        self._at_once = at_once
+        self._at_once, self._masters = at_once, masters
         self._layout, self._optimizers, self._with_norm, self._node = layout, optimizers, with_norm, node
         self._most_under_way = most_under_way
         self._parameters = list(parameters.values())
@@ -166,6 +167,8 @@ class ShardedOptimizer:
         self._is_whole = False
         """Whether the whole state is in the parameters and the optimizers, and not in pieces."""
         self._state: StateName | None = None
+        self.adopted = False
+        """Whether the shards came from a checkpoint, and the generation that they are for has not begun."""
         self._generation: GenerationName | None = None
         self._step = 0
         """Steps that are committed in `_state`."""
@@ -238,6 +241,35 @@ class ShardedOptimizer:
         told = state["outcome"]
         self._outcome = None if told is None else Outcome.from_json(told)
 
+    # ---- restores
+
+    def target(self) -> Target:
+        """Return the shards, for a restore of their state."""
+
+        def device(index: int, name: str, by_element: bool) -> torch.device:
+            options = next(
+                group
+                for optimizer in self._optimizers
+                for group in optimizer.param_groups
+                if any(item is self._parameters[index] for item in group["params"])
+            )
+            on_device = by_element or options.get("fused") or options.get("capturable")
+            return self._parameters[index].device if on_device else torch.device("cpu")
+
+        return Target(self.shards, self._layout, self.held.cells, self._node, device, self._masters)
+
+    def adopt(self, state: StateName, numbers: Sequence[int], states: Mapping[Stretch, State]) -> None:
+        """Hold what came from a checkpoint; the parameters get its values before the generation begins.
+
+        Args:
+            state: The name that it has.
+            numbers: Of the shards that this member is to hold.
+            states: Of all their stretches.
+        """
+        self._numbers, self._state, self.adopted = list(numbers), state, True
+        self._is_whole, self._doubted, self._prepared = False, set(), None
+        self.held.hold(self.shards, self._numbers, states)
+
     # ---- generations
 
     def begin_generation(
@@ -273,6 +305,9 @@ class ShardedOptimizer:
         self._to_fill, self._batch = [], None
         self._generation, self._step = generation, step
         self._make_prepared(state)
+        if self.adopted:
+            self.held.values.take_in()
+        self.adopted = False
         if is_source:
             self._numbers, self._state, self._is_whole = list(range(len(self.shards))), state, True
             self._doubted = set()

@@ -135,8 +135,8 @@ def migrate(
                 stretch, state, tensors = expect(form)
                 incoming.setdefault(move.sender, []).extend(tensors)
                 found[stretch] = state
-    rounds = max(map(_portion_count, totals.values()), default=0)
-    _send_all(group, outgoing, incoming, rounds, on_round)
+    rounds = max(map(portion_count, totals.values()), default=0)
+    send_rounds(group, outgoing, incoming, rounds, on_round)
     return found
 
 
@@ -193,17 +193,30 @@ def cut_bytes(form: Form) -> int:
     )
 
 
-def _portion_count(total: int) -> int:
+def portion_count(total: int) -> int:
+    """Return in how many rounds so many bytes go from one member to another. PURE."""
     return math.ceil(total / ROUND_BYTES)
 
 
-def _send_all(
+def send_rounds(
     group: Group,
     outgoing: Mapping[int, Sequence[torch.Tensor]],
     incoming: Mapping[int, Sequence[torch.Tensor]],
     rounds: int,
     on_round: Callable[[int], object],
 ) -> None:
+    """Send tensors from all members to all, in rounds of bounded size.
+
+    Args:
+        group: All its members call this.
+        outgoing: By rank: the tensors that it gets from here.
+        incoming: By rank: those that it sends here, in the same order and of the same sizes.
+        rounds: The same number at all members: the largest `portion_count` of any pair.
+        on_round: Called after each round, with the bytes that have come.
+
+    Raises:
+        RuntimeError: The group's, when a member is lost meanwhile.
+    """
     out = {rank: _portions(tensors) for rank, tensors in outgoing.items()}
     into = {rank: _portions(tensors) for rank, tensors in incoming.items()}
     members = range(group.size)

@@ -308,10 +308,15 @@ class Trainer:
         Raises:
             RuntimeError: servers, or other members, fail.
         """
-        positions = self.whole_state.positions(self._gradients.parameters)
+        positions = self.positions
         if self.servers is not None:
             return self.servers.snapshot(name, len(writers), positions)
         return None if self.shards is None else self.shards.snapshot(rank, writers, positions)
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Return, by number of a trained parameter, the place of its optimizer's state in a checkpoint."""
+        return self.whole_state.positions(self._gradients.parameters)
 
     def settle(self, parameters: Collection[int] | None) -> str | None:
         """Wait for the values of these parameters (None: all) from elsewhere; as `ask`."""
