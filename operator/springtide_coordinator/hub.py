@@ -280,7 +280,7 @@ class Hub:
         Raises:
             MalformedError: a count beyond every job, or a consistency that there is not.
         """
-        synced = wire.to_synced(request)
+        synced = wire.to_synced(request, self.clock())
         self.hang_seconds = _seconds(request.hang_seconds)
         self._take(synced)
         self.decide()  # the answer tells of it

@@ -355,19 +355,38 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
 # ---- operator ----
 
 
-def to_pod(pod: pb.Pod) -> PodSeen:
-    """Raises MalformedError."""
+def to_pod(pod: pb.Pod, now: float) -> PodSeen:
+    """Raises MalformedError.
+
+    Args:
+        pod: of the message.
+        now: by this process's clock, in which the time to leave is to be.
+    """
     check_count(pod.slot, MAX_SLOT, "a pod's slot")
-    return PodSeen(pod.uid, pod.name, pod.slot, pod.started, _duration(pod.leave_by), pod.unheard)
+    leave_by = _moment(pod.leave_in_seconds, pod.leave_by, now)
+    return PodSeen(pod.uid, pod.name, pod.slot, pod.started, leave_by, pod.unheard)
 
 
-def to_synced(request: pb.SyncRequest) -> Synced:
-    """Raises MalformedError for counts beyond every job, and a consistency that there is not."""
+def _moment(seconds: float, at: float, now: float) -> float:
+    """Return a time by this process's clock: so many seconds from now on, or as an operator of an earlier
+    release has said it, by the clock of another machine; 0: never. PURE.
+    """
+    duration = _duration(seconds)
+    return now + duration if duration else _duration(at)
+
+
+def to_synced(request: pb.SyncRequest, now: float) -> Synced:
+    """Raises MalformedError for counts beyond every job, and a consistency that there is not.
+
+    Args:
+        request: of the operator.
+        now: by this process's clock.
+    """
     return Synced(
         target=check_count(request.target, MAX_PROCESSES, "target"),
         minimum=check_count(request.minimum, MAX_PROCESSES, "minimum"),
         maximum=check_count(request.maximum, MAX_PROCESSES, "maximum"),
-        living=tuple(to_pod(pod) for pod in request.living),
+        living=tuple(to_pod(pod, now) for pod in request.living),
         observed=request.observed,
         processes_per_pod=check_count(request.processes_per_pod, MAX_PROCESSES_PER_POD, "processes_per_pod")
         or 1,
@@ -375,10 +394,10 @@ def to_synced(request: pb.SyncRequest) -> Synced:
         trained=request.generation > 0,
         pause=_duration(request.pause_seconds, MAX_PAUSE_SECONDS),
         servers=check_count(request.servers, MAX_SERVERS, "servers"),
-        living_servers=tuple(to_pod(pod) for pod in request.living_servers),
+        living_servers=tuple(to_pod(pod, now) for pod in request.living_servers),
         hung=frozenset(request.hung),
         suspend=request.suspend,
-        suspend_by=_duration(request.suspend_by),
+        suspend_by=_moment(request.suspend_in_seconds, request.suspend_by, now),
         saved=request.saved,
         consistency=to_consistency(request.consistency),
     )

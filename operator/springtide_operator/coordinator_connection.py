@@ -242,23 +242,33 @@ def to_request(word: CoordinatorUpdate) -> pb.SyncRequest:
         hang_seconds=word.hang_seconds,
         suspend=word.suspend_by > 0,
         suspend_by=word.suspend_by,
+        suspend_in_seconds=_from_now(word.suspend_by, word.now),
         saved=word.saved,
         hung=word.hung,
-        living=[_pod(pod) for pod in word.living],
+        living=[_pod(pod, word.steady) for pod in word.living],
         speaks=speaks_to_proto(OWN),
         servers=word.servers,
-        living_servers=[_pod(pod) for pod in word.living_servers],
+        living_servers=[_pod(pod, word.steady) for pod in word.living_servers],
         consistency=pb.Consistency(mode=word.consistency, staleness=word.staleness),
     )
 
 
-def _pod(pod: LivingPod) -> pb.Pod:
+_AT_ONCE_SECONDS = 0.001
+
+
+def _from_now(at: float, now: float) -> float:
+    """Return the seconds until then, a little above 0 where it is past; 0 for 0, which means never. PURE."""
+    return max(_AT_ONCE_SECONDS, at - now) if at else 0.0
+
+
+def _pod(pod: LivingPod, now: float) -> pb.Pod:
     return pb.Pod(
         uid=pod.uid,
         name=pod.name,
         slot=pod.slot,
         started=pod.started,
         leave_by=pod.leave_by,
+        leave_in_seconds=_from_now(pod.leave_at, now),
         unheard=pod.unheard,
     )
 

@@ -758,23 +758,25 @@ class ServerLeave(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Pod(_message.Message):
-    __slots__ = ("uid", "name", "slot", "started", "leave_by", "unheard")
+    __slots__ = ("uid", "name", "slot", "started", "leave_by", "unheard", "leave_in_seconds")
     UID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_BY_FIELD_NUMBER: _ClassVar[int]
     UNHEARD_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     uid: str
     name: str
     slot: int
     started: bool
     leave_by: float
     unheard: bool
-    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ..., unheard: _Optional[bool] = ...) -> None: ...
+    leave_in_seconds: float
+    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ..., unheard: _Optional[bool] = ..., leave_in_seconds: _Optional[float] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
-    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "consistency", "saved", "speaks")
+    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "consistency", "saved", "speaks", "suspend_in_seconds")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
     MAXIMUM_FIELD_NUMBER: _ClassVar[int]
@@ -793,6 +795,7 @@ class SyncRequest(_message.Message):
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     SPEAKS_FIELD_NUMBER: _ClassVar[int]
+    SUSPEND_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     target: int
     minimum: int
     maximum: int
@@ -811,7 +814,8 @@ class SyncRequest(_message.Message):
     consistency: Consistency
     saved: str
     speaks: Speaks
-    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: _Optional[bool] = ..., suspend_by: _Optional[float] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., saved: _Optional[str] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
+    suspend_in_seconds: float
+    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: _Optional[bool] = ..., suspend_by: _Optional[float] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., saved: _Optional[str] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., suspend_in_seconds: _Optional[float] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("server", "connected", "serving", "leaving", "speaks")

@@ -5,7 +5,7 @@ process.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from springtide_operator.api import reasons
@@ -29,8 +29,18 @@ def held_for_gone_at(pod: WorkerPod | CoordinatorPod | ServerPod) -> float:
         return math.inf
     if pod.unreachable:
         return going_since(pod) + UNREACHABLE_LOST_SECONDS
+    return _leaves_at(pod) + LOST_SECONDS
+
+
+def _leaves_at(pod: WorkerPod | CoordinatorPod | ServerPod) -> float:
+    """Return when the grace period ends of a pod that was asked to go, by the steady clock; 0 for others.
+
+    The deletionTimestamp is the API server's time, which may be minutes away from any other machine's.
+    """
+    if pod.gone_by is None:
+        return 0.0
     grace = pod.gone_by - (pod.deletion_asked_at if pod.deletion_asked_at is not None else pod.gone_by)
-    return going_since(pod) + grace + LOST_SECONDS
+    return going_since(pod) + grace
 
 
 def going_since(pod: WorkerPod | CoordinatorPod | ServerPod) -> float:
@@ -50,8 +60,9 @@ class LivingPod:
     name: str
     slot: int
     started: bool
-    leave_by: float  # unix seconds; 0: stays
+    leave_by: float  # unix seconds, by the API server's clock; 0: stays
     unheard: bool = False  # the operator looked, and heard nothing of it nor of its node
+    leave_at: float = 0.0  # the same by the operator's steady clock
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,8 @@ class CoordinatorUpdate:
     staleness: int = 0  # with BoundedStaleness
     suspend_by: float = 0.0  # unix time at which all members leave, whatever is saved; 0: they stay
     saved: str = ""  # name of the checkpoint that the job was put away with
+    now: float = field(default=0.0, compare=False)  # unix seconds, when it was made
+    steady: float = field(default=0.0, compare=False)  # the same by the operator's steady clock
 
 
 def make_sync(
@@ -122,6 +135,8 @@ def make_sync(
         tuple(serving),
         suspend_by=suspend.leave_by(job),
         saved=suspend.saved_name(job.status),
+        now=now,
+        steady=now if observation.steady is None else observation.steady,
         **_consistency(job),
     )
 
@@ -129,7 +144,7 @@ def make_sync(
 def _living(pod: WorkerPod | ServerPod, observation: Observation) -> LivingPod:
     started = pod.started_at is not None or pod.running
     unheard = sight.is_unheard(pod, observation)
-    return LivingPod(pod.uid, pod.name, pod.slot, started, pod.gone_by or 0.0, unheard)
+    return LivingPod(pod.uid, pod.name, pod.slot, started, pod.gone_by or 0.0, unheard, _leaves_at(pod))
 
 
 def _consistency(job: Job) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from operator_world import World, finished_message, job_object
 
 from springtide_operator.api import reasons
 from springtide_operator.api.crd import custom_resource_definition
+from springtide_operator.coordinator_connection import to_request
 from springtide_operator.plan.coordinator_sync import UNREACHABLE_LOST_SECONDS, make_sync
 from springtide_operator.plan.decide import invalid
 from springtide_operator.plan.observation import FailureReport
@@ -264,6 +265,36 @@ def test_the_word_for_the_coordinator_lists_who_may_still_run() -> None:
     assert by_uid[leaving["metadata"]["uid"]].leave_by == world.now + 30
     assert sum(pod.leave_by == 0 for pod in said.living) == 1
     assert all(pod.started for pod in said.living)
+
+
+def test_coordinator_is_told_how_long_a_pod_has_to_leave() -> None:
+    """Whatever the API server's clock says: it is not the coordinator's, and one told too late kills.
+
+    What is compared to find news stays the same while time passes.
+    """
+    world = started(2)
+    leaving, _ = world.workers()
+    world.ask_deletion(leaving, 30)
+    leaving["metadata"]["deletionTimestamp"] = timestamp(world.now + 3600 + 30)
+    seen = world.observe()
+    words = []
+    for later in (5.0, 12.0):
+        pods = tuple(
+            replace(pod, going_since=1000.0) if pod.gone_by is not None else pod for pod in seen.workers
+        )
+        observation = replace(seen, workers=pods, steady=1000.0 + later)
+        words.append(make_sync(world.parsed(), observation, 5, world.now + later))
+        asked = {pod.uid: pod.leave_in_seconds for pod in to_request(words[-1]).living}
+        assert asked.pop(leaving["metadata"]["uid"]) == pytest.approx(30 - later)
+        assert set(asked.values()) == {0.0}
+    assert words[0] == words[1]
+    late = replace(seen, workers=pods, steady=1000.0 + 50)
+    (asked_late,) = (
+        pod.leave_in_seconds
+        for pod in to_request(make_sync(world.parsed(), late, 5, world.now)).living
+        if pod.leave_by
+    )
+    assert 0 < asked_late < 0.1
 
 
 def test_pod_of_lost_node_is_gone_long_before_its_grace_ends() -> None:

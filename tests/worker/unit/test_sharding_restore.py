@@ -159,7 +159,7 @@ def test_masters_that_nobody_asked_for_are_refused(tmp_path: Path) -> None:
 
 
 def test_nobody_has_more_than_its_share_and_its_shards(tmp_path: Path) -> None:
-    """Of six members each reads a sixth and keeps a third."""
+    """Each of six members reads a sixth and keeps a third."""
     world = World(["a", "b", "c"] * 2, 2)
     world.form()
     assert world.train(1)

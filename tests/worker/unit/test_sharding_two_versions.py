@@ -278,7 +278,7 @@ def test_norm_is_that_of_all_gradients(variant: Variant, seed: int) -> None:
 
 
 def test_values_are_waited_for_layer_by_layer() -> None:
-    """To wait for a parameter of the bucket that is needed first leaves the others' values on their way."""
+    """A wait for a parameter of the bucket that is needed first leaves other values on their way."""
     world = after_three_steps(["a", "b", "c"], 1)
     truth = world.reference.parameters
     last = len(truth) - 1

@@ -60,12 +60,12 @@ class _Saved:
     Attributes:
         index: Number of the parameter whose state it is part of.
         name: In that state.
-        cut: It has an element for each of the parameter's.
+        by_element: It has an element for each of the parameter's.
     """
 
     index: int
     name: str
-    cut: bool
+    by_element: bool
 
 
 class ShardsRestore:
@@ -133,7 +133,7 @@ class ShardsRestore:
             "ones": {
                 str(piece.tensor): base64.b64encode(raw.numpy().tobytes()).decode()
                 for piece, raw in memory.items()
-                if not problem and not saved[piece.tensor].cut
+                if not problem and not saved[piece.tensor].by_element
             },
         }
         heard = [json.loads(text) for text in gather_bytes(self._group, json.dumps(told).encode())]
@@ -187,13 +187,13 @@ class ShardsRestore:
                 if not isinstance(value, torch.Tensor):
                     plain.setdefault(index, {})[name] = value
                     continue
-                cut = bool(value.dim() or not (shape or name == "step"))
-                if cut and tuple(value.shape) != shape:
+                by_element = bool(value.dim() or not (shape or name == "step"))
+                if by_element and tuple(value.shape) != shape:
                     raise ValueError(
                         f"the state {name!r} of parameter {position} has the shape {tuple(value.shape)}, the "
                         f"parameter {shape}"
                     )
-                saved[numbers[id(value)]] = _Saved(index, name, cut)
+                saved[numbers[id(value)]] = _Saved(index, name, by_element)
         return saved, plain
 
     def _stretches(self, assigned: ShardMap) -> dict[int, list[tuple[Stretch, tuple[int, ...]]]]:
@@ -227,8 +227,8 @@ class ShardsRestore:
                 state = states[stretch] = State()
                 for number in by_index.get(index, ()):
                     what, dtype = saved[number], specs[number].dtype
-                    device = self._target.device(index, what.name, what.cut)
-                    if what.cut:
+                    device = self._target.device(index, what.name, what.by_element)
+                    if what.by_element:
                         size = stretch.stop - stretch.start
                         state[what.name] = torch.empty(size, dtype=dtype, device=device)
                     else:
@@ -252,7 +252,7 @@ class ShardsRestore:
         totals: Counter[tuple[int, int]] = Counter()
         for sender, found in enumerate(pieces):
             for piece in found:
-                if not (what := saved[piece.tensor]).cut:
+                if not (what := saved[piece.tensor]).by_element:
                     continue
                 size = specs[piece.tensor].dtype.itemsize
                 for start, stop, stretch, holders in _overlaps(piece, stretches[what.index]):
