@@ -268,9 +268,9 @@ def test_the_word_for_the_coordinator_lists_who_may_still_run() -> None:
 
 
 def test_coordinator_is_told_how_long_a_pod_has_to_leave() -> None:
-    """Whatever the API server's clock says: it is not the coordinator's, and one told too late kills.
+    """The API server's clock is another one than the coordinator's, and does not count.
 
-    What is compared to find news stays the same while time passes.
+    The word that is compared to find news stays the same while time passes.
     """
     world = started(2)
     leaving, _ = world.workers()
