@@ -5,7 +5,7 @@
 A worker that joins in the middle of an epoch of 10^9 samples makes its batch of 4,096 there; the peer is a
 table by `torch.randperm`, as torch's `RandomSampler` makes it. The peer is measured on 10^7 samples, since it
 takes minutes and 8 GB for 10^9; `peer_seconds_for_1e9` is a hundred times that. Each measurement is a process
-of its own; bytes are what the process grew by at its highest.
+of its own; bytes are what the process grew by at its highest, after it has used a small data set.
 
 Keys: `seconds_for_1e9` (the first batch), `bytes`, `next_batch_seconds` (batches after it, on average over an
 epoch's stretch of 2^20 samples), `expected_hash_step_seconds` (the share of a step in the epoch's expected
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -39,10 +38,12 @@ def measure_keyed() -> dict[str, float]:
     from springtide.data.cursor import Cursor
     from springtide.data.ledger import DatasetSum
     from springtide.data.loop import plan_loop
-    from springtide.data.permutation import keyed
+    from springtide.data.permutation import BLOCK_SIZE, keyed
 
-    keyed(1000, 0, 0, torch.arange(100))  # the first use of torch's functions is not ours
-    before = _peak_bytes()
+    # The first use of torch's functions, and of modules, is not ours.
+    keyed(100_000, 0, 0, torch.arange(BLOCK_SIZE))
+    plan_loop(range(100_000), batch_size=BATCH, seed=1).global_ids(Cursor())
+    before = _resident_bytes()
     plan = plan_loop(range(SAMPLES), batch_size=BATCH, seed=1)
     cursor = Cursor(position=SAMPLES // 2)
     began = time.perf_counter()
@@ -72,7 +73,7 @@ def measure_table() -> dict[str, float]:
     import torch
 
     torch.randperm(10)[:2].tolist()
-    before = _peak_bytes()
+    before = _resident_bytes()
     began = time.perf_counter()
     torch.randperm(PEER_SAMPLES)[PEER_SAMPLES // 2 :][:BATCH].clone()
     return {
@@ -81,8 +82,22 @@ def measure_table() -> dict[str, float]:
     }
 
 
+def _resident_bytes() -> int:
+    """Return the bytes of memory of this process, from which `_peak_bytes` counts on."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
 def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return the most that it was since `_resident_bytes`."""
+    return _status("VmHWM")
+
+
+def _status(key: str) -> int:
+    (line,) = (
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{key}:")
+    )
+    return int(line.split()[1]) * 1024
 
 
 def _in_a_process(what: str) -> dict[str, float]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.comm import commit_vote as side
+from springtide.train_step import replica_digest
 from springtide.train_step.replica_digest import INTERVAL, LIMIT, PIECES, ReplicaDigest, odd_ones
 
 STEPS = [INTERVAL * number for number in range(1, PIECES + 1)]
@@ -69,3 +70,20 @@ def test_the_vote_sees_any_difference(hashes: list[int]) -> None:
     result = side.decode(total, parts[0], len(parts))
     assert result.same_step
     assert result.replicas_agree == (len(set(hashes)) == 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("chunk", [1, 7, 100, 1000])
+def test_hash_does_not_depend_on_chunks(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chunk: int
+) -> None:
+    """Large tensors are looked at in parts, which change nothing, in the tensors either."""
+    generator = torch.Generator().manual_seed(1)
+    parts = [(torch.randn(size, generator=generator) * 9).to(dtype) for size in (100, 1, 0, 333)]
+    before = [part.clone() for part in parts]
+    whole = replica_digest.digest_of(parts)
+    monkeypatch.setattr(replica_digest, "CHUNK", chunk)
+    assert replica_digest.digest_of(parts) == whole
+    assert all(map(torch.equal, parts, before))
+    parts[3][332] += 1
+    assert replica_digest.digest_of(parts) != whole

@@ -19,6 +19,7 @@ LIMIT = 1 << 20
 """Hashes are below it, so that the vote's sums of squares are exact."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PERIOD = 65521
+CHUNK = 1 << 20
 
 
 class ReplicaDigest:
@@ -60,13 +61,21 @@ class ReplicaDigest:
 
 
 def digest_of(parts: Sequence[torch.Tensor]) -> int:
-    """Return a hash, 1..LIMIT-1, of the bits of one-dimensional tensors, in their order."""
+    """Return a hash, 1..LIMIT-1, of the bits of one-dimensional tensors, in their order.
+
+    It takes memory for CHUNK elements, whatever their sizes, and a device is waited for once in each tensor.
+    """
     total = 0
     for part in parts:
-        words = part.view(_WORDS[part.element_size()]).to(torch.int64)
-        places = torch.arange(1, words.numel() + 1, device=words.device) % _PERIOD + 1
-        # Both sums may wrap around, everywhere alike.
-        total = total * 1_000_003 + int((words * places).sum()) + 31 * int(words.sum())
+        sums = torch.zeros(2, dtype=torch.int64, device=part.device)
+        for start in range(0, part.numel(), CHUNK):
+            words = part[start : start + CHUNK].view(_WORDS[part.element_size()]).to(torch.int64)
+            places = torch.arange(start + 1, start + words.numel() + 1, device=words.device)
+            # Both sums may wrap around, everywhere alike.
+            sums[1] += words.sum()
+            sums[0] += places.remainder_(_PERIOD).add_(1).mul_(words).sum()
+        weighted, plain = sums.tolist()
+        total = total * 1_000_003 + weighted + 31 * plain
     return total % (LIMIT - 1) + 1
 
 
