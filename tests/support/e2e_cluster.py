@@ -26,6 +26,7 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 from e2e_hands import Hands, given_hands
+from forked_start import forked
 from required import require_tool
 
 from springtide_demo.kube import Kube
@@ -197,7 +198,9 @@ def cluster(folder: Path, packaged: bool = False) -> Iterator[E2ECluster]:
 
         # Two small nodes are what the end-to-end tests ask of any cluster.
         size = Settings(nodes=2, cpus="2", memory="4Gi") if packaged else Settings(nodes=3)
-        with Cluster.start(folder / "cluster", size) as embedded, Kube(embedded.kubeconfig) as api:
+        with forked():
+            started = Cluster.start(folder / "cluster", size)
+        with started as embedded, Kube(embedded.kubeconfig) as api:
 
             def crash(node: str) -> None:
                 try:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forked_start import forked
 from worker_cluster import PROGRAM, Worker
 
 ROOTS = [str(Path(__file__).parents[2] / root) for root in ("protocol", "operator", "worker", "ps")]
@@ -28,7 +29,7 @@ class Launchers:
             **env,
         }
         launcher = [] if argv[0] == str(PROGRAM) else [*LAUNCH, *self._options, "--"]
-        with log.open("ab") as file:
+        with log.open("ab") as file, forked():
             made = subprocess.Popen(
                 [*launcher, sys.executable, *argv],
                 env=environment,

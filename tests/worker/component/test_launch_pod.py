@@ -22,7 +22,7 @@ from springtide.coordination import outcome
 
 OPTIONS: dict[str, Any] = {"samples": 160, "batch": 32, "epochs": 20, "pace": 0.02, "same_start": True}
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("fork_server")]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from springtide.coordination import outcome
 SCRIPT = Path(__file__).parents[2] / "support" / "launch_script.py"
 FEATURES = SCRIPT.with_name("launch_features.py")
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("fork_server")]
 
 Make = Callable[..., WorkerCluster]
 

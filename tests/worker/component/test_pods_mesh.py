@@ -19,7 +19,7 @@ from worker_cluster import Worker, WorkerCluster
 from springtide.checkpoint.consolidate import to_safetensors
 from springtide.coordination import outcome
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("fork_server")]
 
 SCRIPT = Path(__file__).parents[2] / "support" / "mesh_script.py"
 PACE = {"pace": 0.05}
