@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_start import forked
 
 from benchmarks import checkpoint, exact, ps_embedding, ps_throughput, steady_state
 
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.fixture(scope="module")
+def begun() -> None:
+    """Begin the fork server before a test that must leave no child behind."""
+    with forked():
+        return
+
+
 @pytest.fixture(autouse=True)
-def modules_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+def modules_of_the_checkout(monkeypatch: pytest.MonkeyPatch, begun: None) -> Iterator[None]:
     """Have benchmarks import modules below the repository's root, which `make bench` does, too."""
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with forked():
+        yield
 
 
 def check_measured(figures: dict[str, Any], names: set[str]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from forked_start import forked
 from required import require_tool
 from uncompiled import uncompiled
 
@@ -68,6 +69,13 @@ def shorter_example(root: Path) -> None:
     (root / EXAMPLE).write_text(uncompiled(text))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def begun() -> None:
+    """Begin the fork server before a test that must leave no child behind."""
+    with forked():
+        return
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     for tool in ("kubectl", "helm", "make"):
@@ -77,7 +85,9 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         program.write_text(f'#!/bin/sh\necho {name} "$@" >> "{tmp_path}/calls"\n')
         program.chmod(0o755)
     shorter_example(tmp_path / "image")
-    with Cluster.start(tmp_path / "cluster", Settings(nodes=2, cpus="2", memory="4Gi")) as cluster:
+    with forked():
+        started = Cluster.start(tmp_path / "cluster", Settings(nodes=2, cpus="2", memory="4Gi"))
+    with started as cluster:
         cluster.add_image("springtide/worker", Path(sys.executable), tmp_path / "image")
         path = f"{tmp_path}:{os.environ['PATH']}"
         yield Shell({**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path})
