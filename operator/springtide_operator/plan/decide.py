@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from springtide_operator.api import names, reasons
+from springtide_operator.api.all_reduce import Shard
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.worker import template_hash
 from springtide_operator.plan import (
@@ -113,7 +114,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     events += nodes.events(actions)
     truths = readiness.with_readiness(_truths(job, observation, ledger, now), observation)
     status = _status(job, observation, ledger, truths, now)
-    events += _changes(old, status, observation)
+    events += _changes(job, old, status, observation)
     later = [refusal.retry_at for refusal in observation.refusals.values()]
     later += [backoff.until for backoff in ledger.backoffs.values()]
     later += completion.wakes(job)
@@ -288,7 +289,7 @@ def _coordinator(observation: Observation, ledger: Ledger, numbers: Status, old:
     return result
 
 
-def _changes(old: Status, new: Status, observation: Observation) -> list[Event]:
+def _changes(job: Job, old: Status, new: Status, observation: Observation) -> list[Event]:
     """Events of what changed in status."""
     events = []
     if conditions.is_true(new, reasons.RUNNING) and not conditions.is_true(old, reasons.RUNNING):
@@ -311,10 +312,10 @@ def _changes(old: Status, new: Status, observation: Observation) -> list[Event]:
     if before and want and before != want:
         text = f"from {before} to {want} parameter servers"
         events.append(Event(reasons.EVENT_SERVERS_SCALED, text))
-    return events + _reported(old, new, observation)
+    return events + _reported(job, old, new, observation)
 
 
-def _reported(old: Status, new: Status, observation: Observation) -> list[Event]:
+def _reported(job: Job, old: Status, new: Status, observation: Observation) -> list[Event]:
     """Events of what the coordinator told of the training; its last word is told of with the end."""
     events = suspend.events_of_saving(old, new, observation) + servers.switched(old, new)
     events += progress.recovered(observation.report_of(new["coordinator"]["incarnation"]), old)
@@ -322,6 +323,8 @@ def _reported(old: Status, new: Status, observation: Observation) -> list[Event]
         who = "no worker with the job's state survived"
         if "parameterServers" in new:
             who = "a parameter server took the job's state with it, or no worker with it survived"
+        elif job.spec.strategy.all_reduce.shard is not Shard.NONE:
+            who = "shards of the optimizer's state are at no worker any more: all that held them are lost"
         text = f"{who}: training goes back to a checkpoint, or begins again"
         events.append(Event(reasons.STATE_LOST, text, warning=True))
     return events
@@ -371,7 +374,7 @@ def _end(
         "coordinator": _coordinator(observation, ledger, numbers, old),
         "progressTime": timestamp(now),
     }
-    events += _reported(old, status, observation)
+    events += _reported(job, old, status, observation)
     events += _trained_unseen(old, status)
     events = [*events, Event(final, outcome.message, warning=not outcome.succeeded)]
     actions, wake_at = cleanup.after_the_end(job, observation, outcome.succeeded, now, now)

@@ -164,6 +164,23 @@ def test_recoveries_add_up_over_coordinators() -> None:
     assert world.status["lastRecoverySeconds"] == "0.123"
 
 
+@pytest.mark.parametrize(
+    ("shard", "said"), [("None", "no worker with the job's state survived"), ("Optimizer", "shards of the")]
+)
+def test_lost_state_is_told_as_what_it_was(shard: str, said: str) -> None:
+    """Workers may have survived a loss of shards, and hold the rest of the state."""
+    spec = job_object(3)
+    spec["spec"].setdefault("strategy", {"type": "AllReduce"})["allReduce"] = {"shard": shard}
+    world = World(job=spec)
+    world.settle()
+    world.reports()
+    world.round()
+    world.now += 20
+    world.reports(states_lost=1)
+    (event,) = (event for event in world.round().events if event.reason == reasons.STATE_LOST)
+    assert event.message.startswith(said)
+
+
 def test_what_training_has_gone_on_after_is_an_event_once() -> None:
     def told(*numbers: int, **report: Any) -> list[str]:
         failures = tuple(FailureReport(n, 1 + n, 0.504, f"digits-worker-{n}-0 is lost") for n in numbers)
