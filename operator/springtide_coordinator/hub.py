@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from springtide_coordinator import wire
 from springtide_coordinator.evaluation import Answer, Evaluations, Total
+from springtide_coordinator.heartbeats import Heartbeats
 from springtide_coordinator.history import Commit, History
 from springtide_coordinator.membership import (
     Connected,
     Disconnected,
     Event,
+    FellSilent,
     Membership,
     Phase,
     Received,
@@ -30,7 +32,7 @@ from springtide_coordinator.membership import (
     take_in,
 )
 from springtide_coordinator.membership.events import Effect, EndStream, LoopEnded, Made, MemberLost, Send
-from springtide_coordinator.membership.messages import Outgoing, Refused, ServerLeaving, Welcome
+from springtide_coordinator.membership.messages import Outgoing, Refused, ServerLeaving, Standing, Welcome
 from springtide_coordinator.memory import Memories
 from springtide_coordinator.poison import Death, Poison
 from springtide_coordinator.rates import Rates
@@ -104,6 +106,7 @@ class Hub:
         self.history = History()
         self.slowness = Slowness()
         self.motion = Motion()
+        self.heartbeats = Heartbeats(most=2 * options.tick)
         self.rates = Rates()
         self.step_rate = StepRate()
         self.hang_seconds = 0.0  # the operator's limit; 0: not told
@@ -184,6 +187,11 @@ class Hub:
                 case "activity":
                     if stream.member in self.membership.members:
                         self.motion.note_report(stream.member, message.activity, self.clock())
+                case "heartbeat":
+                    held = _seconds(message.heartbeat.held_seconds)
+                    self.heartbeats.beat(stream.session, self.clock(), held)
+                case "parked" | "ended":
+                    self.heartbeats.forget(stream.session)  # it says none while it waits
                 case "checkpoint":
                     self.storage.note_report(stream.member, message.checkpoint)
                 case "transferring":
@@ -194,6 +202,7 @@ class Hub:
                 case "formed":
                     self.storage.formed(message.formed, self.clock())
                 case "bye":
+                    self.heartbeats.forget(stream.session)
                     self._bye(stream, message.bye)
                 case "evaluate":
                     self._evaluate(stream, message.evaluate)
@@ -213,6 +222,7 @@ class Hub:
     def closed(self, stream: WorkerStream | ServerStream) -> None:
         """The stream broke or ended."""
         stream.end()
+        self.heartbeats.forget(stream.session)
         known: list[dict[int, WorkerStream] | dict[int, ServerStream]] = [self.streams, self.server_streams]
         if any(streams.pop(stream.session, None) is not None for streams in known):
             self._take(Disconnected(stream.session))
@@ -293,10 +303,29 @@ class Hub:
         """
         began = self.clock()
         self._take(Tick())
+        self._cut_off_silent(began)
         # From the beginning: the process may stand still in here as well.
         self._next_tick = began + every if every else math.inf
 
     # ---- inside ----
+
+    def _cut_off_silent(self, now: float) -> None:
+        """Let the membership know who says no heartbeats, while a generation commits steps. Its first step
+        may compile and hold the interpreter's lock, so the transport alone watches over it.
+        """
+        self.heartbeats.look(now)
+        current, known = self.membership.current, self.history.known
+        committed = current is not None and known is not None and known.generation == current.name
+        if not self.options.learns_heartbeats or not committed:
+            return
+        pods = {
+            record.session: record.info.pod_uid or record.info.id
+            for record in self.membership.members.values()
+            if record.session is not None and record.standing is Standing.ACTIVE
+        }
+        for session, seconds in self.heartbeats.silent(pods, now).items():
+            self.heartbeats.forget(session)
+            self._take(FellSilent(session, seconds))
 
     def _take(self, event: Event) -> None:
         now = self.clock()

@@ -44,6 +44,7 @@ class Options:
     certificate: ServerCertificate | None = None  # None: no TLS
     checkpoint_seconds: float = 0.0
     heartbeat: Heartbeat = field(default_factory=lambda: of_members(LIMIT))
+    learns_heartbeats: bool = False  # a process that trains may be lost before the limit, by its heartbeats
     tick: float = 0.05
     membership: Settings = field(default_factory=Settings)
 
@@ -88,6 +89,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         certificate=certificate,
         checkpoint_seconds=float(whole(env, "SPRINGTIDE_CHECKPOINT_SECONDS", 0)),
         heartbeat=heartbeat,
+        learns_heartbeats=not env.get("SPRINGTIDE_KEEPALIVE_SECONDS"),
         membership=Settings(
             grace=heartbeat.return_within,
             standstill=limit / 4,

@@ -148,7 +148,7 @@ class Consistency(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., staleness: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "evaluate", "checkpoint", "transferring", "bound_to_steps", "memory")
+    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "evaluate", "checkpoint", "transferring", "bound_to_steps", "memory", "heartbeat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     STORE_SET_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +165,7 @@ class WorkerMessage(_message.Message):
     TRANSFERRING_FIELD_NUMBER: _ClassVar[int]
     BOUND_TO_STEPS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     parked: Parked
     store_set: StoreEntry
@@ -181,7 +182,8 @@ class WorkerMessage(_message.Message):
     transferring: Transferring
     bound_to_steps: BoundToSteps
     memory: Memory
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ..., bound_to_steps: _Optional[_Union[BoundToSteps, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ..., bound_to_steps: _Optional[_Union[BoundToSteps, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "keeps_applied_batches", "bound_to_steps", "at_epoch_end", "storage", "speaks", "largest_group", "together")
@@ -234,6 +236,12 @@ class BoundToSteps(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("held_seconds",)
+    HELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    held_seconds: float
+    def __init__(self, held_seconds: _Optional[float] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("parameter_bytes", "gradient_bytes", "bucket_bytes", "state_bytes", "shard", "limit_bytes", "limited_by")

@@ -18,6 +18,15 @@ MOST_RETURN = 0.5
 MOST_PINGS = 400
 """A second, of one coordinator: each costs it some 40 microseconds."""
 
+LEAST_LIMIT = 0.5
+"""Seconds of silence that are never held against a process that trains."""
+
+BEAT_SECONDS = 0.1
+"""Between two heartbeats of a process that trains."""
+
+GAPS = 3.0
+"""A process's limit is so many times the longest gap between its heartbeats of late."""
+
 RETURN_AFTER_STANDSTILL = 2.0
 """Heartbeat limits within which all find a coordinator again that stood still: they try once a second."""
 
@@ -76,3 +85,16 @@ def of_coordinator(limit: float) -> Heartbeat:
         limit: in seconds, positive; that of members.
     """
     return Heartbeat(limit * 3 / 4, limit * 3 / 4)
+
+
+def beat_every(processes: int) -> float:
+    """Return after how many seconds a process that trains says its next heartbeat; 0: it says none.
+
+    They are MOST_PINGS a second at most for all processes together. Where that makes them so rare that the
+    transport would find a silent process earlier, there are none.
+
+    Args:
+        processes: that the job wants.
+    """
+    every = max(BEAT_SECONDS, processes / MOST_PINGS)
+    return every if GAPS * every < LIMIT else 0.0

@@ -21,7 +21,12 @@ OLDEST_PROTOCOL_VERSION: Final = 1
 """Hello's `protocol_version`, too: a process of version 1 lets no other number in."""
 STORE_ENTRIES: Final = "store-entries"
 MEMORY: Final = "memory"
-CAPABILITY_OF: Final[Mapping[str, str]] = {"store_entries": STORE_ENTRIES, "memory": MEMORY}
+HEARTBEAT: Final = "heartbeat"
+CAPABILITY_OF: Final[Mapping[str, str]] = {
+    "store_entries": STORE_ENTRIES,
+    "memory": MEMORY,
+    "heartbeat": HEARTBEAT,
+}
 """Kinds of messages (their names in a `oneof`) that version 1 does not have, and the capability of each."""
 
 

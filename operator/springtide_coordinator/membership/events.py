@@ -88,11 +88,19 @@ class StoodStill:
 
 
 @dataclass(frozen=True, slots=True)
+class FellSilent:
+    """The member of a stream has said no heartbeat for so many seconds, which is longer than its limit."""
+
+    session: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
 
-Event = Connected | ServerConnected | Disconnected | Received | Synced | StoodStill | Tick
+Event = Connected | ServerConnected | Disconnected | Received | Synced | StoodStill | FellSilent | Tick
 
 
 @dataclass(frozen=True, slots=True)

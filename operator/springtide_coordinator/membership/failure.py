@@ -96,9 +96,9 @@ def why_lost(
     if record is None:
         return MACHINE_SILENT if gone_with_machine(m, info, now) else ""
     if record.parked:
-        generation.fenced.discard(info.id)
+        generation.fenced.pop(info.id, None)
     if info.id in generation.fenced:
-        return "it did not stop when it was told to"
+        return generation.fenced[info.id]
     if record.dismissed:
         return "it left"
     if record.connected or record.disconnected_at is None:
@@ -343,8 +343,32 @@ def disconnect_hung(m: Membership, now: float) -> list[Effect]:
     return effects
 
 
+def disconnect_silent(m: Membership, record: Record, seconds: float, now: float) -> list[Effect]:
+    """Disconnect a member that says no heartbeats: the others go on without it at once.
+
+    It is lost to the generation until it parks, which it does when it is awake again. A coordinator that
+    hears no operator leaves it: it may be the one that is cut off.
+
+    Args:
+        m: facts of the membership.
+        record: of the member.
+        seconds: of its silence.
+        now: in unix seconds.
+
+    Returns:
+        The refusal and the end of the stream; empty for a process that does not train in the generation.
+    """
+    current = m.current
+    if current is None or record.info.id not in current.ids or record.generation != current.name:
+        return []
+    if record.standing is not Standing.ACTIVE or m.deaf(now):
+        return []
+    why = f"it said no heartbeat for {seconds:.1f} s"
+    return disconnect(m, current, record, f"{record.info.label}: {why}", now, why)
+
+
 def disconnect(
-    m: Membership, generation: Generation, record: Record, reason: str, now: float
+    m: Membership, generation: Generation, record: Record, reason: str, now: float, why: str = ""
 ) -> list[Effect]:
     """End the stream of a member that does not answer; it stays lost to the generation until it parks.
 
@@ -352,8 +376,9 @@ def disconnect(
         m: facts of the membership.
         generation: the current one.
         record: of the process.
-        reason: in words.
+        reason: in words, for the process.
         now: in unix seconds.
+        why: how it is known that it is lost; empty: it did not park.
 
     Returns:
         The refusal and the end of the stream; empty without one.
@@ -363,7 +388,7 @@ def disconnect(
         return []
     m.sessions.pop(session, None)
     record.session, record.disconnected_at = None, now
-    generation.fenced.add(record.info.id)
+    generation.fenced[record.info.id] = why or "it did not stop when it was told to"
     return [
         Send(session, record.info.id, Refused(reason, retry=True)),
         EndStream(session, record.info.id, reason),

@@ -40,7 +40,7 @@ class Generation:
     start: Start | None = None  # None: adopted
     formed: set[str] = field(default_factory=set)
     lost: dict[str, str] = field(default_factory=dict)  # member id -> how that is known
-    fenced: set[str] = field(default_factory=set)  # cut off for not parking: stay lost until they park
+    fenced: dict[str, str] = field(default_factory=dict)  # why they were cut off: lost until they park
     closing: str = ""  # why it is over; "" while it goes on
     closing_at: float = 0.0
     boundary: str = ""  # why its members shall stop at the same step

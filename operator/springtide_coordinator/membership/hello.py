@@ -257,7 +257,7 @@ def resume(m: Membership, record: Record) -> list[Effect]:
         return []
     if record.info.id not in current.fenced or record.parked:
         current.lost.pop(record.info.id, None)
-        current.fenced.discard(record.info.id)
+        current.fenced.pop(record.info.id, None)
     missed_start = record.parked and (record.generation is None or record.generation < current.name)
     if (
         missed_start

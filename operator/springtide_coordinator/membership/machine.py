@@ -15,6 +15,7 @@ from springtide_coordinator.membership.events import (
     Effect,
     EndStream,
     Event,
+    FellSilent,
     Received,
     ServerConnected,
     StoodStill,
@@ -25,6 +26,7 @@ from springtide_coordinator.membership.failure import (
     ask_to_park,
     close_if_over,
     disconnect_hung,
+    disconnect_silent,
     is_outranked,
     note_losses,
     paused_without_operator,
@@ -89,6 +91,10 @@ def take_in(m: Membership, event: Event, now: float) -> list[Effect]:
             effects += take_in_sync(m, event, now)
         case StoodStill(seconds):
             m.asleep_since, m.awake_since = now - seconds, now
+        case FellSilent():
+            member = m.sessions.get(event.session)
+            if member is not None:
+                effects += disconnect_silent(m, m.members[member], event.seconds, now)
         case Tick():
             pass
     return effects

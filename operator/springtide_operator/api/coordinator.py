@@ -9,8 +9,6 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from springtide_operator.api import pod_template
 from springtide_operator.api.base import ApiModel
 
-_MAX_HEARTBEAT_SECONDS = 300
-
 Resources = Annotated[
     dict[str, Any], BeforeValidator(pod_template.without_nulls), WithJsonSchema(pod_template.resources())
 ]
@@ -55,12 +53,4 @@ class Coordinator(ApiModel):
         min_length=1,
         max_length=1024,
         description="Its image, with springtide_coordinator in it. Absent: the operator's own.",
-    )
-    heartbeat_seconds: int | None = Field(
-        default=None,
-        ge=1,
-        le=_MAX_HEARTBEAT_SECONDS,
-        description="The heartbeat limit: so long after its last sign of life, at most, a worker or server"
-        " counts as lost. Longer for networks that stop for seconds now and then. Absent: 2. Jobs of more"
-        " than 200 processes are asked less often: 0.8 s are added at 512, 2.1 s at 1,024.",
     )

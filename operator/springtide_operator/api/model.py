@@ -204,8 +204,18 @@ class FailurePolicy(ApiModel):
         default=OnHang.WARN,
         description="What is done when the job hangs. Warn: condition Degraded (reason Hung) names the late"
         " worker, its node and what it last did. Replace: as well, the late workers are replaced while"
-        " others wait for them; that counts against backoffLimit, unless a rule for reason Hung says"
+        " others wait for them, and those that stand still for a minute (WorkerSilent) while others train,"
+        " unless more than a third do; that counts against backoffLimit, unless a rule for reason Hung says"
         " otherwise. FailJob: the job fails.",
+    )
+    heartbeat_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=300,
+        description="The heartbeat limit: so long after its last sign of life, at most, a worker or server"
+        " counts as lost. Longer for networks that stop for seconds now and then. Absent: 2; from 0.5 on for"
+        " a worker that trains, by how regular its own heartbeats are. Jobs of more than 200 processes are"
+        " asked less often: 0.8 s are added at 512, 2.1 s at 1,024.",
     )
     force_delete_after_seconds: int | None = Field(
         default=None,

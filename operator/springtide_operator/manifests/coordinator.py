@@ -110,7 +110,7 @@ def certificate_environment(job: Job, key: JobKey) -> list[Object]:
 
 def heartbeat_environment(job: Job) -> list[Object]:
     """Return the variable of a process that watches others, where the manifest says a heartbeat limit."""
-    seconds = job.spec.coordinator.heartbeat_seconds
+    seconds = job.spec.failure_policy.heartbeat_seconds
     return [] if seconds is None else [{"name": "SPRINGTIDE_KEEPALIVE_SECONDS", "value": str(seconds)}]
 
 

@@ -5,6 +5,10 @@ a job that starts, recovers, restores or is suspended does not hang. A worker th
 counts against backoffLimit, or as a rule for reason Hung says. Where nobody waits for the late ones, they
 are all that holds the job's state, and none is replaced. The coordinator cuts a worker off only once its end
 is counted and its pod is being deleted: until then the stall goes on, so that nobody forgets it.
+
+Workers that stand still hold nobody up: the coordinator has cut them off, and hears nothing of them since.
+Replace replaces them as well, once they have been away for a minute, unless more than a third of the job's
+workers are: then the job or the network is to blame.
 """
 
 from __future__ import annotations
@@ -47,12 +51,13 @@ def stall(job: Job, observation: Observation) -> StallReport | None:
 
 
 def with_hung_workers(job: Job, observation: Observation) -> Observation:
-    """Return the observation with late workers counted as ended, if onHang is Replace.
+    """Return the observation with workers that are late or stand still counted as ended, if onHang says so.
 
     Args:
         job: with its policy.
         observation: with the coordinator's report.
     """
+    observation = _with_vanished_workers(job, observation)
     found = stall(job, observation)
     if found is None or not _replaces(job, found):
         return observation
@@ -64,6 +69,51 @@ def with_hung_workers(job: Job, observation: Observation) -> Observation:
         if pod.uid not in late or pod.end is not None or pod.deleting:
             return pod
         text = f"hung: no step was committed for {limit} s, and others wait: {_one(late[pod.uid], nodes)}"
+        return replace(pod, end=End(reasons.END_FAILED, reasons.HUNG, text))
+
+    return replace(observation, workers=tuple(judge(pod) for pod in observation.workers))
+
+
+def too_many_vanished(vanished: int, workers: int) -> bool:
+    """Return whether so many stand still at once that none is replaced. One alone always may be.
+
+    Args:
+        vanished: workers that stand still.
+        workers: pods of the job that live, those included.
+    """
+    return vanished > 1 and 3 * vanished > workers
+
+
+def vanished_workers(job: Job, observation: Observation) -> list[WorkerPod]:
+    """Return the pods that run, and whose processes were members and stand still; none while the coordinator
+    that says so is not the job's, cannot be reached, or does not train.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+    """
+    incarnation = (job.status.get("coordinator") or {}).get("incarnation", 0)
+    report = observation.report_of(incarnation)
+    if job.halted or report is None or observation.unreachable_since is not None:
+        return []
+    if report.phase != "RUNNING":
+        return []
+    return [pod for pod in observation.workers if pod.live and pod.running and pod.uid in report.vanished]
+
+
+def _with_vanished_workers(job: Job, observation: Observation) -> Observation:
+    if job.spec.failure_policy.on_hang is not OnHang.REPLACE:
+        return observation
+    found = {pod.uid for pod in vanished_workers(job, observation)}
+    if not found or too_many_vanished(len(found), sum(pod.live for pod in observation.workers)):
+        return observation
+    nodes = _nodes(observation)
+
+    def judge(pod: WorkerPod) -> WorkerPod:
+        if pod.uid not in found:
+            return pod
+        place = f" on node {nodes[pod.uid]}" if pod.uid in nodes else ""
+        text = f"hung: worker {pod.name}{place} stands still; nothing was heard of it for a minute"
         return replace(pod, end=End(reasons.END_FAILED, reasons.HUNG, text))
 
     return replace(observation, workers=tuple(judge(pod) for pod in observation.workers))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
+from springtide_operator.api.model import OnHang
 from springtide_operator.plan import (
     conditions,
     elasticity,
@@ -68,7 +69,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_not_begun(observation, ledger, now),
         *servers.problems(job, observation, ledger, now),
         *_silent(observation, ledger, now),
-        *_vanished(observation),
+        *_vanished(job, observation),
         *_backing_off(job, observation, ledger, now),
         *_unreachable(job, observation, ledger, now),
         *_held_back(observation),
@@ -230,7 +231,7 @@ def _silent(observation: Observation, ledger: Ledger, now: float) -> list[Proble
     ]
 
 
-def _vanished(observation: Observation) -> list[Problem]:
+def _vanished(job: Job, observation: Observation) -> list[Problem]:
     report = observation.report
     names = [pod.name for pod in sizing.live_pods(observation) if report and pod.uid in report.vanished]
     if not names:
@@ -240,6 +241,8 @@ def _vanished(observation: Observation) -> list[Problem]:
         f"{_some(names)} {verbs[0]} not heard of any more: {verbs[1]} still, or the coordinator cannot be"
         " reached from there; others train on without, and a pod that is deleted is replaced"
     )
+    if job.spec.failure_policy.on_hang is OnHang.REPLACE:
+        text += "; none is replaced by itself while so many are silent: see the job and the network"
     return [Problem(reasons.WORKER_SILENT, text)]
 
 

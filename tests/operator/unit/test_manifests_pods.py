@@ -203,8 +203,10 @@ def test_coordinator_is_restricted_and_has_no_api_token() -> None:
     assert "finalizers" not in pod["metadata"]
 
 
-def coordinator_with(**asked: Any) -> Job:
+def coordinator_with(*, heartbeat_seconds: int | None = None, **asked: Any) -> Job:
     obj = job_object(3)
+    if heartbeat_seconds is not None:
+        obj["spec"]["failurePolicy"]["heartbeatSeconds"] = heartbeat_seconds
     obj["spec"]["workers"]["template"]["spec"] |= {
         "nodeSelector": {"pool": "gpu"},
         "tolerations": [DEVICE],
@@ -223,7 +225,7 @@ def test_the_coordinator_is_what_the_manifest_asks_for() -> None:
         affinity=affinity,
         priorityClassName="control",
         image="mirror/coordinator:1",
-        heartbeatSeconds=10,
+        heartbeat_seconds=10,
     )
     pod = sent(coordinator_pod(job, 1))
     spec, [container] = pod["spec"], pod["spec"]["containers"]
@@ -252,7 +254,7 @@ def test_an_edit_of_the_coordinator_is_another_template() -> None:
         )
     }
     assert len(hashes) == 4
-    beating = coordinator_with(heartbeatSeconds=5)
+    beating = coordinator_with(heartbeat_seconds=5)
     assert coordinator_template_hash(beating) == coordinator_template_hash(coordinator_with())
 
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from operator_failure_table import stalled, worker
 from operator_world import World, job_object
 
@@ -168,3 +170,26 @@ def test_collectives_wait_longer_than_a_hang_is_noticed(limit: int, expected: st
     pod = worker_pod(job.parsed(), 0, 0, "10.0.0.1:7070")
     env = {entry["name"]: entry.get("value") for entry in pod["spec"]["containers"][0]["env"]}
     assert env.get("SPRINGTIDE_COLLECTIVE_SECONDS") == expected
+
+
+@pytest.mark.parametrize(("slots", "replaced"), [((1,), 1), ((1, 2), 0)])
+def test_worker_that_stands_still_is_replaced_by_policy(slots: tuple[int, ...], replaced: int) -> None:
+    """Never when more than a third stands still: then it is the job or the network."""
+    for policy, expected in (("Replace", replaced), ("Warn", 0)):
+        world = trains(onHang=policy)
+        uids = frozenset(worker(world, slot)["metadata"]["uid"] for slot in slots)
+        world.reports(vanished=uids)
+        decided = world.round()
+        gone = [action for action in decided.actions if isinstance(action, DeletePod)]
+        assert [action.because for action in gone] == ["Hung"] * expected
+        assert world.status["restarts"]["failures"] == expected
+        degraded = next(c for c in world.status["conditions"] if c["type"] == "Degraded")
+        assert (degraded["reason"] == "WorkerSilent") == (not expected)
+        said = "see the job and the network" in degraded["message"]
+        assert said == (policy == "Replace" and not expected)
+
+
+@given(st.integers(1, 100), st.integers(0, 100))
+def test_more_than_a_third_that_stand_still_are_left_alone(vanished: int, others: int) -> None:
+    workers = vanished + others
+    assert hangs.too_many_vanished(vanished, workers) == (vanished > max(1, workers // 3))

@@ -214,6 +214,11 @@ class Membership:
         return self._at_epoch_end
 
     @property
+    def wanted(self) -> int:
+        """Return how many processes the job wants, as far as a coordinator has said; 0: it has not."""
+        return self._wanted
+
+    @property
     def known(self) -> StateName | None:
         """Return the newest state that the coordinator knows of."""
         return self._known

@@ -20,6 +20,7 @@ from typing import Protocol
 from springtide import faults
 from springtide.comm.store import StreamStore
 from springtide.coordination.activity import Activity, Now, main_thread_place
+from springtide.coordination.held_lock import HeldLock
 from springtide.coordination.membership import Membership
 from springtide.coordination.outcome import Failed, Left, Outcome
 from springtide.coordination.progress import CommitLog, data_message
@@ -32,6 +33,7 @@ from springtide.elastic.training_state import TrainingState
 from springtide.settings import Settings
 from springtide.train_step.timing import Timing
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.heartbeat import beat_every
 from springtide_protocol.session_client import SessionClient, SessionClosedError
 
 log = logging.getLogger(__name__)
@@ -102,9 +104,10 @@ class Session:
         self._lost_at = float("-inf")
         self._began = time.monotonic()
         self._end = threading.Lock()
-        self._timed_at = 0.0
+        self._timed_at = self._beat_at = 0.0
         self._streams = 0
         self._resend = False
+        self._held = HeldLock(self._began, time.process_time())
         self._activity = Activity(main_thread_place)
         self._activity_reported_on = 0  # stream
         self._closing = threading.Event()
@@ -234,6 +237,7 @@ class Session:
 
     def _report_for_ever(self) -> None:
         while not self._closing.wait(REPORT_SECONDS):
+            self._report_heartbeat()
             self._report_commits()
             self._report_times()
             self._report_activity()
@@ -252,6 +256,15 @@ class Session:
                 except SessionClosedError as error:
                     self.membership.session_over(str(error))
                     return
+
+    def _report_heartbeat(self) -> None:
+        now, every = time.monotonic(), beat_every(self.membership.wanted)
+        self._held.look(now, time.process_time())
+        training = self._client.connected and self.membership.standing == pb.ACTIVE
+        # Half a pause earlier than at the next look, which would make the gap longer by a whole one.
+        if training and every > 0 and now - self._beat_at >= every - REPORT_SECONDS / 2:
+            self._beat_at = now
+            self.send(pb.WorkerMessage(heartbeat=pb.Heartbeat(held_seconds=self._held.seconds)))
 
     def _report_times(self) -> None:
         now = time.monotonic()
