@@ -13,7 +13,10 @@ from springtide_coordinator.heartbeats import ENOUGH, MEMORY_SECONDS, Heartbeats
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.membership import FellSilent
 from springtide_coordinator.membership import messages as say
+from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options, read_options
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.codec import generation_to_proto
 from springtide_protocol.heartbeat import BEAT_SECONDS, GAPS, LEAST_LIMIT, LIMIT, MOST_PINGS, beat_every
 from springtide_protocol.names import Incarnation
 
@@ -178,14 +181,31 @@ def test_large_jobs_leave_it_to_the_transport() -> None:
     assert beat_every(1000) == 0
 
 
-def test_no_heartbeat_counts_before_a_generation_commits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("learns", "commits"), [(True, True), (True, False), (False, True)])
+def test_heartbeats_count_once_a_generation_commits(tmp_path: Path, learns: bool, commits: bool) -> None:
     now = [1000.0]
-    options = Options(token="t", number=1, state_dir=tmp_path, learns_heartbeats=True)
+    options = Options(token="t", number=1, state_dir=tmp_path, target=3, minimum=1, learns_heartbeats=learns)
     hub = Hub(options, Incarnation(1), lambda: now[0])
-    for _ in range(ENOUGH + 5):
-        hub.heartbeats.beat(1, now[0])
-        now[0] += 0.1
-        hub.tick(0.1)
-    now[0] += 5
-    hub.tick(0.1)
-    assert hub.heartbeats.rhythms.keys() == {1}
+    names = ("w0", "w1", "w2")
+    streams = {name: hub.new_stream() for name in names}
+    for name, stream in streams.items():
+        member = pb.Member(id=name, pod_uid=name, pod_name=f"pod-{name}")
+        hub.hello(stream, pb.Hello(protocol_version=1, member=member, standing=pb.STARTING))
+        hub.receive(stream, pb.WorkerMessage(parked=pb.Parked(reason=pb.STANDBY)))
+    pods = [pb.Pod(uid=name, name=f"pod-{name}", started=True) for name in names]
+    answer_sync(hub, pb.SyncRequest(target=3, minimum=1, living=pods, observed=True, incarnation_number=1))
+    current = hub.membership.current
+    assert current is not None
+    generation = generation_to_proto(current.name)
+    for stream in streams.values():
+        hub.receive(stream, pb.WorkerMessage(formed=pb.Formed(generation=generation)))
+    if commits:
+        commit = pb.Commit(state=pb.StateName(generation=generation, step=1), unix_time=now[0])
+        hub.receive(streams["w0"], pb.WorkerMessage(progress=pb.Progress(commits=[commit])))
+    for beat in range(ENOUGH + 10):
+        now[0] += BEAT_SECONDS
+        for name in names if beat < ENOUGH else names[:2]:
+            hub.receive(streams[name], pb.WorkerMessage(heartbeat=pb.Heartbeat()))
+        hub.tick(BEAT_SECONDS)
+    assert hub.membership.members["w2"].connected == (not (learns and commits))
+    assert hub.membership.members["w0"].connected
