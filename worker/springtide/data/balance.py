@@ -1,11 +1,12 @@
 """How a global batch is cut by the members' speed: a pure function of figures that all members know alike.
 
-A member's pace is the time that it computes per sample. Paces are whole numbers of picoseconds, and every
-decision is made in whole numbers, so that all members come to the same cut, to the sample.
+A member's sample time is the time that it computes per sample, in picoseconds. Every decision is made in
+whole numbers, so that all members come to the same cut, to the sample.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +14,9 @@ from statistics import median_low
 from typing import NamedTuple
 
 UNKNOWN = 0
-"""The pace of a member that has not been measured; it counts as the mean of the others."""
+"""The sample time of a member that has not been measured; it counts as the mean of the others."""
 EVEN = -1
-"""The pace of a member whose job wants even parts; one such member decides for all."""
+"""The sample time of a member whose job wants even parts; one such member decides for all."""
 MIN_GAIN_PERCENT = 5
 """By how much a step must be expected to become shorter for a new cut."""
 NO_BOUND = 0
@@ -32,35 +33,35 @@ class Figure(NamedTuple):
     """One member's figures, as they travel in a step's commit vote.
 
     Attributes:
-        pace: picoseconds per sample; UNKNOWN or EVEN.
+        sample_time: picoseconds per sample; UNKNOWN or EVEN.
         room: the most samples that the member may be given, in thousandths of an even part; NO_BOUND where
             it computes a part of any size in pieces that fit.
     """
 
-    pace: int = UNKNOWN
+    sample_time: int = UNKNOWN
     room: int = NO_BOUND
 
     def to_json(self) -> bytes:
         """Return it as JSON."""
-        return json.dumps([self.pace, self.room]).encode()
+        return json.dumps([self.sample_time, self.room]).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Figure:
         """Read it from JSON. Raise ValueError."""
-        pace, room = json.loads(text)
-        return cls(int(pace), int(room))
+        sample_time, room = json.loads(text)
+        return cls(int(sample_time), int(room))
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Proportions:
     """Say in which proportion members share a batch, by rank.
 
     Attributes:
-        paces: picoseconds per sample, each at least 1.
+        sample_times: picoseconds per sample, each at least 1.
         rooms: as in `Figure`.
     """
 
-    paces: tuple[int, ...]
+    sample_times: tuple[int, ...]
     rooms: tuple[int, ...]
 
     def sizes(self, n: int, least: int = 1) -> list[int]:
@@ -75,41 +76,57 @@ class Cut:
         Raises:
             ValueError: there are not enough samples.
         """
-        count = len(self.paces)
-        if n < least * count:
-            raise ValueError(f"{n} samples are not {least} or more for each of {count} members")
-        even = -(-n // count)
-        most = [even * max(room, EVEN_PERMILLE) // EVEN_PERMILLE if room else n for room in self.rooms]
+        if n < least * len(self.sample_times):
+            raise ValueError(
+                f"{n} samples are not {least} or more for each of {len(self.sample_times)} members"
+            )
+        return list(_sizes(self.sample_times, self.rooms, n, least))
 
-        def done_in(time: int) -> list[int]:
-            return [
-                max(least, min(bound, time // pace)) for pace, bound in zip(self.paces, most, strict=True)
-            ]
-
-        low, high = 0, max(self.paces) * n
-        if least * count == n:
-            return [least] * count
-        while high - low > 1:
-            middle = (low + high) // 2
-            if sum(done_in(middle)) < n:
-                low = middle
-            else:
-                high = middle
-        sizes, at_the_end = done_in(low), done_in(high)
-        left = n - sum(sizes)
-        for rank, size in enumerate(at_the_end):
-            if left and size > sizes[rank]:
-                sizes[rank] += 1
-                left -= 1
-        return sizes
-
-    def takes(self, paces: Sequence[int]) -> int:
-        """Return how long a large batch cut this way takes members that have these paces; a relative time.
+    def takes(self, sample_times: Sequence[int]) -> int:
+        """Return how long a large batch cut this way takes members of these sample times; a relative time.
 
         Args:
-            paces: by rank.
+            sample_times: by rank.
         """
-        return max(size * pace for size, pace in zip(self.sizes(_FINE), paces, strict=True))
+        sizes = _sizes(self.sample_times, self.rooms, _FINE, 1)
+        return max(size * sample_time for size, sample_time in zip(sizes, sample_times, strict=True))
+
+    def is_done_in(self, time: int) -> bool:
+        """Return whether a large batch can be cut so that all are done in a time, as `takes` has it."""
+        return sum(_done_in(time, self.sample_times, _most(self.rooms, _FINE), 1)) >= _FINE
+
+
+@functools.lru_cache(maxsize=64)  # asked for in each step, and mostly for the same
+def _sizes(sample_times: tuple[int, ...], rooms: tuple[int, ...], n: int, least: int) -> tuple[int, ...]:
+    if least * len(sample_times) == n:
+        return (least,) * len(sample_times)
+    most, low, high = _most(rooms, n), 0, max(sample_times) * n
+    while high - low > 1:
+        middle = (low + high) // 2
+        if sum(_done_in(middle, sample_times, most, least)) < n:
+            low = middle
+        else:
+            high = middle
+    sizes = _done_in(low, sample_times, most, least)
+    left = n - sum(sizes)
+    for rank, size in enumerate(_done_in(high, sample_times, most, least)):
+        if left and size > sizes[rank]:
+            sizes[rank] += 1
+            left -= 1
+    return tuple(sizes)
+
+
+def _most(rooms: Sequence[int], n: int) -> list[int]:
+    even = -(-n // len(rooms))
+    return [even * max(room, EVEN_PERMILLE) // EVEN_PERMILLE if room else n for room in rooms]
+
+
+def _done_in(time: int, sample_times: Sequence[int], most: Sequence[int], least: int) -> list[int]:
+    """Return how many samples each member computes in a time, within its bounds."""
+    return [
+        max(least, min(bound, time // sample_time))
+        for sample_time, bound in zip(sample_times, most, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +146,7 @@ class OwnShare:
     balanced: bool = False
 
 
-def next_cut(current: Cut | None, figures: Sequence[Figure]) -> Cut | None:
+def next_proportions(current: Proportions | None, figures: Sequence[Figure]) -> Proportions | None:
     """Return the cut of the step that follows the one whose vote had these figures.
 
     Args:
@@ -140,27 +157,26 @@ def next_cut(current: Cut | None, figures: Sequence[Figure]) -> Cut | None:
         The cut; None for even parts. It stays as it is unless another one would make steps shorter by
         MIN_GAIN_PERCENT; even parts are preferred to any that gain less than that over them.
     """
-    known = [figure.pace for figure in figures if figure.pace > 0]
-    if len(figures) < 2 or not known or any(figure.pace == EVEN for figure in figures):
+    known = [figure.sample_time for figure in figures if figure.sample_time > 0]
+    if len(figures) < 2 or not known or any(figure.sample_time == EVEN for figure in figures):
         return None
     mean = sum(known) // len(known)
-    paces = tuple(figure.pace if figure.pace > 0 else mean for figure in figures)
+    sample_times = tuple(figure.sample_time if figure.sample_time > 0 else mean for figure in figures)
     rooms = tuple(figure.room for figure in figures)
-    best = Cut(paces, rooms)
-    even = Cut((1,) * len(paces), rooms)
-    kept = even if current is None else replace(current, rooms=rooms)
-    shortest = best.takes(paces)
-    if not _much_longer(kept.takes(paces), shortest):
+    best = Proportions(sample_times, rooms)
+    even = Proportions((1,) * len(sample_times), rooms)
+    kept = even if current is None else current if current.rooms == rooms else replace(current, rooms=rooms)
+
+    def much_shorter_than(proportions: Proportions) -> bool:
+        return best.is_done_in((proportions.takes(sample_times) * 100 - 1) // (100 + MIN_GAIN_PERCENT))
+
+    if not much_shorter_than(kept):
         return None if current is None else kept
-    return best if _much_longer(even.takes(paces), shortest) else None
+    return best if much_shorter_than(even) else None
 
 
-def _much_longer(time: int, shortest: int) -> bool:
-    return time * 100 > shortest * (100 + MIN_GAIN_PERCENT)
-
-
-class PaceMeter:
-    """Smooth one member's pace. A step that took much longer than its neighbours does not count."""
+class SpeedMeter:
+    """smooth one member's sample time. A step that took much longer than its neighbours does not count."""
 
     def __init__(self) -> None:
         self._left_out = _LEFT_OUT_STEPS
@@ -173,12 +189,12 @@ class PaceMeter:
         return self._seconds
 
     @property
-    def pace(self) -> int:
+    def sample_time(self) -> int:
         """Return it in picoseconds, UNKNOWN before it is known."""
         return min(max(round(self._seconds * 1e12), 1), _LONGEST) if self._seconds else UNKNOWN
 
     def begin_generation(self) -> None:
-        """Leave the next steps out, because members came or went; keep the pace until then."""
+        """Leave the next steps out, because members came or went; keep what was measured until then."""
         self._left_out, self._window = _LEFT_OUT_STEPS, []
 
     def measured(self, seconds: float, samples: int) -> None:

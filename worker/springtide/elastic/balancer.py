@@ -1,14 +1,25 @@
 """Keep the cut of global batches for one process, in step with the other members.
 
-The script's thread alone uses it, except for `told`, which is one reference that any thread may read.
+The script's thread alone uses it, except for `share`, which is one reference that any thread may read.
 """
 
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Sequence
+from dataclasses import replace
 
-from springtide.data.balance import EVEN, EVEN_PERMILLE, NO_BOUND, Cut, Figure, OwnShare, PaceMeter, next_cut
+from springtide.data.balance import (
+    EVEN,
+    EVEN_PERMILLE,
+    NO_BOUND,
+    Figure,
+    OwnShare,
+    Proportions,
+    SpeedMeter,
+    next_proportions,
+)
 from springtide.data.loop import LoopPlan
 from springtide.data.partition import partition
 from springtide.exact.parts import samples_by_rank
@@ -30,19 +41,20 @@ class Balancer:
             logical_workers: parts of a batch in exact mode; 0: none.
         """
         self._by_speed, self._logical_workers = by_speed, logical_workers
-        self._meter = PaceMeter()
+        self._meter = SpeedMeter()
         self._room = NO_BOUND
-        self._cut: Cut | None = None
-        self.told = OwnShare()
+        self._proportions: Proportions | None = None
+        self.share = OwnShare()
+        self._share_of: tuple[Proportions | None, LoopPlan, int, int] | None = None
 
     @property
-    def cut(self) -> Cut | None:
+    def proportions(self) -> Proportions | None:
         """Return the cut of the next step; None: even parts."""
-        return self._cut
+        return self._proportions
 
     def own(self) -> Figure:
         """Return this member's figures for a vote, or for the others at the begin of a generation."""
-        return Figure(self._meter.pace, self._room) if self._by_speed else Figure(EVEN, self._room)
+        return Figure(self._meter.sample_time, self._room) if self._by_speed else Figure(EVEN, self._room)
 
     def open_loop(self, plan: LoopPlan, on_cpu: bool) -> None:
         """Note how much this process may be given in a loop.
@@ -59,7 +71,7 @@ class Balancer:
     def begin_generation(self, figures: Sequence[Figure]) -> None:
         """Take the figures that all members have told each other, by rank."""
         self._meter.begin_generation()
-        self._cut = next_cut(None, figures)
+        self._proportions = next_proportions(None, figures)
 
     def committed(self, figures: Sequence[Figure], seconds: float, samples: int) -> None:
         """Go on to the next step.
@@ -70,9 +82,9 @@ class Balancer:
             samples: that it computed on.
         """
         self._meter.measured(seconds, samples)
-        self._cut = next_cut(self._cut, figures)
+        self._proportions = next_proportions(self._proportions, figures)
 
-    def tell(self, plan: LoopPlan, rank: int, size: int) -> OwnShare:
+    def announce(self, plan: LoopPlan, rank: int, size: int) -> OwnShare:
         """Return this member's share of the loop's batches from now on, and log a change of the cut.
 
         Args:
@@ -80,22 +92,26 @@ class Balancer:
             rank: of this member.
             size: members.
         """
-        sizes = self._sizes(plan, size)
-        balanced = self._cut is not None
-        before, total = self.told, sum(sizes)
-        self.told = OwnShare(sizes[rank], sizes[rank] / total, self._meter.seconds, balanced)
-        if (balanced or before.balanced) and before.samples != self.told.samples:
+        now = self._proportions, plan, rank, size
+        if self._share_of is not None and all(map(operator.is_, now, self._share_of)):
+            self.share = replace(self.share, sample_seconds=self._meter.seconds)
+            return self.share
+        sizes, self._share_of = self._sizes(plan, size), now
+        balanced = self._proportions is not None
+        before, total = self.share, sum(sizes)
+        self.share = OwnShare(sizes[rank], sizes[rank] / total, self._meter.seconds, balanced)
+        if (balanced or before.balanced) and before.samples != self.share.samples:
             log.info(
                 "parts by speed: this worker has %d of %d samples now (%.3g s per sample; parts by rank: %s)",
-                self.told.samples,
+                self.share.samples,
                 total,
                 self._meter.seconds,
                 ", ".join(map(str, sizes[:32])) + (" ..." if len(sizes) > 32 else ""),
             )
-        return self.told
+        return self.share
 
     def _sizes(self, plan: LoopPlan, size: int) -> list[int]:
         whole = min(plan.batch_size, plan.order.size)
         if self._logical_workers:
-            return samples_by_rank(whole, plan.min_part, size, self._logical_workers, self._cut)
-        return [part.size for part in partition(whole, size, plan.min_part, self._cut)]
+            return samples_by_rank(whole, plan.min_part, size, self._logical_workers, self._proportions)
+        return [part.size for part in partition(whole, size, plan.min_part, self._proportions)]

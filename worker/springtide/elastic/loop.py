@@ -171,15 +171,20 @@ class TrainingLoops:
             pod, fetch = self._parts.trainers.require("batches()").pod, None
             rank, size, together = (group.rank, group.size, range(0)) if pod is None else pod.data_place
             # The processes of a pod run forward and backward together, so their parts stay even.
-            cut = self._parts.balancer.cut if pod is None else None
+            proportions = self._parts.balancer.proportions if pod is None else None
             if loader is not None:
-                loader.stand_at(cursor, rank, size, cut)
+                loader.stand_at(cursor, rank, size, proportions)
                 fetch = self._parts.timing.timed(partial(loader.read, cursor.step))
-            batch = plan.batch(cursor, rank, size, fetch, together, pod is None or pod.counts, cut)
+            batch = plan.batch(cursor, rank, size, fetch, together, pod is None or pod.counts, proportions)
             # Random numbers go with the samples: those who compute on the same ones draw the same.
             return [StepAssignment(batch, group, number, plan.seed, stage, cursor.epoch, rank)]
         own = exact_parts.assign(
-            plan, cursor, group.rank, group.size, self._parts.logical_workers, self._parts.balancer.cut
+            plan,
+            cursor,
+            group.rank,
+            group.size,
+            self._parts.logical_workers,
+            self._parts.balancer.proportions,
         )
         return [
             StepAssignment(

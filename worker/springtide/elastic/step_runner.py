@@ -214,11 +214,11 @@ class StepRunner:
         group, plan, accounting = body.assignment.group, self._state.plan, self._parts.accounting
         if trainer.pod is not None or plan is None or group.size == 1:
             return
-        told = iter(result.figures)
-        figures = [Figure(pace, room) for pace, room in zip(told, told, strict=True)]
+        numbers = iter(result.figures)
+        figures = [Figure(sample_time, room) for sample_time, room in zip(numbers, numbers, strict=True)]
         seconds = body.own_seconds - accounting.timing.fetched_in_body
         self._parts.balancer.committed(figures, seconds, body.samples)
-        accounting.share(self._parts.balancer.tell(plan, group.rank, group.size))
+        accounting.share(self._parts.balancer.announce(plan, group.rank, group.size))
 
     def _report_odd(self, trainer: Trainer, body: StepContext) -> None:
         if not body.odd:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from springtide.data.balance import Cut
+from springtide.data.balance import Proportions
 from springtide.data.batch import Batch, Micro
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Contribution
@@ -37,17 +37,17 @@ class PartContribution:
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-def assignment(used: int, world_size: int, cut: Cut | None = None) -> list[range]:
+def assignment(used: int, world_size: int, proportions: Proportions | None = None) -> list[range]:
     """Return by rank the numbers of the logical parts that it computes, contiguous; as even as possible, or
     by speed.
 
     Args:
         used: parts that have samples (the first ones).
         world_size: ranks; those beyond the parts get none.
-        cut: by which the number of parts follows speed; None: even.
+        proportions: by which the number of parts follows speed; None: even.
     """
-    if cut is not None and used >= world_size:
-        ends = list(itertools.accumulate(cut.sizes(used)))
+    if proportions is not None and used >= world_size:
+        ends = list(itertools.accumulate(proportions.sizes(used)))
         return [range(a, b) for a, b in itertools.pairwise([0, *ends])]
     starts = [rank * used // world_size for rank in range(world_size + 1)]
     if used < world_size:
@@ -56,7 +56,7 @@ def assignment(used: int, world_size: int, cut: Cut | None = None) -> list[range
 
 
 def samples_by_rank(
-    n: int, min_part: int, world_size: int, logical_workers: int, cut: Cut | None
+    n: int, min_part: int, world_size: int, logical_workers: int, proportions: Proportions | None
 ) -> list[int]:
     """Return how many samples of a batch each rank has.
 
@@ -65,10 +65,10 @@ def samples_by_rank(
         min_part: fewest samples of a logical part.
         world_size: workers of the generation.
         logical_workers: parts that each global batch is cut into.
-        cut: as for `assignment`.
+        proportions: as for `assignment`.
     """
     sizes = [part.size for part in partition(n, logical_workers, min_part) if part.size]
-    return [sum(sizes[part] for part in own) for own in assignment(len(sizes), world_size, cut)]
+    return [sum(sizes[part] for part in own) for own in assignment(len(sizes), world_size, proportions)]
 
 
 def assign(
@@ -77,7 +77,7 @@ def assign(
     rank: int,
     world_size: int,
     logical_workers: int,
-    cut: Cut | None = None,
+    proportions: Proportions | None = None,
 ) -> list[LogicalPart]:
     """Return the parts of a step that a rank computes, in order; one stand-in if it has none.
 
@@ -89,7 +89,7 @@ def assign(
         rank: of this worker in its generation.
         world_size: workers of the generation.
         logical_workers: parts that each global batch is cut into.
-        cut: as for `assignment`.
+        proportions: as for `assignment`.
 
     Raises:
         ValueError: the rank is outside of the world.
@@ -118,7 +118,7 @@ def assign(
         )
         return LogicalPart(number, made)
 
-    own_parts = assignment(used, world_size, cut)[rank]
+    own_parts = assignment(used, world_size, proportions)[rank]
     if not own_parts:
         return [batch(logical_workers, ids[:0], account[:0], ids[: plan.min_part])]
     spans = [
