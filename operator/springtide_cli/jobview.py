@@ -29,6 +29,7 @@ class JobView:
     message: str
     conditions: dict[str, Condition]
     workers: str
+    balance: tuple[str, ...]  # the slowest workers with their parts of a batch, in words; empty: even parts
     replicas: int
     ready: int
     servers: str  # ready and wanted; "" for a job without
@@ -84,6 +85,7 @@ def view(job: Object) -> JobView:
             for c in status.get("conditions") or []
         },
         workers=str(workers.get("summary") or ""),
+        balance=tuple(_share(entry) for entry in workers.get("balance") or []),
         replicas=_number(workers.get("replicas")) or 0,
         ready=_number(workers.get("ready")) or 0,
         servers=str((status.get("parameterServers") or {}).get("summary") or ""),
@@ -102,6 +104,11 @@ def view(job: Object) -> JobView:
         failed_pod=str(failure.get("pod") or ""),
         failed_message=str(failure.get("message") or ""),
     )
+
+
+def _share(entry: Object) -> str:
+    seconds = f" ({entry['secondsPerSample']} s each)" if entry.get("secondsPerSample") else ""
+    return f"{entry.get('name', '')} {_number(entry.get('samples')) or 0} samples{seconds}"
 
 
 def _memory(memory: Object) -> str:

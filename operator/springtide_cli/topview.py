@@ -32,6 +32,7 @@ HEADINGS = (
     "RESTARTS",
 )
 EVENTS_SHOWN = 8
+SHARES_SHOWN = 3
 PREFIX = "springtide_coordinator_"
 ORDER = (
     *("Running", "Rescaling", "Recovering", "Starting", "Pending"),
@@ -164,10 +165,17 @@ def plain(found: Sequence[Row], events: Sequence[str]) -> list[str]:
 
 
 def notes(found: Sequence[Row]) -> list[str]:
-    """Which numbers are as old as the job's status, and why."""
-    return [
-        f"{r.job.namespace}/{r.job.name}: numbers from its status: {r.trouble}" for r in found if r.trouble
-    ]
+    """Say which numbers are as old as the job's status, and why; and the parts of the slowest workers, where
+    a job's parts follow speed.
+    """
+    lines = []
+    for row in found:
+        name = f"{row.job.namespace}/{row.job.name}"
+        if row.trouble:
+            lines.append(f"{name}: numbers from its status: {row.trouble}")
+        if row.job.balance and row.job.state == "Running":
+            lines.append(f"{name}: parts by speed: {', '.join(row.job.balance[:SHARES_SHOWN])}")
+    return lines
 
 
 def screen(found: Sequence[Row], events: Sequence[str]) -> RenderableType:

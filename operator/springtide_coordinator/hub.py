@@ -39,7 +39,7 @@ from springtide_coordinator.rates import Rates
 from springtide_coordinator.rendezvous import Rendezvous, TooMuchError
 from springtide_coordinator.reported import Latest, Names
 from springtide_coordinator.settings import Options
-from springtide_coordinator.slowness import Slow, Slowness
+from springtide_coordinator.slowness import Share, Slow, Slowness
 from springtide_coordinator.stall import Motion
 from springtide_coordinator.step_rate import StepRate
 from springtide_coordinator.storage import Storage
@@ -531,6 +531,7 @@ class Hub:
             _seconds(times.compute_seconds),
             _seconds(times.wait_seconds),
             now,
+            Share(times.share_samples, _seconds(times.sample_seconds), times.by_speed),
         )
         self._reports += 1
         if self._reports < self._size():

@@ -99,6 +99,9 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
                 compute_seconds=times.compute if times is not None else 0.0,
                 wait_seconds=times.wait if times is not None else 0.0,
                 speaks=codec.speaks_to_proto(record.speaks),
+                share_samples=times.share.samples if times is not None else 0,
+                sample_seconds=times.share.sample_seconds if times is not None else 0.0,
+                by_speed=times is not None and times.share.by_speed,
             )
         )
     reply.servers_settled = serving.settled(m)

@@ -17,6 +17,24 @@ HOLD_SECONDS = 10.0  # until it is said
 FRESH_SECONDS = 15.0
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A member's part of global batches.
+
+    Attributes:
+        samples: of each whole one that fall to it; 0: not known.
+        sample_seconds: of computing per sample; 0: not known.
+        by_speed: whether parts follow speed, instead of being even.
+    """
+
+    samples: int = 0
+    sample_seconds: float = 0.0
+    by_speed: bool = False
+
+
+NO_SHARE = Share()
+
+
 @dataclass(slots=True)
 class WorkerTimes:
     """Means per step in seconds, the recent steps counting most."""
@@ -26,6 +44,7 @@ class WorkerTimes:
     compute: float
     wait: float
     reported_at: float
+    share: Share
 
     @property
     def busy(self) -> float:
@@ -50,9 +69,20 @@ class Slowness:
     _suspect: tuple[str, float] | None = None  # member, since
 
     def note_report(
-        self, member: str, steps: int, step: float, data: float, compute: float, wait: float, now: float
+        self,
+        member: str,
+        steps: int,
+        step: float,
+        data: float,
+        compute: float,
+        wait: float,
+        now: float,
+        share: Share = NO_SHARE,
     ) -> None:
         """Take in one member's means over some steps.
+
+        Where the member's share of the batches has changed, what it took before says nothing any more: the
+        workers are about to be as quick as one another, and only one that balance does not help is named.
 
         Args:
             member: its id.
@@ -62,11 +92,15 @@ class Slowness:
             compute: seconds of it that the member computed.
             wait: seconds of it that the member waited for others.
             now: in unix seconds.
+            share: of each global batch that falls to it.
         """
         before = self.times.get(member)
-        if before is None or steps <= 0:
-            if steps > 0:
-                self.times[member] = WorkerTimes(step, data, compute, wait, now)
+        if steps <= 0:
+            return
+        if before is None or before.share.samples != share.samples:
+            self.times[member] = WorkerTimes(step, data, compute, wait, now, share)
+            if before is not None:
+                self._suspect = None
             return
         keep = 0.5 ** (steps / HALF_LIFE_STEPS)
         self.times[member] = WorkerTimes(
@@ -75,6 +109,7 @@ class Slowness:
             keep * before.compute + (1 - keep) * compute,
             keep * before.wait + (1 - keep) * wait,
             now,
+            share,
         )
 
     def keep(self, members: Collection[str]) -> None:

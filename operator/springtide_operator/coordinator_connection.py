@@ -31,12 +31,14 @@ from springtide_operator.plan.observation import (
     RateReport,
     Report,
     ServerReport,
+    ShareReport,
     SlowReport,
     StallReport,
 )
 from springtide_operator.plan.values import LAST_SECOND
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import memory_from_proto, speaks_from_proto, speaks_to_proto
+from springtide_protocol.names import process_label
 from springtide_protocol.sync_client import SyncClient, SyncError
 from springtide_protocol.versions import OWN, Speaks, agree, as_coordinator, as_operator
 
@@ -58,6 +60,7 @@ _OTHER_TOKEN = (
     " that Secret, and then the pod {}"
 )
 _MOST_TEXT = 4096  # of a reply: characters of a text
+MAX_SHARES = 32
 _MOST_ENTRIES = 64  # and of what is told of one by one
 _AS_SAID = ("members", "servers", "values", "silent", "vanished")  # lists of thousands, and a loss may be NaN
 _IN_GENERATION = (pb.ACTIVE, pb.ENDED, pb.AFTER)
@@ -336,6 +339,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         planned_steps=reply.planned_steps,
         seconds_per_step=reply.seconds_per_step,
         lost_seconds=dict(reply.lost_seconds),
+        shares=_shares(reply),
         slow=(
             SlowReport(reply.slow.pod_name, reply.slow.busy_seconds, reply.slow.median_seconds)
             if reply.HasField("slow")
@@ -410,6 +414,20 @@ def _stands_still(reply: pb.SyncReply) -> bool:
     return reply.last_commit_unix > 0 and idle > max(STILL_SECONDS, 3 * reply.step_seconds)
 
 
+def _shares(reply: pb.SyncReply) -> tuple[ShareReport, ...]:
+    """Return the parts of the slowest members; none where all have even parts."""
+    told = [
+        ShareReport(
+            process_label(entry.member.pod_name, entry.member.id, entry.member.local_rank)[:_MOST_TEXT],
+            _sane(entry.share_samples),
+            max(0.0, _sane(entry.sample_seconds)),
+        )
+        for entry in reply.members
+        if entry.standing in _IN_GENERATION and entry.by_speed
+    ]
+    return tuple(sorted(told, key=lambda share: (-share.sample_seconds, share.name))[:MAX_SHARES])
+
+
 def _poison(reply: pb.SyncReply) -> PoisonReport | None:
     if not reply.HasField("poison"):
         return None
@@ -465,6 +483,7 @@ def news(before: Report | None, after: Report | None) -> bool:
             seconds_per_step=0.0,
             lost_seconds={},
             slow=None,
+            shares=(),
             rates=(),
             stall=replace(report.stall, seconds=0.0) if report.stall is not None else None,
         )

@@ -422,18 +422,24 @@ class Commit(_message.Message):
     def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., unix_time: _Optional[float] = ..., step_seconds: _Optional[float] = ..., exposed_communication_seconds: _Optional[float] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., skipped: _Optional[bool] = ..., data_seconds: _Optional[float] = ..., checkpoint_seconds: _Optional[float] = ...) -> None: ...
 
 class Times(_message.Message):
-    __slots__ = ("steps", "step_seconds", "data_seconds", "compute_seconds", "wait_seconds")
+    __slots__ = ("steps", "step_seconds", "data_seconds", "compute_seconds", "wait_seconds", "share_samples", "sample_seconds", "by_speed")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DATA_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SHARE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BY_SPEED_FIELD_NUMBER: _ClassVar[int]
     steps: int
     step_seconds: float
     data_seconds: float
     compute_seconds: float
     wait_seconds: float
-    def __init__(self, steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    share_samples: int
+    sample_seconds: float
+    by_speed: bool
+    def __init__(self, steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., share_samples: _Optional[int] = ..., sample_seconds: _Optional[float] = ..., by_speed: _Optional[bool] = ...) -> None: ...
 
 class Activity(_message.Message):
     __slots__ = ("step", "doing", "seconds", "where")
@@ -840,7 +846,7 @@ class ServerStatus(_message.Message):
     def __init__(self, server: _Optional[_Union[Server, _Mapping]] = ..., connected: _Optional[bool] = ..., serving: _Optional[bool] = ..., leaving: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("member", "standing", "connected", "step_seconds", "leaving", "data_seconds", "compute_seconds", "wait_seconds", "speaks")
+    __slots__ = ("member", "standing", "connected", "step_seconds", "leaving", "data_seconds", "compute_seconds", "wait_seconds", "speaks", "share_samples", "sample_seconds", "by_speed")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -850,6 +856,9 @@ class MemberStatus(_message.Message):
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SPEAKS_FIELD_NUMBER: _ClassVar[int]
+    SHARE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BY_SPEED_FIELD_NUMBER: _ClassVar[int]
     member: Member
     standing: Standing
     connected: bool
@@ -859,7 +868,10 @@ class MemberStatus(_message.Message):
     compute_seconds: float
     wait_seconds: float
     speaks: Speaks
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., connected: _Optional[bool] = ..., step_seconds: _Optional[float] = ..., leaving: _Optional[bool] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
+    share_samples: int
+    sample_seconds: float
+    by_speed: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., connected: _Optional[bool] = ..., step_seconds: _Optional[float] = ..., leaving: _Optional[bool] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., share_samples: _Optional[int] = ..., sample_seconds: _Optional[float] = ..., by_speed: _Optional[bool] = ...) -> None: ...
 
 class Slow(_message.Message):
     __slots__ = ("pod_name", "busy_seconds", "median_seconds", "since_unix")

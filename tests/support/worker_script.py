@@ -242,8 +242,10 @@ def main() -> None:
                             retain_graph=bool(rest)
                         )
                     springtide.report(loss=loss)
-                if options.get("pace"):
-                    time.sleep(options["pace"])
+                # As a device that takes so long for each sample, and more where it is held back.
+                each = options.get("sample_seconds", {}).get(str(slot), 0.0)
+                if pause := options.get("pace", 0.0) + each * batch.samples:
+                    time.sleep(pause)
                 if "rate_by_count" in options:  # of this process: a worker that joins begins anew
                     optimizer.param_groups[0]["lr"] = options["rate_by_count"] / (1 + len(rates))
                 scaler.step(optimizer)

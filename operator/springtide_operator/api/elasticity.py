@@ -15,8 +15,13 @@ class ElasticityPolicy(StrEnum):
     THROUGHPUT = "Throughput"
 
 
+class Balance(StrEnum):
+    SPEED = "Speed"
+    EVEN = "Even"
+
+
 class Elasticity(ApiModel):
-    """How many workers there are, within minReplicas and maxReplicas."""
+    """How many workers there are, within minReplicas and maxReplicas, and how they share the work."""
 
     policy: ElasticityPolicy = Field(
         default=ElasticityPolicy.MANUAL,
@@ -24,6 +29,14 @@ class Elasticity(ApiModel):
         " maxReplicas as long as nodes take them; extras are given back first, as soon as another pod waits"
         " for a node. Throughput: between minReplicas and workers.replicas, as long as a worker more brings"
         " enough samples per second.",
+    )
+    balance: Balance = Field(
+        default=Balance.SPEED,
+        description="How a global batch is cut. Speed: by the workers' measured speed, so that nobody waits"
+        " for a slow one; with exact it is the number of logical parts that follows speed, and bits stay"
+        " equal. Even: as evenly as can be. The batch itself stays what the script says. Not for workers"
+        " that do not step together, nor within a mesh() of a pod. Holds for pods made afterwards; while"
+        " workers differ in it, parts are even.",
     )
     patience_seconds: int = Field(
         default=30,

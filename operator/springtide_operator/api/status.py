@@ -56,6 +56,19 @@ class Condition(ApiModel):
     observed_generation: Count = Field(description="metadata.generation that this was decided for.")
 
 
+class ShareStatus(ApiModel):
+    """A worker's part of each global batch."""
+
+    name: Annotated[str, Field(max_length=253)] = Field(
+        description="Its pod, and the process in it where a pod has several."
+    )
+    samples: Count = Field(description="Samples of each whole global batch that fall to it.")
+    seconds_per_sample: Short = Field(
+        default="",
+        description="Its computing time per sample, without fetching and waiting; the reason for its part.",
+    )
+
+
 class WorkersStatus(ApiModel):
     """Counts of worker pods."""
 
@@ -66,6 +79,12 @@ class WorkersStatus(ApiModel):
     outdated: Count = Field(default=0, description="Worker pods made from an older template.")
     selector: Text = Field(default="", description="Selects the worker pods; used by the scale subresource.")
     summary: Short = Field(default="", description="active/desired, for people.")
+    balance: list[ShareStatus] | None = Field(
+        default=None,
+        max_length=32,
+        description="The parts of the slowest workers, the slowest first, while elasticity.balance has made"
+        " parts uneven; absent while they are even.",
+    )
 
 
 class ParameterServersStatus(ApiModel):

@@ -30,6 +30,7 @@ _WORKERS_FIELDS = {
     "SPRINGTIDE_TOP_K_RATIO": "spec.strategy.parameterServer.topKRatio",
     "SPRINGTIDE_EARLY_VALUES": "spec.strategy.parameterServer.earlyValues",
     "SPRINGTIDE_SHARD": "spec.strategy.allReduce.shard",
+    "SPRINGTIDE_BALANCE": "spec.elasticity.balance",
     "SPRINGTIDE_LOGICAL_WORKERS": "spec.strategy.allReduce.logicalWorkers",
     "SPRINGTIDE_PROCESSES": "spec.workers.processesPerPod",
     "SPRINGTIDE_CHECKPOINT_URI": "spec.checkpoint.uri",

@@ -13,6 +13,7 @@ from typing import Any
 
 from springtide_operator.api import names
 from springtide_operator.api.all_reduce import Shard
+from springtide_operator.api.elasticity import Balance
 from springtide_operator.api.job import Job, JobKey
 from springtide_operator.api.model import StrategyType
 from springtide_operator.manifests import gang, kueue, owned
@@ -255,6 +256,7 @@ def _environment(
         *_compression(job),
         *_strategy(job),
         *_shard(job),
+        *_balance(job),
         *_exact(job),
         *_checkpoint(job),
         *_collectives(job),
@@ -294,6 +296,11 @@ def _shard(job: Job) -> list[Object]:
         {"name": "SPRINGTIDE_SHARD", "value": kind.value},
         {"name": "SPRINGTIDE_NODE", "valueFrom": node},
     ]
+
+
+def _balance(job: Job) -> list[Object]:
+    kind = job.spec.elasticity.balance
+    return [] if kind is Balance.SPEED else [{"name": "SPRINGTIDE_BALANCE", "value": kind.value}]
 
 
 def _processes(job: Job) -> list[Object]:

@@ -247,6 +247,7 @@ def _workers(
     active = conditions.active_workers(report) if report is not None else min(before, len(live))
     if over or unknown or (job.halted and all(pod.end is not None for pod in observation.workers)):
         active = 0
+    shares = progress.shares(report, job.status) if active else {}
     hashed = template_hash(job)
     want = sizing.expected(job, observation)
     return {
@@ -257,6 +258,7 @@ def _workers(
         "outdated": sum(pod.template is not None and pod.template != hashed for pod in live),
         "selector": names.worker_selector(job.name),
         "summary": f"{active}/{want}",
+        **shares,
     }
 
 

@@ -287,6 +287,15 @@ class SlowReport:
 
 
 @dataclass(frozen=True)
+class ShareReport:
+    """A worker's part of each whole global batch, where parts follow speed."""
+
+    name: str  # of the pod, and of the process in it where there are several
+    samples: int
+    sample_seconds: float  # of computing per sample; 0: not known
+
+
+@dataclass(frozen=True)
 class LateReport:
     """A worker that the others wait for. `doing`: what, in words; "" where nothing was heard of it."""
 
@@ -369,6 +378,7 @@ class Report:
     seconds_per_step: float = 0.0  # from commit to commit at the present size, smoothed; 0: not measured yet
     lost_seconds: Mapping[str, float] = field(default_factory=dict)  # by cause, since its process began
     slow: SlowReport | None = None
+    shares: tuple[ShareReport, ...] = ()  # the slowest workers first; empty: all have even parts
     stall: StallReport | None = None  # None: it moves
     poison: PoisonReport | None = None
     rates: tuple[RateReport, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any
 from springtide_operator.api import reasons
 from springtide_operator.plan import remaining
 from springtide_operator.plan.actions import Event
-from springtide_operator.plan.observation import Finished, Report
+from springtide_operator.plan.observation import Finished, Report, ShareReport
 from springtide_operator.plan.values import parse_time, timestamp
 
 INTERVAL_SECONDS = 15.0
@@ -212,12 +212,32 @@ def throttle(old: dict[str, Any], new: dict[str, Any], now: float) -> dict[str, 
     told = all(old.get(key, 0) == new.get(key, 0) for key in ("recoveries", "statesLost"))
     told = told and (old.get("samplesPerSecond") == "0") == (new.get("samplesPerSecond") == "0")
     if told and same_but_progress(old, new):
-        if all(old.get(key) == new.get(key) for key in _SLOW):
+        if all(old.get(key) == new.get(key) for key in _SLOW) and _shares(old) == _shares(new):
             return old
         last = parse_time(old.get("progressTime"))
         if last is not None and 0 <= now - last < INTERVAL_SECONDS:
             return old
     return {**new, "progressTime": timestamp(now)}
+
+
+def shares(report: Report | None, old: dict[str, Any]) -> dict[str, Any]:
+    """Return status.workers.balance under its key, where parts follow speed.
+
+    Args:
+        report: of the coordinator; None: it does not answer.
+        old: status as it was.
+    """
+    told = _shares(old) if report is None else [_share(share) for share in report.shares]
+    return {"balance": told} if told else {}
+
+
+def _share(share: ShareReport) -> dict[str, Any]:
+    seconds = f"{share.sample_seconds:.2g}" if share.sample_seconds else ""
+    return {"name": share.name[:253], "samples": share.samples, "secondsPerSample": seconds}
+
+
+def _shares(status: dict[str, Any]) -> list[dict[str, Any]]:
+    return (status.get("workers") or {}).get("balance") or []
 
 
 def same_but_progress(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -235,6 +255,8 @@ def _without_progress(status: dict[str, Any]) -> dict[str, Any]:
     # What a resumed job begins from is written at once: the next round may not see it any more.
     result["upToDate"] = (status.get("checkpoint") or {}).get("upToDate")
     result["restored"] = status.get("restored")
+    if "workers" in result:
+        result["workers"] = {key: value for key, value in result["workers"].items() if key != "balance"}
     coordinator = dict(result.get("coordinator") or {})
     for key in ("recoveries", "statesLost", "lostSeconds"):
         coordinator.pop(key, None)

@@ -14,7 +14,7 @@ from springtide_coordinator.membership.messages import Start
 from springtide_coordinator.metrics import JobCollector
 from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options
-from springtide_coordinator.slowness import HALF_LIFE_STEPS, HOLD_SECONDS, Slowness
+from springtide_coordinator.slowness import HALF_LIFE_STEPS, HOLD_SECONDS, Share, Slowness
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.names import Incarnation
 
@@ -49,6 +49,23 @@ def test_small_differences_are_nothing(busy: dict[str, float]) -> None:
     for second in range(30):
         told(watch, 100.0 + second, **busy)
         assert watch.slowest(list(busy), 100.0 + second) is None
+
+
+def test_a_worker_that_is_given_less_is_not_named_as_slow() -> None:
+    """Forget what it took for the larger part; with the smaller one it takes as long as the others."""
+    watch = Slowness()
+    for second in range(9):
+        told(watch, 100.0 + second, a=0.05, b=0.05, c=0.15)
+        assert watch.slowest("abc", 100.0 + second) is None
+    for second in range(9, 30):
+        told(watch, 100.0 + second, a=0.06, b=0.06)
+        watch.note_report("c", 50, 0.2, 0.01, 0.05, 0.14, 100.0 + second, Share(12, 0.005, True))
+        assert watch.slowest("abc", 100.0 + second) is None
+    for second in range(30, 60):  # it waits for data, which is not cured by this
+        told(watch, 100.0 + second, a=0.06, b=0.06)
+        watch.note_report("c", 50, 0.2, 0.2, 0.05, 0.14, 100.0 + second, Share(12, 0.005, True))
+        found = watch.slowest("abc", 100.0 + second)
+    assert found is not None
 
 
 def test_members_of_whom_nothing_is_known_make_it_wait() -> None:
@@ -125,8 +142,9 @@ def test_workers_tell_and_the_operator_hears_who_is_slow(tmp_path: Path) -> None
         now[0] += 1
         for name, compute in (("w0", 0.1), ("w1", 0.3)):
             times = pb.Times(
-                steps=5, step_seconds=0.35, data_seconds=0.02, compute_seconds=compute, wait_seconds=0.03
-            )
+                steps=5, step_seconds=0.35, data_seconds=0.02, compute_seconds=compute, wait_seconds=0.03,
+                share_samples=int(compute * 10), sample_seconds=compute, by_speed=name == "w1",
+            )  # fmt: skip
             hub.receive(streams[name], pb.WorkerMessage(times=times))
     reply = answer_sync(hub, word)
     assert (reply.slow.pod_name, reply.slow.since_unix) == ("pod-w1", 1001.0)
@@ -135,6 +153,8 @@ def test_workers_tell_and_the_operator_hears_who_is_slow(tmp_path: Path) -> None
         m.member.id: (m.step_seconds, m.data_seconds, m.compute_seconds, m.wait_seconds)
         for m in reply.members
     }
+    shares = [(m.share_samples, m.sample_seconds, m.by_speed) for m in reply.members]
+    assert shares == [(1, 0.1, False), (3, 0.3, True)]
     assert told["w0"] == pytest.approx((0.35, 0.02, 0.1, 0.03))
     assert hub.history.held_up == pytest.approx(0.2)
     registry = CollectorRegistry()

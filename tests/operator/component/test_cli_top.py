@@ -112,6 +112,15 @@ async def test_done_and_left_are_those_of_the_status(kube: FakeKube) -> None:
     assert topview.cells(row)[7:9] == ("99 %", "0s"), "an estimate that is over"
 
 
+async def test_parts_by_speed_are_told_of_the_slowest(kube: FakeKube) -> None:
+    shares = [{"name": f"digits-worker-{n}", "samples": 9 - n, "secondsPerSample": "0.02"} for n in range(4)]
+    kube.lists[JOBS] = [[job(**(STATUS | {"workers": {"summary": "3/3", "balance": shares}}))]]
+    assert (await look(kube))[2] == (
+        "default/digits: parts by speed: digits-worker-0 9 samples (0.02 s each), digits-worker-1 8 samples "
+        "(0.02 s each), digits-worker-2 7 samples (0.02 s each)"
+    )
+
+
 async def test_without_right_to_coordinator_status_is_shown_saying_so(kube: FakeKube) -> None:
     path = "/api/v1/namespaces/default/pods/digits-coordinator-1:9401/proxy/metrics"
     kube.streams.pop(path)

@@ -78,6 +78,7 @@ def test_every_variable_that_the_operator_writes_is_refused(obj: Object) -> None
     ("name", "field"),
     [
         ("SPRINGTIDE_COMPRESSION", r"strategy\.allReduce\.compression"),
+        ("SPRINGTIDE_BALANCE", r"elasticity\.balance"),
         ("SPRINGTIDE_SHARD", r"strategy\.allReduce\.shard"),
         ("SPRINGTIDE_CHECKPOINT_URI", r"spec\.checkpoint\.uri"),
         ("SPRINGTIDE_PROCESSES", r"workers\.processesPerPod"),

@@ -6,9 +6,9 @@ from typing import Any
 
 from operator_world import World
 
-from springtide_operator.coordinator_connection import news, to_report
+from springtide_operator.coordinator_connection import MAX_SHARES, news, to_report
 from springtide_operator.metrics import Metrics
-from springtide_operator.plan.observation import SlowReport
+from springtide_operator.plan.observation import ShareReport, SlowReport
 from springtide_protocol import coordinator_pb2 as pb
 
 
@@ -69,6 +69,41 @@ def test_slow_worker_is_named_with_node_until_it_recovers() -> None:
         "medianSeconds": "0.1",
     }
     assert "slowWorker" not in write(world)
+
+
+def test_parts_by_speed_are_shown_while_they_are_uneven() -> None:
+    world = trained()
+    shares = (ShareReport("w-2", 120, 0.02034), ShareReport("w-0", 240, 0.01))
+    told = [
+        {"name": "w-2", "samples": 120, "secondsPerSample": "0.02"},
+        {"name": "w-0", "samples": 240, "secondsPerSample": "0.01"},
+    ]
+    assert write(world, shares=shares)["workers"]["balance"] == told
+    writes = world.status
+    world.now += 1  # it moves always: it is written with progress
+    world.reports(shares=(ShareReport("w-2", 120, 0.0251),))
+    world.round()
+    assert world.status == writes
+    assert "balance" not in write(world)["workers"]
+
+
+def test_the_slowest_shares_are_read_from_the_coordinators_word() -> None:
+    def entry(number: int, by_speed: bool = True) -> pb.MemberStatus:
+        member = pb.Member(id=f"m{number}", pod_name=f"w-{number}", local_rank=number % 2)
+        return pb.MemberStatus(
+            member=member,
+            standing=pb.ACTIVE,
+            share_samples=number,
+            sample_seconds=number / 100,
+            by_speed=by_speed,
+        )
+
+    report = to_report(pb.SyncReply(members=[entry(number) for number in range(40)]), 5.0)
+    assert len(report.shares) == MAX_SHARES == 32
+    assert report.shares[0] == ShareReport("w-39/1", 39, 0.39)
+    assert report.shares[-1].name == "w-8"
+    assert not news(report, to_report(pb.SyncReply(members=[entry(n, True) for n in range(40)][:]), 6.0))
+    assert to_report(pb.SyncReply(members=[entry(3, by_speed=False)]), 5.0).shares == ()
 
 
 def test_the_coordinators_word_is_read() -> None:

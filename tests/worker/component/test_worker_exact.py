@@ -114,6 +114,18 @@ def test_equal_bits_over_kills_and_joins(make_cluster: Callable[..., WorkerClust
     assert fifth.commits()[0]["step"] > 3
 
 
+def test_equal_bits_with_parts_by_speed(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
+    """The slow one of three has fewer of the seven parts; the bits are those of one process."""
+    cluster = make_cluster(epochs=8, part_seconds={"0": 0.01, "1": 0.01, "2": 0.03})
+    first, second, slow = cluster.start(3)
+    cluster.until_step(16)
+    second.kill()
+    cluster.until_done()
+    check(cluster, alone(epochs=8), [first, slow])
+    assert "this worker has 4 of 32 samples now" in slow.log()
+    assert "this worker has 15 of 32 samples now" in first.log()
+
+
 def test_equal_bits_with_a_scaler(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
     """Steps are skipped and the scale moves, with one worker as with three, two and three."""
     expected = alone(scaler=True)

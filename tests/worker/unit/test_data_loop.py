@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.data import Cursor, Ledger, LoopPlan, contribution, plan_loop
+from springtide.data.balance import Proportions
 from springtide.data.batch import Batch
 
 SAMPLES = 41
@@ -40,11 +41,18 @@ def backward(batch: Batch, parameter: torch.Tensor, by_tokens: bool) -> torch.Te
 
 
 def global_step(
-    loop: LoopPlan, cursor: Cursor, world: int, parameter: torch.Tensor, by_tokens: bool
+    loop: LoopPlan,
+    cursor: Cursor,
+    world: int,
+    parameter: torch.Tensor,
+    by_tokens: bool,
+    speeds: tuple[int, ...] = (1,),
 ) -> tuple[torch.Tensor, list[float]]:
     gradient, sums, weight = torch.zeros_like(parameter), [0.0, 0.0, 0.0], 0.0
+    sample_times = tuple(speeds[rank % len(speeds)] for rank in range(world))
+    proportions = Proportions(sample_times, (0,) * world) if len(speeds) > 1 else None
     for rank in range(world):
-        batch = loop.batch(cursor, rank, world)
+        batch = loop.batch(cursor, rank, world, proportions=proportions)
         gradient += backward(batch, parameter, by_tokens)
         weight += batch.micro.contributed_weight
         added = contribution(batch.micro.contributed_ids, cursor.stage, cursor.epoch)
@@ -67,6 +75,7 @@ def reference(loop: LoopPlan, cursor: Cursor, parameter: torch.Tensor, by_tokens
     min_part=st.integers(1, 3),
     dropped=st.lists(st.booleans(), min_size=1, max_size=8),
     by_tokens=st.booleans(),
+    speeds=st.sampled_from([(1,), (1, 2), (5, 1, 3)]),
 )
 def test_any_number_of_workers_gives_the_update_of_one(
     worlds: list[int],
@@ -75,6 +84,7 @@ def test_any_number_of_workers_gives_the_update_of_one(
     min_part: int,
     dropped: list[bool],
     by_tokens: bool,
+    speeds: tuple[int, ...],
 ) -> None:
     if by_tokens:
         batch_size = max(8, batch_size)  # so that no batch is without tokens
@@ -84,11 +94,11 @@ def test_any_number_of_workers_gives_the_update_of_one(
     while not loop.ended(cursor):
         world, turn = worlds[turn % len(worlds)], turn + 1
         if turn < 10 and dropped[turn % len(dropped)]:
-            global_step(loop, cursor, world, parameter, by_tokens)  # its results are thrown away
+            global_step(loop, cursor, world, parameter, by_tokens, speeds)  # its results are thrown away
             continue
         if by_tokens and not TOKENS[loop.global_ids(cursor)].sum():
             by_tokens = False
-        gradient, sums = global_step(loop, cursor, world, parameter, by_tokens)
+        gradient, sums = global_step(loop, cursor, world, parameter, by_tokens, speeds)
         torch.testing.assert_close(
             gradient, reference(loop, cursor, parameter, by_tokens), rtol=1e-9, atol=1e-12
         )

@@ -9,6 +9,7 @@ import pytest
 
 from springtide.comm.process_group import Group
 from springtide.coordination.park_reply import Leave
+from springtide.elastic.balancer import Balancer
 from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.training_state import TrainingState
 from springtide.settings import Settings
@@ -47,6 +48,7 @@ def test_late_drop_leaves_the_next_generation_alone() -> None:
             state_transfer=MagicMock(),
             membership=membership,
             memory=MagicMock(),
+            balancer=Balancer(by_speed=True, logical_workers=0),
             check_term=lambda: None,
             depart=depart,
         )

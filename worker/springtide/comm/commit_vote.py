@@ -54,6 +54,9 @@ class Contribution:
     0 in sum where all copies are equal; never in a step with a `digest`."""
     late: Sequence[bool] = ()
     """By parameter that was expected to be unused: whether its gradient came after its bucket had left."""
+    figures: Sequence[float] = ()
+    """By rank and then by figure, whole numbers below 2^53: its own figures for the cut by speed, and zeros
+    in the others' places. Adding zeros is exact, so all members read the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,11 @@ class Result:
     options_fit: bool = True
     replicas_agree: bool = True
     late: list[bool] = field(default_factory=list)
+    figures: list[int] = field(default_factory=list)
 
 
 def encode(part: Contribution) -> torch.Tensor:
-    """float64 of shape (15 + 9 + 17 + parameters + buffers + late + extra,).
+    """float64 of shape (15 + 9 + 17 + parameters + buffers + late + figures + extra,).
 
     Raise ValueError for more than 16 values.
     """
@@ -101,7 +105,7 @@ def encode(part: Contribution) -> torch.Tensor:
     ]
     # Bytes: one number for each parameter of the model costs more than all the rest.
     flags = np.frombuffer(bytes((*part.used, *part.changed, *part.late)), dtype=np.uint8)
-    return torch.from_numpy(np.concatenate((vector, flags, part.extra), dtype=np.float64))
+    return torch.from_numpy(np.concatenate((vector, flags, part.figures, part.extra), dtype=np.float64))
 
 
 def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
@@ -118,6 +122,8 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
     sums = total.numpy()  # torch's own calls take three times as long
     numbers = sums[:begin].tolist()
     flags = (sums[begin : begin + used + changed + late] > 0).tolist()
+    told_at = begin + len(flags)
+    extra_at = told_at + len(part.figures)
     step, step2, weight, count, lo, hi, change, seconds, *told = numbers[:_SCALARS]
     low, low2, high, high2, save, digest, digest2 = told
     values_weight, *values = numbers[after:]
@@ -138,7 +144,8 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
         values=agreed,
         save=save,
         late=flags[used + changed :],
-        extra=sums[begin + len(flags) :].tolist(),
+        figures=[int(number) for number in sums[told_at:extra_at].tolist()],
+        extra=sums[extra_at:].tolist(),
         replicas_agree=_equal(digest, digest2, size),
         options_fit=_fit(numbers[_SCALARS:after], part, size),
     )

@@ -116,6 +116,20 @@ class Metrics:
             list(labels),
             registry=self.registry,
         ).labels(**labels)
+        self.batch_share = Gauge(
+            "springtide_worker_batch_share",
+            "Part of each global batch that falls to this process, 0-1; with elasticity.balance Speed it "
+            "follows the process's speed.",
+            list(labels),
+            registry=self.registry,
+        ).labels(**labels)
+        self.sample_seconds = Gauge(
+            "springtide_worker_sample_seconds",
+            "Computing time per sample of this process, smoothed, without fetching samples and waiting for "
+            "others; 0 before it is known.",
+            list(labels),
+            registry=self.registry,
+        ).labels(**labels)
         self.memory_estimate = Gauge(
             "springtide_worker_memory_estimate_bytes",
             "Bytes that this process needs for parameters, gradients and the optimizer's state, at the "

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from springtide.data.balance import Proportions
 from springtide.data.batch import Batch, Micro
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
@@ -77,6 +78,7 @@ class LoopPlan:
         fetch: Callable[[torch.Tensor], Any] | None = None,
         together: range = range(0),
         is_counted: bool = True,
+        proportions: Proportions | None = None,
     ) -> Batch:
         """Return this rank's part of the step at the cursor; a stand-in if the batch is too short for all.
 
@@ -88,6 +90,7 @@ class LoopPlan:
             together: ranks of those that run forward and backward together with this one, itself included;
                 empty: it does so alone.
             is_counted: its samples count; False where another process counts the same ones.
+            proportions: by which parts follow speed; None: even parts.
 
         Raises:
             ValueError: the rank is not below the world size.
@@ -95,7 +98,7 @@ class LoopPlan:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of a world of {world_size}")
         ids = self.global_ids(cursor)
-        parts = partition(ids.numel(), world_size, self.min_part)
+        parts = partition(ids.numel(), world_size, self.min_part, proportions)
         part = parts[rank]
         own = ids[part.start : part.start + part.size]
         standin = ids[: self.min_part] if part.size == 0 else None

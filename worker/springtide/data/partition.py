@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
+
+from springtide.data.balance import Proportions
 
 
 class Part(NamedTuple):
@@ -18,8 +21,10 @@ def _even(n: int, parts: int) -> list[Part]:
     return [Part(i * base + min(i, longer), base + (i < longer)) for i in range(parts)]
 
 
-def partition(n: int, world_size: int, min_part: int = 2) -> list[Part]:
-    """ShardRuns a global batch into contiguous parts in rank order, as even as possible.
+def partition(
+    n: int, world_size: int, min_part: int = 2, proportions: Proportions | None = None
+) -> list[Part]:
+    """ShardRuns a global batch into contiguous parts in rank order, as even as possible or by speed.
 
     No part is below min_part unless the whole batch is: a short batch goes to the first ranks, the others get
     size 0 (their start is n).
@@ -28,16 +33,24 @@ def partition(n: int, world_size: int, min_part: int = 2) -> list[Part]:
         n: samples of the global batch, at least 1.
         world_size: parts to make, at least 1.
         min_part: fewest samples of a part that has any, at least 1.
+        proportions: by which parts follow speed; None: even parts, which a short batch always has.
 
     Returns:
         One part for each rank.
 
     Raises:
-        ValueError: n, world_size or min_part is below 1.
+        ValueError: n, world_size or min_part is below 1, or the cut is one for other members.
     """
     if n < 1 or world_size < 1 or min_part < 1:
         raise ValueError(f"partition needs values >= 1: n={n}, world_size={world_size}, min_part={min_part}")
+    if proportions is not None and len(proportions.sample_times) != world_size:
+        raise ValueError(
+            f"the cut is one for {len(proportions.sample_times)} members, and there are {world_size}"
+        )
     used = min(world_size, max(1, n // min_part))
+    if proportions is not None and world_size * min_part <= n:
+        sizes = proportions.sizes(n, min_part)
+        return [Part(end - size, size) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     return _even(n, used) + [Part(n, 0)] * (world_size - used)
 
 

@@ -8,6 +8,7 @@ import time
 
 from springtide.coordination.metrics import Metrics
 from springtide.coordination.progress import Commit, CommitLog, StepLog
+from springtide.data.balance import OwnShare
 from springtide.settings import Settings
 from springtide.train_step.context import StepContext
 from springtide.train_step.timing import Timing
@@ -59,6 +60,12 @@ class Accounting:
             paused,
             body.skipped,
         )
+
+    def share(self, share: OwnShare) -> None:
+        """Show which part of each global batch falls to this process from now on."""
+        self.timing.share = share
+        self.metrics.batch_share.set(share.part)
+        self.metrics.sample_seconds.set(share.sample_seconds)
 
     def count_stall(self, seconds: float) -> None:
         """Count the time for which training stood still for a checkpoint's copy."""

@@ -13,6 +13,7 @@ from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
 from springtide.data.marks import Marks
+from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.recovery import Recovery
@@ -42,6 +43,7 @@ class LoopParts:
     evaluations: Evaluations
     consistencies: Consistencies
     timing: Timing
+    balancer: Balancer
     warm_up: WarmUp
     membership: Membership | None  # None without a job
     recovery: Recovery | None  # None without a job
@@ -84,6 +86,8 @@ class TrainingLoops:
 
     def _batches(self, plan: LoopPlan, loader: Loader | None, rehearsals: int) -> Iterator[Batch]:
         steps, stage = self._parts.steps, self._state.open_loop(plan)
+        on_cpu = self._parts.trainers.require("batches()").device.type == "cpu"
+        self._parts.balancer.open_loop(plan, on_cpu=on_cpu)
         yield from self._parts.warm_up.batches(plan, stage, rehearsals)
         while True:
             self._stand(stage)
@@ -166,13 +170,22 @@ class TrainingLoops:
         if not self._parts.logical_workers:
             pod, fetch = self._parts.trainers.require("batches()").pod, None
             rank, size, together = (group.rank, group.size, range(0)) if pod is None else pod.data_place
+            # The processes of a pod run forward and backward together, so their parts stay even.
+            proportions = self._parts.balancer.proportions if pod is None else None
             if loader is not None:
-                loader.stand_at(cursor, rank, size)
+                loader.stand_at(cursor, rank, size, proportions)
                 fetch = self._parts.timing.timed(partial(loader.read, cursor.step))
-            batch = plan.batch(cursor, rank, size, fetch, together, pod is None or pod.counts)
+            batch = plan.batch(cursor, rank, size, fetch, together, pod is None or pod.counts, proportions)
             # Random numbers go with the samples: those who compute on the same ones draw the same.
             return [StepAssignment(batch, group, number, plan.seed, stage, cursor.epoch, rank)]
-        own = exact_parts.assign(plan, cursor, group.rank, group.size, self._parts.logical_workers)
+        own = exact_parts.assign(
+            plan,
+            cursor,
+            group.rank,
+            group.size,
+            self._parts.logical_workers,
+            self._parts.balancer.proportions,
+        )
         return [
             StepAssignment(
                 part.batch,

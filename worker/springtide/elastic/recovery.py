@@ -21,8 +21,10 @@ from springtide.comm.process_group import Group, form, peers_in
 from springtide.comm.store import FormationCancelled, StreamStore
 from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Leave, Save, Start
+from springtide.data.balance import Figure
 from springtide.data.loop import LoopPlan
 from springtide.elastic.accounting import Accounting
+from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.data_check import DataCheck, own_row
 from springtide.elastic.local_shards_restore import LocalShardsRestore
@@ -88,6 +90,7 @@ class RecoveryParts:
     state_transfer: StateTransfer
     membership: Membership
     memory: MemoryReport
+    balancer: Balancer
     check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
     depart: Callable[[Leave], None]  # ends the process because the coordinator lets it go
 
@@ -309,6 +312,7 @@ class Recovery:
         assert isinstance(start.store, StreamStore)
         store = start.store
         store.set(f"place/{rank}", self._parts.retry_blocks.position().to_json())
+        store.set(f"pace/{rank}", self._parts.balancer.own().to_json())
         began = time.monotonic()
         connect = partial(
             form,
@@ -325,6 +329,8 @@ class Recovery:
         formed = time.monotonic()
         faults.reach("formed", state.position.cursor.step + 1)
         positions = [RetryPosition.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
+        figures = [Figure.from_json(store.get(f"pace/{other}")) for other in range(len(ids))]
+        self._parts.balancer.begin_generation(figures)
         # Before the state is moved: that may take longer than members wait for each other here.
         self._parts.retry_blocks.formed(
             positions, rank, lambda ranks: connect(store.with_prefix("block/"), ranks.index(rank), len(ranks))

@@ -17,6 +17,7 @@ from springtide.coordination.report_limits import ReportedNames
 from springtide.coordination.session import Session, SessionSources
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.async_loop import AsyncLoopParts
+from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.evaluation import Evaluations
@@ -54,6 +55,7 @@ class Runtime:
         self.state = TrainingState(Group(None, 0, 1, settings.collective_seconds))
         self.trainers = TrainerAccess()
         self.accounting = Accounting(settings)
+        self._balancer = Balancer(settings.balance == "Speed", settings.logical_workers)
         self._reported = ReportedNames()
         self._stop_metrics: Callable[[], None] = lambda: None
         # The job; alone there is none.
@@ -94,6 +96,7 @@ class Runtime:
                 check_no_evaluation=self.evaluations.check_none,
                 all_together=self.retry_blocks.together,
                 memory=self._memory,
+                balancer=self._balancer,
             )
         )
         self.exit = ProcessExit(
@@ -129,6 +132,7 @@ class Runtime:
             evaluations=self.evaluations,
             consistencies=self.consistencies,
             timing=self.accounting.timing,
+            balancer=self._balancer,
             warm_up=WarmUp(settings, self.state, self.trainers, self.steps, membership),
             membership=membership,
             recovery=self._recovery,
@@ -151,6 +155,7 @@ class Runtime:
                 state_transfer=self._state_transfer,
                 membership=session.membership,
                 memory=self._memory,
+                balancer=self._balancer,
                 check_term=session.check_term,
                 depart=self.exit.depart,
             )
@@ -193,6 +198,7 @@ class Runtime:
             declare_consistencies(
                 self.consistencies, self.async_loop_parts(), trainer.servers, tracked, check
             )
+        trainer.on_figure(self._balancer.own)
         trainer.on_save_wish(lambda rank: self.saver.checkpoints.wish(rank == 0))
         if self.membership is not None:
             together = 1 if trainer.pod is None else trainer.pod.processes

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from springtide import faults
+from springtide.comm.commit_vote import Result
 from springtide.coordination.membership import Membership, generation_of
+from springtide.data.balance import Figure
 from springtide.elastic.accounting import Accounting
+from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess
@@ -38,6 +41,7 @@ class StepParts:
     check_no_evaluation: Callable[[], None]  # raises UsageError inside of an evaluation loop
     all_together: Callable[[], None]  # tells that all members stand at the same committed step
     memory: MemoryReport
+    balancer: Balancer
 
 
 class StepRunner:
@@ -195,6 +199,7 @@ class StepRunner:
         self._warn_once(body, result.values)
         self._report_odd(trainer, body)
         self._report_differences(trainer, body)
+        self._balance(trainer, body, result)
         commit = parts.accounting.count_step(body, seconds, name, result.values or {})
         if trainer.shards is not None:
             parts.accounting.metrics.values.observe(trainer.shards.take_gather_seconds())
@@ -203,6 +208,17 @@ class StepRunner:
         parts.accounting.commits.add(commit)
         parts.accounting.step_log.write(commit)
         faults.reach("committed", cursor.step)
+
+    def _balance(self, trainer: Trainer, body: StepContext, result: Result) -> None:
+        """Take the committed figures of all members for the cut of the next step."""
+        group, plan, accounting = body.assignment.group, self._state.plan, self._parts.accounting
+        if trainer.pod is not None or plan is None or group.size == 1:
+            return
+        numbers = iter(result.figures)
+        figures = [Figure(sample_time, room) for sample_time, room in zip(numbers, numbers, strict=True)]
+        seconds = body.own_seconds - accounting.timing.fetched_in_body
+        self._parts.balancer.committed(figures, seconds, body.samples)
+        accounting.share(self._parts.balancer.announce(plan, group.rank, group.size))
 
     def _report_odd(self, trainer: Trainer, body: StepContext) -> None:
         if not body.odd:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from springtide.data.balance import Proportions
 from springtide.data.batch import Batch, Micro
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Contribution
@@ -36,25 +37,51 @@ class PartContribution:
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-def assignment(used: int, world_size: int) -> list[range]:
-    """Return by rank the numbers of the logical parts that it computes, contiguous and as even as possible.
+def assignment(used: int, world_size: int, proportions: Proportions | None = None) -> list[range]:
+    """Return by rank the numbers of the logical parts that it computes, contiguous; as even as possible, or
+    by speed.
 
     Args:
         used: parts that have samples (the first ones).
         world_size: ranks; those beyond the parts get none.
+        proportions: by which the number of parts follows speed; None: even.
     """
+    if proportions is not None and used >= world_size:
+        ends = list(itertools.accumulate(proportions.sizes(used)))
+        return [range(a, b) for a, b in itertools.pairwise([0, *ends])]
     starts = [rank * used // world_size for rank in range(world_size + 1)]
     if used < world_size:
         starts = [min(rank, used) for rank in range(world_size + 1)]
     return [range(a, b) for a, b in itertools.pairwise(starts)]
 
 
+def samples_by_rank(
+    n: int, min_part: int, world_size: int, logical_workers: int, proportions: Proportions | None
+) -> list[int]:
+    """Return how many samples of a batch each rank has.
+
+    Args:
+        n: samples of the batch.
+        min_part: fewest samples of a logical part.
+        world_size: workers of the generation.
+        logical_workers: parts that each global batch is cut into.
+        proportions: as for `assignment`.
+    """
+    sizes = [part.size for part in partition(n, logical_workers, min_part) if part.size]
+    return [sum(sizes[part] for part in own) for own in assignment(len(sizes), world_size, proportions)]
+
+
 def assign(
-    plan: LoopPlan, cursor: Cursor, rank: int, world_size: int, logical_workers: int
+    plan: LoopPlan,
+    cursor: Cursor,
+    rank: int,
+    world_size: int,
+    logical_workers: int,
+    proportions: Proportions | None = None,
 ) -> list[LogicalPart]:
     """Return the parts of a step that a rank computes, in order; one stand-in if it has none.
 
-    The cut depends on the batch's size and logical_workers alone.
+    The parts depend on the batch's size and logical_workers alone, so bits do not depend on who has them.
 
     Args:
         plan: of the loop.
@@ -62,6 +89,7 @@ def assign(
         rank: of this worker in its generation.
         world_size: workers of the generation.
         logical_workers: parts that each global batch is cut into.
+        proportions: as for `assignment`.
 
     Raises:
         ValueError: the rank is outside of the world.
@@ -70,8 +98,8 @@ def assign(
         raise ValueError(f"rank {rank} of a world of {world_size}")
     ids = plan.global_ids(cursor)
     account = plan.account(ids, cursor)
-    cut: list[Part] = partition(ids.numel(), logical_workers, plan.min_part)
-    used = sum(1 for part in cut if part.size)
+    parts: list[Part] = partition(ids.numel(), logical_workers, plan.min_part)
+    used = sum(1 for part in parts if part.size)
     step = cursor.step + 1
 
     def batch(
@@ -90,10 +118,12 @@ def assign(
         )
         return LogicalPart(number, made)
 
-    own_parts = assignment(used, world_size)[rank]
+    own_parts = assignment(used, world_size, proportions)[rank]
     if not own_parts:
         return [batch(logical_workers, ids[:0], account[:0], ids[: plan.min_part])]
-    spans = [(number, slice(cut[number].start, cut[number].start + cut[number].size)) for number in own_parts]
+    spans = [
+        (number, slice(parts[number].start, parts[number].start + parts[number].size)) for number in own_parts
+    ]
     return [batch(number, ids[span], account[span], None) for number, span in spans]
 
 

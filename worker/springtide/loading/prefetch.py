@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from springtide.data.balance import Proportions
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
 from springtide.data.partition import pieces
@@ -77,6 +78,7 @@ class Wanted:
         self._plan, self._collates = plan, collates
         self._cursor: Cursor | None = None
         self._rank, self._size, self._stood = 0, 1, 0
+        self._proportions: Proportions | None = None
         self._split = 1  # what the script calls batch.split() with
         self._passed = 0  # requests under way from before the last plan
         self._waiting: deque[Request] = deque()
@@ -84,24 +86,39 @@ class Wanted:
         self.held: dict[int, set[int]] = {}
         self.made: dict[int, list[Request]] = {}
 
-    def stand_at(self, cursor: Cursor, rank: int, size: int, read: Sequence[int] = ()) -> None:
+    def stand_at(
+        self,
+        cursor: Cursor,
+        rank: int,
+        size: int,
+        read: Sequence[int] = (),
+        proportions: Proportions | None = None,
+    ) -> None:
         """Note the step that the worker is about to compute, and forget what lies behind.
 
-        After a change of the members, a jump of the cursor or another way to split, plan from here.
+        After a change of the members or the cut, a jump of the cursor or another way to split, plan from
+        here.
 
         Args:
             cursor: where that step starts.
             rank: of this worker in its generation.
             size: workers of the generation.
             read: sizes of the micro-batches that the last step was read in.
+            proportions: of batches by speed; None: even parts. Later steps are expected to have it, too.
         """
         for kept in (self.held, self.made):
             for step in [step for step in kept if step < cursor.step]:
                 del kept[step]
         jumped = self._cursor is None or not self._stood <= cursor.step <= self._cursor.step
         split = self._split_of(read)
-        if jumped or (rank, size, split) != (self._rank, self._size, self._split):
+        if jumped or (rank, size, split, proportions) != (
+            self._rank,
+            self._size,
+            self._split,
+            self._proportions,
+        ):
             self._cursor, self._rank, self._size, self._split = cursor, rank, size, split
+            self._proportions = proportions
             self._waiting.clear()
             self._passed = len(self.under_way)
         self._stood = cursor.step
@@ -123,7 +140,9 @@ class Wanted:
         while not self._waiting:
             if self._cursor is None or self._plan.ended(self._cursor):
                 return None
-            ids = self._plan.batch(self._cursor, self._rank, self._size).ids.tolist()
+            ids = self._plan.batch(
+                self._cursor, self._rank, self._size, proportions=self._proportions
+            ).ids.tolist()
             step = self._cursor.step
             if self._collates and ids:
                 request = Request(step, ids, self._sizes(len(ids), self._split))
@@ -235,18 +254,19 @@ class Loader:
         self.read_here = 0
         """Samples that the script's own process had to read."""
 
-    def stand_at(self, cursor: Cursor, rank: int, size: int) -> None:
+    def stand_at(self, cursor: Cursor, rank: int, size: int, proportions: Proportions | None = None) -> None:
         """Note that the step at the cursor comes next, and forget what was read for steps before it.
 
         Args:
             cursor: where the step starts.
             rank: of this worker in its generation.
             size: workers of the generation.
+            proportions: as for `Wanted.stand_at`.
         """
         for kept in (self._chunks, self._made):
             for step in [step for step in kept if step < cursor.step]:
                 del kept[step]
-        self._wanted.stand_at(cursor, rank, size, [len(numbers) for numbers in self._read])
+        self._wanted.stand_at(cursor, rank, size, [len(numbers) for numbers in self._read], proportions)
         self._read = {}
 
     def read(self, step: int, ids: torch.Tensor) -> Any:

@@ -67,6 +67,9 @@ class StepContext:
     skipped: bool = False
     exposed_seconds: float = 0.0
     backward_seconds: float = 0.0
+    waited_seconds: float = 0.0  # for others: sums, values, servers
+    waited_before: float = 0.0  # of that, until all gradients were there
+    own_seconds: float = 0.0  # until all gradients were there, without waiting for others
     sums_began: float = 0.0
     communication_seconds: float = 0.0  # from the first reduction's begin to the last one's end
     reduced_bytes: int = 0

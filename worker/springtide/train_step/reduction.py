@@ -17,6 +17,7 @@ from springtide.comm import commit_vote
 from springtide.comm.buckets import Buckets
 from springtide.comm.combine import Packing, Rule, Share, on_device
 from springtide.comm.process_group import Group, Work, peers_in, wait_for
+from springtide.data.balance import Figure
 from springtide.data.ledger import contribution
 from springtide.embedding.handle import Handle
 from springtide.embedding.step import StepTables
@@ -161,7 +162,8 @@ class Reduction:
     change_wanted: whether this member asks all to stop after the running step. waiting_since: monotonic time
     since when a sum is being waited for. save_wish: what it puts in for a checkpoint, by the group's rank.
     in_batches: whether members make no steps in common; of those that work on a range together, the first
-    one's options count, and the others may have gone past other ranges than it.
+    one's options count, and the others may have gone past other ranges than it. figure: this member's, for
+    the cut by speed.
     """
 
     def __init__(
@@ -209,6 +211,7 @@ class Reduction:
         self.change_wanted = False
         self.save_wish: Callable[[int], float] = lambda rank: 0.0
         self.in_batches: Callable[[], bool] = lambda: False
+        self.figure: Callable[[], Figure] = Figure
         self.newcomer = True
         """It was given the state that the generation began from, and has made no step since."""
         self._hyperparameters = Hyperparameters(optimizers)
@@ -326,6 +329,8 @@ class Reduction:
         faults.reach_in(body.backward_pass, "gradients", assignment.number)
         started = time.perf_counter()
         body.backward_seconds = started - body.began - body.exposed_seconds
+        body.waited_before = body.waited_seconds
+        body.own_seconds = started - body.began - body.waited_before
         self._buckets.flush()
         part = self._contribution(body, parts)
         fields = commit_vote.encode(part)
@@ -507,7 +512,14 @@ class Reduction:
             digest=self._hash(body),
             copies=self._balance(body),
             late=[self._buckets.is_late(index) for index in self.expected_unused()],
+            figures=self._figures(assignment.group),
         )
+
+    def _figures(self, group: Group) -> list[float]:
+        """Return this member's figures in its place among those of all members."""
+        before, own = group.rank, self.figure()
+        others = [0.0] * len(own)
+        return [*others * before, *map(float, own), *others * (group.size - before - 1)]
 
     def _hash(self, body: StepContext) -> int:
         """Return the hash of the piece of the parameters that is due; 0 in most steps, where none is."""
@@ -659,7 +671,7 @@ class Reduction:
         return found[0]
 
     def _wait(self, wait: Callable[[], object]) -> None:
-        self.waiting_since = time.monotonic()
+        self.waiting_since, began = time.monotonic(), time.perf_counter()
         try:
             wait()
         except SpringtideError:
@@ -668,6 +680,8 @@ class Reduction:
             self._fail(error)
         finally:
             self.waiting_since = None
+            if self._body is not None:
+                self._body.waited_seconds += time.perf_counter() - began
 
     def _fail(self, error: RuntimeError) -> NoReturn:
         """A reduction failed: because the step was dropped, or else the step is dropped for it."""

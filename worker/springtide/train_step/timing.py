@@ -11,19 +11,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from springtide.data.balance import OwnShare
 from springtide_protocol import coordinator_pb2 as pb
 
 
 class Timing:
     """Sums since the coordinator was last told; seconds. Samples are fetched in the script's thread.
 
-    fetching: whether that goes on now; any thread may read it.
+    fetching: whether that goes on now; any thread may read it. share: of global batches, told along.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self.fetching = False
+        self.share = OwnShare()
         self._fetched = 0.0
         self._outside = 0.0  # of that, before the body
         self._paused = 0.0
@@ -56,6 +58,11 @@ class Timing:
         """The step's body begins; its samples may have been fetched before."""
         self._outside = self._fetched
 
+    @property
+    def fetched_in_body(self) -> float:
+        """Return how much of the running step's fetching was in its body."""
+        return self._fetched - self._outside
+
     def committed(self, step: float, before_reduction: float, wait: float) -> tuple[float, float]:
         """Count a committed step; all times are seconds.
 
@@ -68,7 +75,7 @@ class Timing:
             Seconds of fetching in it, and of checkpoints since the step before.
         """
         data, paused = self._fetched, self._paused
-        compute = max(0.0, before_reduction - (data - self._outside))
+        compute = max(0.0, before_reduction - self.fetched_in_body)
         self._fetched = self._outside = self._paused = 0.0
         with self._lock:
             for index, value in enumerate((step, data, compute, wait)):
@@ -84,6 +91,14 @@ class Timing:
         if not steps:
             return None
         step, data, compute, wait = (value / steps for value in sums)
+        share = self.share
         return pb.Times(
-            steps=steps, step_seconds=step, data_seconds=data, compute_seconds=compute, wait_seconds=wait
+            steps=steps,
+            step_seconds=step,
+            data_seconds=data,
+            compute_seconds=compute,
+            wait_seconds=wait,
+            share_samples=share.samples,
+            sample_seconds=share.sample_seconds,
+            by_speed=share.balanced,
         )

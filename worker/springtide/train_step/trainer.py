@@ -18,6 +18,7 @@ from springtide.comm.combine import Rule
 from springtide.comm.compression import LowRankBuckets, make_buckets
 from springtide.comm.layout import Layout, field_of, layout_hash, plan_layout
 from springtide.comm.nccl import choose_backend
+from springtide.data.balance import Figure
 from springtide.embedding.handle import tables_among
 from springtide.embedding.step import home_here
 from springtide.errors import Dropped, PartDone, SpringtideError, UsageError
@@ -36,6 +37,7 @@ from springtide.sharding.buckets import PassingBuckets
 from springtide.sharding.copies import CopyDigest
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext, check_ended, check_whole
+from springtide.train_step.device_clock import DeviceClock
 from springtide.train_step.foreach_steps import ForeachSteps
 from springtide.train_step.grad_scaler import Scalings, enabled_among
 from springtide.train_step.gradients import Gradients
@@ -210,6 +212,7 @@ class Trainer:
         self.layout_hash = layout_hash(layout, [*frozen, *self._buffers.fields], agreed)
         self._body: StepContext | None = None
         self._earlier: StepContext | None = None
+        self._clock = DeviceClock(self.device)
         self._shard_runs: dict[int, ShardRuns] = {}
         self._handles: list[Any] = []
         self._handles += self.buckets.watch(self._gradients.parameters, self._on_gradient)
@@ -364,6 +367,7 @@ class Trainer:
         self._body = StepContext(assignment, time.perf_counter())
         if self._earlier is not None and not assignment.first:
             self._body.began, self._body.reports = self._earlier.began, self._earlier.reports
+            self._body.waited_seconds = self._earlier.waited_seconds
         self._reduction.begin(self._body)
         if self._exact is None:
             self.buckets.begin(self._reduction.start_gradients)
@@ -376,6 +380,8 @@ class Trainer:
                 assignment.last,
                 self._reduction.start_gradients,
             )
+        if assignment.first:
+            self._clock.begin()
         seed_part(assignment.seed, assignment.number, assignment.part)
         faults.reach("body", assignment.number)
 
@@ -402,6 +408,10 @@ class Trainer:
     def on_save_wish(self, wish: Callable[[int], float]) -> None:
         """Set the function that each commit vote asks, with the rank, for a wish to save after the step."""
         self._reduction.save_wish = wish
+
+    def on_figure(self, figure: Callable[[], Figure]) -> None:
+        """Set the function that each commit vote asks for this member's figures for the cut by speed."""
+        self._reduction.figure = figure
 
     def finish(self) -> None:
         """The script's code of the body has ended: the step cannot be dropped any more.
@@ -735,7 +745,10 @@ class Trainer:
         parts = [own] if self._exact is None else self._exact.keep(own)
         if not assignment.last:
             self._end_gradients()
+        self._clock.end()
         reduced = self._reduction.complete(body, parts)
+        if assignment.group.size > 1 and (on_device := self._clock.seconds()) is not None:
+            body.own_seconds = max(0.0, on_device - body.waited_before)
         self._buffers.take(reduced.combined)
         if self._dense_here:
             self._gradients.place(reduced.result.used, reduced.correction)
