@@ -281,6 +281,24 @@ SHARES = Row(
             ((greatest("springtide_coordinator_slowest_worker_ratio"), NAME),),
             about="Its time per step over the others' median; status.slowWorker names it. 1: nobody is slow.",
         ),
+        Panel(
+            "Parts of a batch",
+            tuple(
+                (f"{which} by ({PER_JOB}) (springtide_worker_batch_share{{{JOB}}})", f"{NAME} {said}")
+                for which, said in (("max", "largest"), ("min", "smallest"))
+            ),
+            unit="percentunit",
+            about="What falls to a worker, by its measured speed. Equal lines: parts are even.",
+        ),
+        Panel(
+            "Computing per sample",
+            tuple(
+                (f"{which} by ({PER_JOB}) (springtide_worker_sample_seconds{{{JOB}}})", f"{NAME} {said}")
+                for which, said in (("max", "slowest"), ("min", "fastest"))
+            ),
+            unit="s",
+            about="Of a worker, without waits and loading: what parts follow.",
+        ),
     ),
 )
 
