@@ -54,7 +54,7 @@ class Settings:
     shards_at_once_mib: float = 32.0
     """State that a worker sends or receives before a generation's first step, of what could wait until
     training goes on: copies of what lost workers had. The smallest of all workers' counts."""
-    balance: str = "Speed"
+    balance: str = "Even"
     """How global batches are cut: by the workers' Speed, or in Even parts."""
     strategy: str = "AllReduce"
     node: str = ""
@@ -196,7 +196,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         top_k_ratio=min(number("SPRINGTIDE_TOP_K_RATIO", 0.01, 1e-6), 1.0),
         shard=choice("SHARD", ("None", "Optimizer", "Gradients")),
         shards_at_once_mib=number("SPRINGTIDE_SHARDS_AT_ONCE_MIB", 32.0, 0),
-        balance=choice("BALANCE", ("Speed", "Even")),
+        balance=choice("BALANCE", ("Even", "Speed")),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
         node=text("NODE"),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),

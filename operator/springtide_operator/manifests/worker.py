@@ -300,7 +300,7 @@ def _shard(job: Job) -> list[Object]:
 
 def _balance(job: Job) -> list[Object]:
     kind = job.spec.elasticity.balance
-    return [] if kind is Balance.SPEED else [{"name": "SPRINGTIDE_BALANCE", "value": kind.value}]
+    return [] if kind is Balance.EVEN else [{"name": "SPRINGTIDE_BALANCE", "value": kind.value}]
 
 
 def _processes(job: Job) -> list[Object]:

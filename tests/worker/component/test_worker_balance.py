@@ -32,7 +32,7 @@ def test_slow_worker_does_less_over_kill_join_and_leave(
 ) -> None:
     """Sizes 3, 2, 3, 2: the cut follows, each sample counts once, and the losses are one process's."""
     options = OPTIONS | {"sample_seconds": SPEEDS}
-    cluster = new_cluster(options, environment={"SPRINGTIDE_SHARD": shard})
+    cluster = new_cluster(options, environment={"SPRINGTIDE_SHARD": shard, "SPRINGTIDE_BALANCE": "Speed"})
     first, second, slow = cluster.start(3)
     cluster.until_step(12, slow)
     assert parts(slow)[-1] <= 7

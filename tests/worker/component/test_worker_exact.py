@@ -117,6 +117,7 @@ def test_equal_bits_over_kills_and_joins(make_cluster: Callable[..., WorkerClust
 def test_equal_bits_with_parts_by_speed(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
     """The slow one of three has fewer of the seven parts; the bits are those of one process."""
     cluster = make_cluster(epochs=8, part_seconds={"0": 0.01, "1": 0.01, "2": 0.03})
+    cluster.environment["SPRINGTIDE_BALANCE"] = "Speed"
     first, second, slow = cluster.start(3)
     cluster.until_step(16)
     second.kill()
