@@ -35,8 +35,8 @@ class Elasticity(ApiModel):
         description="How a global batch is cut. Speed: by the workers' measured speed, so that nobody waits"
         " for a slow one; with exact it is the number of logical parts that follows speed, and bits stay"
         " equal. Even: as evenly as can be, the same in each run. The batch itself stays what the script"
-        " says. Not for workers that do not step together, nor within a mesh() of a pod. Holds for pods made afterwards; while"
-        " workers differ in it, parts are even.",
+        " says. Not for workers that do not step together, nor within a mesh() of a pod. Holds for pods made"
+        " afterwards; while workers differ in it, parts are even.",
     )
     patience_seconds: int = Field(
         default=30,
