@@ -31,6 +31,8 @@ Until = str | Callable[[JobView], object]
 ENDED = "Succeeded"
 LAST_LINES = 20
 _LAST_SECONDS = 3.0  # for what is still to be shown once the job has ended
+_SHOW_SECONDS = 0.1  # for how the job is, where a wait ends at once
+_LOG_SECONDS = 30.0  # for the ends of logs
 _GONE_POLL_SECONDS = 0.1
 _END = object()
 
@@ -98,7 +100,8 @@ class TrainingJob:
             ClusterRefused: it may not be watched.
         """
         relay = Relay()
-        return self._session.shown(self._wait(timeout, until, relay), relay, screen_for(progress))
+        work = self._wait(timeout, until, relay if progress else None)
+        return self._session.shown(work, relay, screen_for(progress))
 
     @overload
     def logs(
@@ -208,25 +211,28 @@ class TrainingJob:
     def _patch(self, spec: Object) -> None:
         self._session.request("PATCH", self._path, {"spec": spec}, MERGE_PATCH)
 
-    async def _wait(self, timeout: float | None, until: Until, relay: Relay) -> JobView:
+    async def _wait(self, timeout: float | None, until: Until, relay: Relay | None) -> JobView:
         last: list[JobView] = []
-        follower = asyncio.create_task(
-            Follower(self._session.kube, relay).follow(self.namespace, self.name, self.uid)
-        )
+        showing: list[asyncio.Task[int]] = []
+        if relay is not None:
+            follower = Follower(self._session.kube, relay)
+            showing.append(asyncio.create_task(follower.follow(self.namespace, self.name, self.uid)))
         try:
             async with asyncio.timeout(timeout):
                 job = await self._until(until, last)
-            if _has_ended(job):
-                await asyncio.wait([follower], timeout=_LAST_SECONDS)
+            if showing:
+                await asyncio.wait(showing, timeout=_LAST_SECONDS if _has_ended(job) else _SHOW_SECONDS)
             return job
         except JobFailed:
-            await asyncio.wait([follower], timeout=_LAST_SECONDS)
+            if showing:
+                await asyncio.wait(showing, timeout=_LAST_SECONDS)
             raise
         except TimeoutError:
             raise JobTimeout(_late(self.name, timeout, until, last)) from None
         finally:
-            follower.cancel()
-            await asyncio.gather(follower, return_exceptions=True)
+            for task in showing:
+                task.cancel()
+            await asyncio.gather(*showing, return_exceptions=True)
 
     async def _until(self, until: Until, last: list[JobView]) -> JobView:
         query = {"fieldSelector": f"metadata.name={self.name}"}
@@ -262,8 +268,9 @@ class TrainingJob:
         """Return the end of a pod's log; nothing when the pod is gone, whose last words the job has."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}"
         try:
-            return await self._log(await self._session.kube.request("GET", path), LAST_LINES)
-        except ApiError:
+            async with asyncio.timeout(_LAST_SECONDS):
+                return await self._log(await self._session.kube.request("GET", path), LAST_LINES)
+        except (ApiError, TimeoutError):
             return ""
 
     async def _log(self, pod: Object, tail: int | None) -> str:
@@ -314,7 +321,13 @@ class TrainingJob:
             await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
                 reading.result()
-            await logs.finish(_LAST_SECONDS)
+            if isinstance(error := ending.exception() if ending.done() else None, ApiError):
+                raise error
+            # The job may have ended before the watch has told of its pods.
+            listed = await self._session.kube.request("GET", path, query=self._selector(worker))
+            for pod in listed["items"]:
+                logs.news(watch.Seen("MODIFIED", pod))
+            await logs.finish(_LOG_SECONDS)
         finally:
             for task in (reading, ending):
                 task.cancel()

@@ -150,10 +150,12 @@ class _Collector:
             self.definitions.append(f"{name} = {bare.__name__}\n")
 
     def _value(self, name: str, closure: Mapping[str, Any], user: str) -> Any:
+        if name in _OF_EACH_MODULE:  # also looked up by each class body
+            return _MISSING
         for names in (closure, self._globals):
             if name in names:
                 return names[name]
-        if name in _OF_EACH_MODULE or hasattr(builtins, name):
+        if hasattr(builtins, name):
             return _MISSING
         raise SourceError(f"{user} uses {name!r}, which is not defined where {user} is")
 
