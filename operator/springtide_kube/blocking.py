@@ -6,8 +6,6 @@ the client.
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
@@ -17,11 +15,10 @@ from typing import Any, Self, TypeVar
 from springtide_kube.client import Caller, Client
 from springtide_kube.connection import Connections, from_kubeconfig
 from springtide_kube.content_types import JSON
+from springtide_kube.loop_thread import LoopThread
 
 Object = dict[str, Any]
 Result = TypeVar("Result")
-
-CLOSE_SECONDS = 5.0
 
 
 class BlockingClient:
@@ -35,9 +32,7 @@ class BlockingClient:
             caller: who asks.
             timeout: of a request, in seconds.
         """
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kubernetes client", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("kubernetes client")
         self.client = Client(Connections(partial(from_kubeconfig, [str(kubeconfig)])), caller, timeout)
 
     def __enter__(self) -> Self:
@@ -50,22 +45,16 @@ class BlockingClient:
 
     def close(self) -> None:
         """Close all connections, and end the thread."""
-        if self._loop.is_closed():
+        if self._thread.closed:
             return
         try:
             self.run(self.client.close())
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(CLOSE_SECONDS)
-            self._loop.close()
+            self._thread.close()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return what a coroutine does in the event loop of the client; it is cancelled with its caller."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()
+        return self._thread.run(work)
 
     def request(
         self, method: str, path: str, body: Any = None, content_type: str = JSON, **query: str
