@@ -87,7 +87,9 @@ def test_as_in_one_process(
     )
     cluster.servers_wanted = 1 if strategy == "ParameterServer" else 0
     halt = Halt(tmp_path)
-    cluster.start(2, faults={0: halt.at("committed:3")})
+    # Steps take milliseconds: without the sleep the job may end before the coordinator lets the joiner in,
+    # which it cannot while members stand at the end of a loop.
+    cluster.start(2, faults={0: f"{halt.at('committed:3')};body:5:sleep=0.3"})
     joiner = cluster.add()
     cluster.until(lambda: READY in joiner.log(), "a third worker")
     halt.go()
