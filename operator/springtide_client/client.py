@@ -173,19 +173,26 @@ class TrainingClient:
         session.request("POST", maps, config)
         try:
             made = session.request("POST", session.path(), job, fieldValidation="Strict")
-        except BaseException as error:
-            with contextlib.suppress(ClusterRefused):
-                session.request("DELETE", f"{maps}/{name}")
-            if isinstance(error, ClusterRefused):
-                raise _explained(error, job["metadata"]["name"]) from error
-            raise
+        except ClusterRefused as error:
+            # Without an answer the job may have been made all the same, and would wait for its code for ever.
+            if _is_final(error):
+                with contextlib.suppress(ClusterRefused):
+                    session.request("DELETE", f"{maps}/{name}")
+            raise _explained(error, job["metadata"]["name"]) from error
         session.request("PATCH", f"{maps}/{name}", owned_by(made), MERGE_PATCH)
         return made
+
+
+def _is_final(error: ClusterRefused) -> bool:
+    """Return whether the server has decided: a request without an answer may have been carried out."""
+    return 400 <= error.code < 500
 
 
 def _explained(error: ClusterRefused, name: str) -> ClusterRefused:
     """Return the error of a job that was refused, with what to do where that is known."""
     text = f"job {name} was refused: {error}"
+    if not _is_final(error):
+        text = f"nobody knows whether job {name} was made: {error}; client.get({name!r}) finds it if it was"
     if error.code == 404:
         text = (
             f"the API server knows no {names.KIND} in {names.API_VERSION}: Springtide is not installed in"

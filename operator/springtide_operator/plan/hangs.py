@@ -24,6 +24,7 @@ from springtide_operator.plan.observation import (
     LateReport,
     Observation,
     Problem,
+    Report,
     StallReport,
     WorkerPod,
 )
@@ -40,14 +41,18 @@ def stall(job: Job, observation: Observation) -> StallReport | None:
         job: with its status.
         observation: of the job.
     """
-    incarnation = (job.status.get("coordinator") or {}).get("incarnation", 0)
-    report = observation.report_of(incarnation)
-    if job.halted or report is None or observation.unreachable_since is not None:
-        return None
-    if report.stall is None or report.phase not in ("RUNNING", "ENDING"):
+    report = _current_report(job, observation)
+    if report is None or report.stall is None or report.phase not in ("RUNNING", "ENDING"):
         return None
     limit = job.spec.failure_policy.hang_timeout_seconds
     return report.stall if report.stall.seconds >= limit else None
+
+
+def _current_report(job: Job, observation: Observation) -> Report | None:
+    """Return the word of the job's coordinator, while it can be reached and the job is to train."""
+    incarnation = (job.status.get("coordinator") or {}).get("incarnation", 0)
+    known = not job.halted and observation.unreachable_since is None
+    return observation.report_of(incarnation) if known else None
 
 
 def with_hung_workers(job: Job, observation: Observation) -> Observation:
@@ -92,11 +97,8 @@ def vanished_workers(job: Job, observation: Observation) -> list[WorkerPod]:
         job: with its status.
         observation: of the job.
     """
-    incarnation = (job.status.get("coordinator") or {}).get("incarnation", 0)
-    report = observation.report_of(incarnation)
-    if job.halted or report is None or observation.unreachable_since is not None:
-        return []
-    if report.phase != "RUNNING":
+    report = _current_report(job, observation)
+    if report is None or report.phase != "RUNNING":
         return []
     return [pod for pod in observation.workers if pod.live and pod.running and pod.uid in report.vanished]
 

@@ -107,7 +107,6 @@ def test_a_refused_job_leaves_nothing_and_says_why(client: TrainingClient, kube:
         (ApiRefusal(403, "Forbidden", "tim cannot create"), "was refused: tim cannot create"),
         (ApiRefusal(409, "AlreadyExists", "exists"), "there is a job digits already: choose another name"),
         (ApiRefusal(404, "NotFound", "404 page not found"), "Springtide is not installed in this cluster"),
-        (Unreachable("the API server does not answer"), "was refused: the API server does not answer"),
     ):
         kube.requests.clear()
         kube.answers["POST", JOBS] = refusal
@@ -115,6 +114,18 @@ def test_a_refused_job_leaves_nothing_and_says_why(client: TrainingClient, kube:
             client.train(train, name="digits")
         assert (caught.value.code, caught.value.reason) == (refusal.code, refusal.reason)
         assert [method for method, _ in sent(kube)] == ["POST", "POST", "DELETE"]
+
+
+@pytest.mark.parametrize(
+    "lost", [Unreachable("the API server does not answer"), ApiRefusal(504, "Timeout", "does not answer")]
+)
+def test_code_stays_where_an_answer_is_lost(client: TrainingClient, kube: FakeKube, lost: Exception) -> None:
+    """The server may have made the job, which would wait for its code for ever."""
+    kube.requests.clear()
+    kube.answers["POST", JOBS] = lost
+    with pytest.raises(ClusterRefused, match=r"whether job digits was made: .*does not answer; client\.get"):
+        client.train(train, name="digits")
+    assert [method for method, _ in sent(kube)] == ["POST", "POST"]
 
 
 def test_a_function_that_cannot_be_sent_asks_nobody(client: TrainingClient, kube: FakeKube) -> None:

@@ -54,6 +54,9 @@ from springtide_protocol.names import GenerationName, StateName
 
 log = logging.getLogger(__name__)
 
+PartsOf = Callable[[int], list[ShardPart]]
+"""Returns the parts of a shard, by its number."""
+
 _FILLING: Final = -1
 """Stands for shards on their way to a second member, where buckets of values have their numbers."""
 
@@ -334,13 +337,14 @@ class ShardedOptimizer:
         except LostShardsError as error:
             self._numbers, self._state = [], None
             raise ShardsLostError(str(error)) from None
-        planned = forms_of(group, moves(held, assigned), self._parts_with_values(is_source))
+        shard_parts = self._shard_parts(is_source)
+        planned = forms_of(group, moves(held, assigned), self._with_values(shard_parts))
         if not any(said.get("source", False) for said in told):  # else one member would have all the work
             self._to_fill = postponed(planned, held, assigned, min(said["at once"] for said in told))
         assigned = alone(assigned, self._to_fill)
         for fill in self._to_fill:
             del planned[fill.move]
-        states, came = self._migrated(group, planned, is_source, assigned, state, on_bytes)
+        states, came = self._migrated(group, planned, shard_parts, assigned, state, on_bytes)
         self._install(assigned, assigned.held_by(group.rank), states, state)
         self._described = {}
         self._describe()
@@ -377,13 +381,8 @@ class ShardedOptimizer:
         self._state = state
         log.info("step %d was committed by others: it is made here from the sums", state.step)
 
-    def _parts_with_values(self, is_source: bool) -> Callable[[int], list[ShardPart]]:
-        """Return what gives the parts of a shard, with the values of parameters in their state.
-
-        Args:
-            is_source: The state is in the parameters and optimizers.
-        """
-        shard_parts = self._shard_parts(is_source)
+    def _with_values(self, shard_parts: PartsOf) -> PartsOf:
+        """Return what gives the parts of a shard with the values of parameters in their state."""
 
         def with_values(number: int) -> list[ShardPart]:
             return [
@@ -393,7 +392,12 @@ class ShardedOptimizer:
 
         return with_values
 
-    def _shard_parts(self, is_source: bool) -> Callable[[int], list[ShardPart]]:
+    def _shard_parts(self, is_source: bool) -> PartsOf:
+        """Return what gives the parts of a shard that is held here.
+
+        Args:
+            is_source: The state is in the parameters and optimizers.
+        """
         whole = self.held.take_from_optimizers(self.shards, range(len(self.shards))) if is_source else {}
 
         def shard_parts(number: int) -> list[ShardPart]:
@@ -409,13 +413,12 @@ class ShardedOptimizer:
         self,
         group: Group,
         planned: Mapping[Move, Sequence[Form]],
-        is_source: bool,
+        shard_parts: PartsOf,
         assigned: ShardMap,
         state: StateName,
         on_bytes: Callable[[int], object],
     ) -> tuple[dict[Stretch, State], int]:
         """Return the state of all that is to be held here, and how many bytes of it came."""
-        shard_parts = self._shard_parts(is_source)
         came = 0
 
         def on_round(count: int) -> None:
@@ -424,7 +427,7 @@ class ShardedOptimizer:
             on_bytes(count)
             faults.reach("filling", self._step + 1)
 
-        arrived = migrate(group, planned, self._parts_with_values(is_source), on_round)
+        arrived = migrate(group, planned, self._with_values(shard_parts), on_round)
         for stretch, own in arrived.items():
             self.held.values.of(stretch).copy_(own.pop(VALUES))
         mine = assigned.held_by(group.rank)
@@ -496,8 +499,9 @@ class ShardedOptimizer:
         rest = _planned_among(self.shards, [said["node"] for said in told], held, staying)
         if self._state is None:
             raise RuntimeError("this worker holds no shards")
-        planned = forms_of(group, moves(held, rest), self._parts_with_values(False))
-        states, came = self._migrated(group, planned, False, rest, self._state, lambda count: None)
+        shard_parts = self._shard_parts(False)
+        planned = forms_of(group, moves(held, rest), self._with_values(shard_parts))
+        states, came = self._migrated(group, planned, shard_parts, rest, self._state, lambda count: None)
         # Those that leave keep what they hold, as long as they are here.
         if group.rank in staying:
             self._install(rest, rest.held_by(group.rank), states, self._state)
@@ -708,8 +712,8 @@ class ShardedOptimizer:
         exchanges.send_behind(Outgoing(_FILLING, packed, like, batch.take), batch.route, batch.nbytes)
         exchanges.reassign(batch.assigned)
         if not self.keeps_gradients:
-            for bucket in {self.shards[number].bucket for number in batch.coming}:
-                coming = [self.shards[number] for number in batch.coming]
+            coming = [self.shards[number] for number in batch.coming]
+            for bucket in {shard.bucket for shard in coming}:
                 own = [(shard.start, shard.stop) for shard in coming if shard.bucket == bucket]
                 intervals = merged(sorted([*self.held.intervals(bucket), *own]))
                 self._sums[bucket] = HeldSums(intervals, self._flats[bucket])

@@ -31,6 +31,9 @@ from springtide.train_step.master_weights import check_wanted
 
 log = logging.getLogger(__name__)
 
+_Stretches = dict[int, list[tuple[Stretch, tuple[int, ...]]]]
+"""By parameter: its stretches, ascending, each with the ranks that are to hold it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -151,8 +154,9 @@ class ShardsRestore:
             for said in heard
             for number, raw in said["ones"].items()
         }
-        states = self._expected(assigned, specs, saved, plain, ones)
-        self._exchange(assigned, specs, saved, pieces, memory, states)
+        stretches = self._stretches(assigned)
+        states = self._expected(stretches, specs, saved, plain, ones)
+        self._exchange(stretches, specs, saved, pieces, memory, states)
         mine = assigned.held_by(self._group.rank)
         log.info(
             "of checkpoint %s, %d bytes of optimizer state were read here, and %d of %d shards are kept",
@@ -196,9 +200,9 @@ class ShardsRestore:
                 saved[numbers[id(value)]] = _Saved(index, name, by_element)
         return saved, plain
 
-    def _stretches(self, assigned: ShardMap) -> dict[int, list[tuple[Stretch, tuple[int, ...]]]]:
+    def _stretches(self, assigned: ShardMap) -> _Stretches:
         """Return by parameter all stretches of shards, ascending, with their holders."""
-        found: dict[int, list[tuple[Stretch, tuple[int, ...]]]] = {}
+        found: _Stretches = {}
         for number, shard in enumerate(self._target.shards):
             for _, _, stretch in self._target.cells.between(shard.bucket, (shard.start, shard.stop)):
                 if stretch is not None:
@@ -209,7 +213,7 @@ class ShardsRestore:
 
     def _expected(
         self,
-        assigned: ShardMap,
+        stretches: _Stretches,
         specs: Sequence[codec.TensorSpec],
         saved: Mapping[int, _Saved],
         plain: Mapping[int, State],
@@ -220,7 +224,7 @@ class ShardsRestore:
         for number, what in sorted(saved.items()):
             by_index.setdefault(what.index, []).append(number)
         states: dict[Stretch, State] = {}
-        for index, own in self._stretches(assigned).items():
+        for index, own in stretches.items():
             for stretch, holders in own:
                 if self._group.rank not in holders:
                     continue
@@ -238,7 +242,7 @@ class ShardsRestore:
 
     def _exchange(
         self,
-        assigned: ShardMap,
+        stretches: _Stretches,
         specs: Sequence[codec.TensorSpec],
         saved: Mapping[int, _Saved],
         pieces: Sequence[Sequence[shares.Piece]],
@@ -246,7 +250,7 @@ class ShardsRestore:
         states: Mapping[Stretch, State],
     ) -> None:
         """Bring every element that was read to those that are to hold it. Raise RuntimeError."""
-        stretches, rank = self._stretches(assigned), self._group.rank
+        rank = self._group.rank
         outgoing: dict[int, list[torch.Tensor]] = {}
         incoming: dict[int, list[torch.Tensor]] = {}
         totals: Counter[tuple[int, int]] = Counter()
