@@ -56,6 +56,9 @@ class Settings:
     training goes on: copies of what lost workers had. The smallest of all workers' counts."""
     balance: str = "Even"
     """How global batches are cut: by the workers' Speed, or in Even parts."""
+    salvage: str = "Auto"
+    """Whether what survivors have computed of a dropped step is kept: Always, Never, or where copies of
+    gradients take next to no time of a step (Auto)."""
     strategy: str = "AllReduce"
     node: str = ""
     """The node's name, where the operator says it."""
@@ -197,6 +200,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         shard=choice("SHARD", ("None", "Optimizer", "Gradients")),
         shards_at_once_mib=number("SPRINGTIDE_SHARDS_AT_ONCE_MIB", 32.0, 0),
         balance=choice("BALANCE", ("Even", "Speed")),
+        salvage=choice("SALVAGE", ("Auto", "Always", "Never")),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
         node=text("NODE"),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),

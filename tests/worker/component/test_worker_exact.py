@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -231,3 +232,15 @@ def test_clipped_bits_in_shards_depend_on_no_size(make_cluster: Callable[..., Wo
     joiner = cluster.add()
     cluster.until_done()
     check(cluster, expected, [first, third, joiner])
+
+
+def test_parts_that_are_over_stay(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
+    """One dies when all its gradients are there, one in the middle of its first part."""
+    cluster = make_cluster({"SPRINGTIDE_SALVAGE": "Always"}, pace=0.03)
+    steady, other, *victims = cluster.start(4, faults={2: "gradients:6:kill", 3: "backward:10:kill"})
+    cluster.until(lambda: not any(victim.running for victim in victims), "both deaths")
+    cluster.until_done()
+    pattern = r"step (\d+): (\d+) of 7 parts are computed already, (\d+) of them here"
+    found = re.findall(pattern, steady.log()) + re.findall(pattern, other.log())
+    assert sum(int(own) for _, _, own in found) >= 2, cluster.logs()
+    check(cluster, alone(), [steady, other])

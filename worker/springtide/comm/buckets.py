@@ -16,6 +16,10 @@ it lies on a GPU, on which each call launches a kernel. So in the last micro-bat
 stay where backward has left them until their bucket is full, and are copied and weighted together. At the
 end of each backward pass what still waits is copied, too: a script never sees anything but the views.
 
+[Note: own sums] A sum over the members takes the place of what this worker has put in, and if it fails,
+nobody knows what is there. So that a step which is dropped loses nothing of what this worker has computed,
+each bucket can be copied before it leaves (`copies`); one that has not left is its own copy.
+
 Where buckets go to parameter servers, each by itself, no order has to be kept: one that is complete leaves at
 once, and a parameter without a gradient holds up its own bucket only.
 """
@@ -23,6 +27,7 @@ once, and a parameter without a gradient holds up its own bucket only.
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -72,6 +77,7 @@ class Buckets:
         self._spans: list[list[torch.Tensor]] = []
         """By bucket: the memory of what is gathered there, in as few pieces as possible."""
         self._order = list(range(len(layout.members)))
+        self._memory_of_copies: dict[int, torch.Tensor] = {}
         self.allocate()
         self.begin(lambda tensor: _unbound())
 
@@ -109,6 +115,8 @@ class Buckets:
         self.leaving = 0
         self._unused: frozenset[int] = frozenset()
         self._late: dict[int, torch.Tensor] = {}
+        self._copies: dict[int, torch.Tensor] = {}
+        self.copying_seconds = 0.0
         self.close_gathering()
         for indices in self._waiting:
             indices.clear()
@@ -395,6 +403,66 @@ class Buckets:
         self._versions[bucket] = self._flats[bucket]._version
         self._carried.add(index)
 
+    copies = False
+    """Whether each bucket is copied before it leaves, from the next one on; see [Note: own sums]."""
+
+    copying_seconds = 0.0
+    """For which copies have held the running step up; the time of the calls, where a device makes them."""
+
+    @property
+    def has_own(self) -> bool:
+        """Whether what this worker has put in is known apart from what others have; see [Note: own sums]."""
+        return all(
+            bucket in self._copies or self._stays(bucket)
+            for bucket, is_sent in enumerate(self._is_sent)
+            if is_sent
+        )
+
+    def _stays(self, bucket: int) -> bool:
+        """Return whether a sum of the bucket, which has left, is made elsewhere than in the bucket."""
+        return False
+
+    def own(self) -> list[torch.Tensor]:
+        """Return what this worker has put in, by bucket; the caller's own memory. Only while `has_own`."""
+        own = []
+        for bucket in range(len(self._flats)):
+            copied = self._copies.pop(bucket, None)
+            if copied is not None:
+                self._memory_of_copies.pop(bucket, None)
+            else:
+                self._fill(bucket, self.layout.members[bucket])
+                self._writers.join(bucket)
+                copied = self._contents(bucket).clone()
+            own.append(copied)
+        self._writers.join(self._late_account)
+        for index, late in self._late.items():
+            slot = self.layout.slots[index]
+            own[slot.bucket][slot.offset : slot.offset + late.numel()].view_as(late).add_(late)
+        return own
+
+    def go_on_with(self, own: Sequence[torch.Tensor], used: Sequence[bool]) -> None:
+        """Begin with what an earlier try at the step has put in.
+
+        Args:
+            own: as from `own`.
+            used: by parameter, whether there is a gradient of it.
+        """
+        for bucket, kept in enumerate(own):
+            self._check(bucket)
+            self._writers.write(bucket, onto=False)
+            self._contents(bucket).copy_(kept)
+            self._versions[bucket] = self._flats[bucket]._version
+        self._carried.update(index for index, is_used in enumerate(used) if is_used)
+
+    def _contents(self, bucket: int) -> torch.Tensor:
+        """Return the tensor that a bucket's gradients are added up in."""
+        return self._flats[bucket]
+
+    @property
+    def carried(self) -> list[bool]:
+        """Return for each parameter whether the step began with a gradient of it."""
+        return [index in self._carried for index in range(len(self._names))]
+
     def put(self, index: int, gradient: torch.Tensor, scale: float, micro: int, last: bool) -> torch.Tensor:
         """Add scale * gradient to a parameter's sum.
 
@@ -505,6 +573,9 @@ class Buckets:
             RuntimeError: the group's.
         """
 
+    def end_part(self) -> None:
+        """The gradients of a part of the step are all there; nothing is left to do for sums of numbers."""
+
     closing = False
     """Whether the next body is to be the last one before all members stop."""
 
@@ -525,8 +596,13 @@ class Buckets:
         """Return the tensor of a bucket that is summed over the members."""
         return self._flats[bucket]
 
+    holds: Callable[[], bool] = staticmethod(lambda: False)
+    """Asked before buckets leave: whether none leaves any more, because the step is dropped."""
+
     def _send_complete(self, bucket: int) -> None:
         """Send what can leave, now that something has come for this bucket."""
+        if self.holds():
+            return
         if self.in_order:
             while len(self._works) < len(self._order) and self._missing[self._order[len(self._works)]] == 0:
                 self._send(self._order[len(self._works)])
@@ -537,8 +613,22 @@ class Buckets:
         if self._unused:
             self._fill(bucket, self._unused.intersection(self.layout.members[bucket]))
         self._writers.join(bucket)
+        if self.copies:
+            self._copy_out(bucket)
         self._is_sent[bucket], self.leaving = True, bucket
         self._works.append(self._start_sum(self._outgoing(bucket)))
+
+    def _copy_out(self, bucket: int) -> None:
+        began, contents = time.perf_counter(), self._contents(bucket)
+        kept = self._memory_of_copies.get(bucket)
+        if kept is None:
+            kept = self._memory_of_copies[bucket] = torch.empty_like(contents)
+        self._copies[bucket] = kept.copy_(contents)
+        self.copying_seconds += time.perf_counter() - began
+
+    def forget_copies(self) -> None:
+        """Free the memory that buckets are copied to."""
+        self._memory_of_copies = {}
 
     def _count_in(self, bucket: int) -> None:
         """One gradient less is missing."""

@@ -19,6 +19,7 @@ from springtide.comm.compression import LowRankBuckets, make_buckets
 from springtide.comm.layout import Layout, field_of, layout_hash, plan_layout
 from springtide.comm.nccl import choose_backend
 from springtide.data.balance import Figure
+from springtide.data.salvage import Carried, merged
 from springtide.embedding.handle import tables_among
 from springtide.embedding.step import home_here
 from springtide.errors import Dropped, PartDone, SpringtideError, UsageError
@@ -42,6 +43,7 @@ from springtide.train_step.foreach_steps import ForeachSteps
 from springtide.train_step.grad_scaler import Scalings, enabled_among
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hooks import Hook
+from springtide.train_step.kept import Kept
 from springtide.train_step.master_weights import MasterWeights
 from springtide.train_step.multi_step import check_backward, check_closure
 from springtide.train_step.optimizers import closure_of, scale_of, with_closure
@@ -225,10 +227,14 @@ class Trainer:
             optimizer.register_step_post_hook(self._after_step)
         for part in models:
             if pod is None:
-                part.register_forward_pre_hook(Hook(lambda *_: self.transaction.check_alive()))
+                part.register_forward_pre_hook(Hook(lambda *_: self._check_alive()))
         if pod is not None and pod.shape.data_degree > 1:
             weigh_gradients(models, self._weight_in_pod)
         synchronised = use_generation(model, lambda: BatchStatistics(self._reduction, self.transaction))
+        low_rank = isinstance(self.buckets, LowRankBuckets)  # what it left out belongs to the dropped sums
+        alone = self._home is None and pod is None
+        self._salvages = alone and not (multi_step or low_rank or synchronised or self._buffers.awaited)
+        self.buckets.holds = lambda: self.transaction.phase is Phase.FINISHING
         self._repeated = RepeatedBackward(
             self._gradients.parameters,
             self.buckets,
@@ -346,6 +352,14 @@ class Trainer:
     # ---- the body
 
     @property
+    def salvages(self) -> bool:
+        """Whether what a dropped step has computed can be kept for the next try at it.
+
+        It is the same on all members, and does not change.
+        """
+        return self._salvages
+
+    @property
     def batch_number(self) -> int:
         """Number of the global batch that the open body trains. Raise UsageError outside of a body."""
         return self._running().assignment.number
@@ -354,7 +368,7 @@ class Trainer:
         """Open a body. Raise UsageError when the step cannot be isolated."""
         self._gradients.check_gone()
         self._gradients.check_frozen()
-        self.transaction.begin()
+        self.transaction.begin(assignment.salvages)
         self._rollback.begin()
         self._gradients.begin()
         if self.pod is None:
@@ -380,10 +394,34 @@ class Trainer:
                 assignment.last,
                 self._reduction.start_gradients,
             )
+        assignment.batch.micro.before_next = self._between_micro_batches
+        if assignment.kept is not None:
+            self._body.carried_samples = assignment.kept.samples
         if assignment.first:
+            if assignment.kept is not None:
+                self._go_on_with(assignment.kept, self._body)
             self._clock.begin()
         seed_part(assignment.seed, assignment.number, assignment.part)
         faults.reach("body", assignment.number)
+
+    def _go_on_with(self, kept: Kept, body: StepContext) -> None:
+        """Begin the body with what earlier tries at the step have kept."""
+        self.buckets.go_on_with(kept.sums, kept.used)
+        self._buffers.write(list(kept.buffers), kept.buffers)
+        body.reports = {name: list(entries) for name, entries in kept.reports.items()}
+        if self._exact is not None:
+            self._exact.go_on_with(kept.parts)
+
+    def _between_micro_batches(self) -> None:
+        """Leave a step that is finishing: the gradients of a micro-batch are all there."""
+        if self.transaction.phase is Phase.FINISHING and self._exact is None:
+            self._leave_finished()
+
+    def _leave_finished(self) -> NoReturn:
+        body = self._running()
+        body.is_kept = True
+        self.transaction.finish()
+        raise Dropped(self.transaction.reason)
 
     def report(self, values: Mapping[str, float]) -> None:
         """Values of the current micro-batch, which count with its weight."""
@@ -394,7 +432,7 @@ class Trainer:
             )
         if self.pod is not None and self.transaction.phase is Phase.DROPPED:
             return  # see [Note: pods]
-        self.transaction.require_open("report()")
+        self._require_working("report()")
         body = self._running()
         body.note(values, body.assignment.batch.micro.current_weight)
 
@@ -430,14 +468,47 @@ class Trainer:
         self.pending.expect()
         self.transaction.finish_stepping()
 
-    def end_dropped(self) -> None:
-        """Put back what the dropped body moved. Raise UsageError when it cannot be."""
+    def end_dropped(self) -> Kept | None:
+        """Put back what the dropped body moved; return what is kept of the step, None for nothing new.
+
+        Raise UsageError when it cannot be put back.
+        """
         self.buckets.close_gathering()
+        kept = self._to_keep(self._running())
         self._rollback.put_back()
         self._gradients.put_back()
         self._body = self._earlier = None
         self._undeclared.end()
         self.transaction.end()
+        return kept
+
+    @property
+    def is_void(self) -> bool:
+        """Whether all members do the running step again in another way, so that nothing of it is kept."""
+        return self._body is not None and self._body.is_void
+
+    def _to_keep(self, body: StepContext) -> Kept | None:
+        """Return what the dropped body, and those before it in the step, have computed, with what they began
+        with; None where that is nothing new, or not known.
+        """
+        assignment = body.assignment
+        parts = () if self._exact is None else tuple(self._exact.contributions)
+        # A part that has put nothing in leaves what earlier ones have.
+        whole = body.is_kept or (bool(parts) and not body.gradients and not body.is_void)
+        if not assignment.salvages or not whole or assignment.batch.standin or not self.buckets.has_own:
+            return None
+        account, buffers = assignment.batch.micro.to_carry(), self._buffers.copies_of_moved()
+        if self._exact is not None:
+            account, buffers = (
+                Carried(account.ids[:0], merged((p.number, p.number + 1) for p in parts), 0),
+                {},
+            )
+        if not account.places:
+            return None
+        seconds = body.own_seconds or time.perf_counter() - body.began - body.waited_seconds
+        if assignment.kept is not None:
+            seconds += assignment.kept.seconds
+        return Kept(account, self.buckets.own(), self.buckets.used, buffers, body.reports, seconds, parts)
 
     def end_part(self) -> None:
         """The body of a part has ended, and its gradients are kept: put back the rest of what it moved.
@@ -471,6 +542,20 @@ class Trainer:
 
     # ---- hooks
 
+    def _check_alive(self) -> None:
+        self._finish_in_vain()
+        self.transaction.check_alive()
+
+    def _require_working(self, call: str) -> None:
+        """As `Transaction.require_open`, for what belongs to a micro-batch."""
+        self._finish_in_vain()
+        self.transaction.require_open(call, finishing=True)
+
+    def _finish_in_vain(self) -> None:
+        """Leave a step that is finishing at once where its gradients are gone anyway."""
+        if self.transaction.phase is Phase.FINISHING and not self.buckets.has_own:
+            self.transaction.finish()
+
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         if self.transaction.phase is Phase.IDLE:
             return  # gradients outside of a step are the script's own affair
@@ -483,7 +568,7 @@ class Trainer:
             parameter.grad = None  # see [Note: pods]
 
     def _take_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        self.transaction.require_open("backward()")
+        self._require_working("backward()")
         body = self._running()
         if body.reduced:
             raise UsageError(
@@ -535,7 +620,7 @@ class Trainer:
 
     def _on_full_bucket(self, gradients: int) -> None:
         """A bucket's gradients are about to be copied and sent."""
-        self.transaction.require_open("backward()")
+        self._require_working("backward()")
         self._contribute()
         self._count_gradients(gradients)
 
@@ -622,6 +707,7 @@ class Trainer:
         if self.pod is not None:
             self._prepare_with_pod(self.pod, args, kwargs, optimizer)
             return None
+        self._end_finishing()
         self.transaction.require_open("optimizer.step()")
         body = self._running()
         closure = closure_of(args, kwargs)
@@ -709,7 +795,19 @@ class Trainer:
                 self._exact.take_back()
             self._reduction.fall_back(error)
 
+    def _end_finishing(self) -> None:
+        """Leave a step that is finishing, all of whose gradients have to be there."""
+        if self.transaction.phase is not Phase.FINISHING:
+            return
+        body = self._running()
+        check_whole(body, self.buckets.any_used)
+        if self._exact is not None:
+            self._exact.keep(own_part(body.assignment, self._buffers, exact=True))
+            self.buckets.end_part()
+        self._leave_finished()
+
     def _before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        self._end_finishing()
         self.transaction.require_open("scaler.unscale_()")
         body = self._running()
         if not body.reduced:
@@ -741,12 +839,18 @@ class Trainer:
         self._rollback.check_untouched()
         body.zeros = self._gradients.check_ours(micro.index)
         self._make_way()
-        own = own_part(assignment, self._buffers, self._exact is not None)
+        kept_buffers = {} if assignment.kept is None else assignment.kept.buffers
+        if assignment.batch.standin and kept_buffers:
+            self._buffers.put_back()  # of what the stand-in has moved, nothing counts
+            self._buffers.write(list(kept_buffers), kept_buffers)
+        own = own_part(assignment, self._buffers, self._exact is not None, kept_buffers)
         parts = [own] if self._exact is None else self._exact.keep(own)
+        body.is_kept = True  # from here on, whatever becomes of the sums
         if not assignment.last:
             self._end_gradients()
         self._clock.end()
         reduced = self._reduction.complete(body, parts)
+        body.is_kept = False
         if assignment.group.size > 1 and (on_device := self._clock.seconds()) is not None:
             body.own_seconds = max(0.0, on_device - body.waited_before)
         self._buffers.take(reduced.combined)
