@@ -18,7 +18,9 @@ end of each backward pass what still waits is copied, too: a script never sees a
 
 [Note: own sums] A sum over the members takes the place of what this worker has put in, and if it fails,
 nobody knows what is there. So that a step which is dropped loses nothing of what this worker has computed,
-each bucket can be copied before it leaves (`copies`); one that has not left is its own copy.
+each bucket can be copied before it leaves (`copies`); one that has not left is its own copy. Without copies,
+at no cost but memory, all micro-batches but the last one can be kept (`keeps_base`): they are added up in
+memory of their own, the base, and what goes into the buckets is the sum of that and the last one's gradient.
 
 Where buckets go to parameter servers, each by itself, no order has to be kept: one that is complete leaves at
 once, and a parameter without a gradient holds up its own bucket only.
@@ -78,6 +80,8 @@ class Buckets:
         """By bucket: the memory of what is gathered there, in as few pieces as possible."""
         self._order = list(range(len(layout.members)))
         self._memory_of_copies: dict[int, torch.Tensor] = {}
+        self._base: list[torch.Tensor] = []
+        self._base_views: list[torch.Tensor] = []
         self.allocate()
         self.begin(lambda tensor: _unbound())
 
@@ -88,13 +92,16 @@ class Buckets:
             torch.zeros(size, dtype=dtype, device=self._device)
             for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
         ]
-        self.views = [
-            self._flats[slot.bucket].narrow(0, slot.offset, field.numel).view(field.shape)
-            for field, slot in zip(layout.fields, layout.slots, strict=True)
-        ]
+        self.views = self._views_of(self._flats)
         self._spans = [
             [flat[start:end] for start, end in self._deferred_spans(bucket)]
             for bucket, flat in enumerate(self._flats)
+        ]
+
+    def _views_of(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [
+            flats[slot.bucket].narrow(0, slot.offset, field.numel).view(field.shape)
+            for field, slot in zip(self.layout.fields, self.layout.slots, strict=True)
         ]
 
     def _deferred_spans(self, bucket: int) -> list[tuple[int, int]]:
@@ -116,6 +123,9 @@ class Buckets:
         self._unused: frozenset[int] = frozenset()
         self._late: dict[int, torch.Tensor] = {}
         self._copies: dict[int, torch.Tensor] = {}
+        self._in_base: set[int] = set()
+        self._only_in_base: set[int] = set()
+        self._to_base = False
         self.copying_seconds = 0.0
         self.close_gathering()
         for indices in self._waiting:
@@ -152,6 +162,7 @@ class Buckets:
                 errors leave backward().
         """
         self._scale, self._micro, self._when_full = scale, micro, when_full
+        self._to_base = False
         # Those of earlier micro-batches, or backward passes, are added to.
         self._onto = self.used if micro or self._carried else None
         _ENGINE.queue_callback(self._end_of_backward)
@@ -260,6 +271,9 @@ class Buckets:
             for index, view in zip(indices, views, strict=True):
                 if not onto[index]:
                     view.zero_()
+                elif index in self._only_in_base:
+                    view.copy_(self._base_views[index])
+                    self._only_in_base.discard(index)
             torch._foreach_add_(views, gradients, alpha=self._scale)
             return views
         torch._foreach_copy_(views, gradients)
@@ -440,11 +454,29 @@ class Buckets:
             own[slot.bucket][slot.offset : slot.offset + late.numel()].view_as(late).add_(late)
         return own
 
+    keeps_base = False
+    """Whether what micro-batches before the last one add up to is kept apart; see [Note: own sums]."""
+
+    @property
+    def in_base(self) -> list[bool]:
+        """Return for each parameter whether there is a gradient of it in the base."""
+        return [index in self._in_base for index in range(len(self._names))]
+
+    def base(self) -> list[torch.Tensor]:
+        """Return what all micro-batches but the last one add up to, by bucket; the caller's own memory. There
+        is something in the base.
+        """
+        kept = [torch.zeros_like(flat) for flat in self._base]
+        views = self._views_of(kept)
+        for index in sorted(self._in_base):
+            views[index].copy_(self._base_views[index])
+        return kept
+
     def go_on_with(self, own: Sequence[torch.Tensor], used: Sequence[bool]) -> None:
         """Begin with what an earlier try at the step has put in.
 
         Args:
-            own: as from `own`.
+            own: as from `own` or `base`.
             used: by parameter, whether there is a gradient of it.
         """
         for bucket, kept in enumerate(own):
@@ -453,6 +485,9 @@ class Buckets:
             self._contents(bucket).copy_(kept)
             self._versions[bucket] = self._flats[bucket]._version
         self._carried.update(index for index, is_used in enumerate(used) if is_used)
+        if self.keeps_base:
+            for index in self._carried:
+                self._into_base(index).copy_(self.views[index])
 
     def _contents(self, bucket: int) -> torch.Tensor:
         """Return the tensor that a bucket's gradients are added up in."""
@@ -487,6 +522,7 @@ class Buckets:
             self._put_late(index, gradient, scale)
             self._backward_pass[index] = micro
             return view
+        self._to_base = self.keeps_base and not last
         self._write(index, bucket, gradient, scale)
         self._backward_pass[index] = micro
         if last and not again:
@@ -500,6 +536,16 @@ class Buckets:
         view = self.views[index]
         first = self._backward_pass[index] < 0 and index not in self._carried
         self._writers.write(bucket, onto=not first)
+        if self._to_base:
+            view = self._into_base(index)
+        elif index in self._only_in_base:
+            self._only_in_base.discard(index)
+            if scale == 0.0:
+                view.copy_(self._base_views[index])
+            else:
+                torch.add(self._base_views[index], gradient, alpha=scale, out=view)
+            self._versions[bucket] = self._flats[bucket]._version
+            return view
         if scale == 0.0:
             if first:
                 view.zero_()
@@ -511,6 +557,15 @@ class Buckets:
             torch.mul(gradient, scale, out=view)
         self._versions[bucket] = self._flats[bucket]._version
         return view
+
+    def _into_base(self, index: int) -> torch.Tensor:
+        """Return where micro-batches before the last one are added up for a parameter."""
+        if not self._base:
+            self._base = [torch.zeros_like(flat) for flat in self._flats]
+            self._base_views = self._views_of(self._base)
+        self._in_base.add(index)
+        self._only_in_base.add(index)
+        return self._base_views[index]
 
     def _put_late(self, index: int, gradient: torch.Tensor, scale: float) -> None:
         self._writers.write(self._late_account, onto=index in self._late)
@@ -530,12 +585,19 @@ class Buckets:
             self._send_complete(bucket)
 
     def _fill(self, bucket: int, indices: Iterable[int]) -> None:
-        """Put in zeros for those of the parameters that have no gradient yet."""
+        """Put in zeros for those of the parameters that have no gradient yet, and the base for those whose
+        last micro-batch has none.
+        """
         for index in indices:
-            if self._backward_pass[index] < 0 and index not in self._carried:
+            has_none = self._backward_pass[index] < 0 and index not in self._carried
+            if has_none or index in self._only_in_base:
                 self._check(bucket)
-                self._writers.write(bucket, onto=False)
-                self.views[index].zero_()
+                self._writers.write(bucket, onto=not has_none)
+                if has_none:
+                    self.views[index].zero_()
+                else:
+                    self.views[index].copy_(self._base_views[index])
+                    self._only_in_base.discard(index)
                 self._versions[bucket] = self._flats[bucket]._version
 
     def wait(self) -> None:
@@ -625,10 +687,6 @@ class Buckets:
             kept = self._memory_of_copies[bucket] = torch.empty_like(contents)
         self._copies[bucket] = kept.copy_(contents)
         self.copying_seconds += time.perf_counter() - began
-
-    def forget_copies(self) -> None:
-        """Free the memory that buckets are copied to."""
-        self._memory_of_copies = {}
 
     def _count_in(self, bucket: int) -> None:
         """One gradient less is missing."""

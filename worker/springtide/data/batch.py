@@ -155,6 +155,11 @@ class Micro:
         return Carried(self.contributed_ids.clone(), merged([*before, *places]), self.contributed_weight)
 
     @property
+    def next_is_last(self) -> bool:
+        """Whether the micro-batch after the current one is the last."""
+        return self._index == len(self._parts) - 2
+
+    @property
     def remaining_samples(self) -> int:
         """Samples of this part that no backward has put in yet: a step that commits now would lose them."""
         return self.part_samples - sum(self._parts[index].size for index in self._contributed)

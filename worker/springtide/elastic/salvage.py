@@ -27,6 +27,8 @@ from springtide.train_step.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
+_STEPS_BEFORE_ROOM_IS_KNOWN = 3
+"""The first steps of a process take the memory that the script's own computing needs."""
 _TRY_AGAIN_STEPS = 100
 """After so many steps without copies, the time that they once took is not believed any more."""
 
@@ -60,7 +62,7 @@ class Salvage:
         self._claims: Sequence[Claim] = ()
         self._rank = 0
         self._agreed: Agreed | None = None
-        self._step_seconds = 0.0
+        self._step_seconds, self._micro_batches, self._steps = 0.0, 1, 0
         self._copying_seconds: list[float] = []
         self._without_copies = 0
         self._room: bool | None = None
@@ -92,12 +94,13 @@ class Salvage:
         trainer = self._trainers.require("batches()")
         if self._membership is None or not trainer.salvages or self._mode == "Never":
             return False
-        buckets, device = trainer.buckets, trainer.device
-        takes = median(self._copying_seconds) if self._copying_seconds else 0.0
-        pays = copies_pay(buckets.bytes, self._step_seconds, takes, device.type)
-        if pays and self._room is None:
+        buckets, device, always = trainer.buckets, trainer.device, self._mode == "Always"
+        if self._room is None and self._steps >= _STEPS_BEFORE_ROOM_IS_KNOWN:
             self._room = has_room(buckets.bytes, _free_memory(device))
-        buckets.copies = self._mode == "Always" or (pays and bool(self._room))
+        takes = median(self._copying_seconds) if self._copying_seconds else 0.0
+        pays = copies_pay(buckets.bytes, self._step_seconds, self._micro_batches, takes, device.type)
+        buckets.copies = always or (pays and bool(self._room))
+        buckets.keeps_base = always or bool(self._room)
         return True
 
     def rest(self, plan: LoopPlan, cursor: Cursor, logical_workers: int = 0) -> Places | None:
@@ -149,7 +152,8 @@ class Salvage:
         """
         before = 0.0 if self._kept is None else self._kept.seconds
         self._metrics.salvaged.inc(body.carried_samples)
-        self._step_seconds = seconds + before
+        self._step_seconds, self._steps = seconds + before, self._steps + 1
+        self._micro_batches = body.assignment.batch.micro.count
         self._note_copying(trainer.buckets.copying_seconds)
         self._forget()
         return before

@@ -11,7 +11,7 @@ from springtide.comm.process_group import Group
 from springtide.data.batch import Batch
 from springtide.errors import SpringtideError, UsageError
 from springtide.sharding.copies import Difference
-from springtide.train_step.kept import Kept
+from springtide.train_step.kept import BeforeLast, Kept
 from springtide.train_step.transaction import Phase
 
 
@@ -83,6 +83,7 @@ class StepContext:
     carried_samples: int = 0  # of these, those that an earlier try at the step has computed
     computed_samples: int = 0  # the others
     is_kept: bool = False  # all of its gradients are there, and stay if the step is dropped
+    before_last: BeforeLast | None = None  # what stays whatever becomes of the last micro-batch
     is_void: bool = False  # the step is done again in another way, so that nothing of it is kept
 
     def note(self, values: Mapping[str, float], weight: float) -> None:

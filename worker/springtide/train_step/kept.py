@@ -10,8 +10,10 @@ import torch
 from springtide.data.salvage import Carried
 from springtide.exact.parts import PartContribution
 
-COST = 0.005
-"""The part of a step's time that copies of gradients may take."""
+MOST = 0.005
+"""The part of a step's time that copies of gradients may take at most."""
+LOSS_EVERY_SECONDS = 600.0
+"""How often a job is thought to lose a member."""
 BYTES_PER_SECOND = 3e9
 """At which a CPU copies gradients, before it is measured."""
 DEVICE_BYTES_PER_SECOND = 3e11
@@ -47,20 +49,41 @@ class Kept:
         return self.account.ids.numel() + sum(part.ids.samples for part in self.parts)
 
 
-def copies_pay(size: int, step_seconds: float, copying_seconds: float, device: str) -> bool:
+@dataclass(frozen=True, slots=True)
+class BeforeLast:
+    """What a body has computed when its last micro-batch begins, but for the gradients.
+
+    Attributes:
+        account: of the samples.
+        buffers: as in `Kept`.
+        reports: as in `Kept`.
+        seconds: that all of it has taken.
+    """
+
+    account: Carried
+    buffers: Mapping[int, torch.Tensor]
+    reports: Mapping[str, Sequence[tuple[float, float]]]
+    seconds: float
+
+
+def copies_pay(size: int, step_seconds: float, parts: int, copying_seconds: float, device: str) -> bool:
     """Return whether gradients are to be copied before they leave, so that a drop after that loses nothing.
+
+    They are if that takes less time than what it saves, where a member is lost every ten minutes.
 
     Args:
         size: of the gradients, bytes.
         step_seconds: that a step takes; 0: not known yet.
-        copying_seconds: that the copies of the last step took; 0: there were none.
+        parts: micro-batches of a step, all but the last of which are kept anyway.
+        copying_seconds: that the copies of a step took; 0: not known.
         device: type of the device that has them.
     """
     if device == "cpu":
         takes = copying_seconds or size / BYTES_PER_SECOND
     else:  # the calls alone take no time there
         takes = max(copying_seconds, size / DEVICE_BYTES_PER_SECOND)
-    return takes <= COST * step_seconds
+    saves = step_seconds / parts
+    return takes <= min(MOST * step_seconds, saves * step_seconds / LOSS_EVERY_SECONDS)
 
 
 def has_room(size: int, left: int | None) -> bool:

@@ -678,7 +678,7 @@ class Reduction:
 
     def do_again(self, reason: str) -> NoReturn:
         """Leave the body, since this member's contribution is spoilt; its samples are assigned again."""
-        self._running().is_kept = False
+        self._running().is_kept, self._running().before_last = False, None
         if self._home is None and self._running().assignment.group.size == 1:
             self._transaction.drop(reason)
             self._leave()

@@ -43,7 +43,7 @@ from springtide.train_step.foreach_steps import ForeachSteps
 from springtide.train_step.grad_scaler import Scalings, enabled_among
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hooks import Hook
-from springtide.train_step.kept import Kept
+from springtide.train_step.kept import BeforeLast, Kept
 from springtide.train_step.master_weights import MasterWeights
 from springtide.train_step.multi_step import check_backward, check_closure
 from springtide.train_step.optimizers import closure_of, scale_of, with_closure
@@ -414,8 +414,18 @@ class Trainer:
 
     def _between_micro_batches(self) -> None:
         """Leave a step that is finishing: the gradients of a micro-batch are all there."""
-        if self.transaction.phase is Phase.FINISHING and self._exact is None:
+        if self._exact is not None:
+            return
+        if self.transaction.phase is Phase.FINISHING:
             self._leave_finished()
+        body = self._running()
+        if self.buckets.keeps_base and body.assignment.batch.micro.next_is_last:
+            body.before_last = BeforeLast(
+                body.assignment.batch.micro.to_carry(),
+                self._buffers.copies_of_moved(),
+                {name: list(entries) for name, entries in body.reports.items()},
+                time.perf_counter() - body.began - body.waited_seconds,
+            )
 
     def _leave_finished(self) -> NoReturn:
         body = self._running()
@@ -492,23 +502,23 @@ class Trainer:
         with; None where that is nothing new, or not known.
         """
         assignment = body.assignment
+        if not assignment.salvages or assignment.batch.standin or body.is_void:
+            return None
+        before = 0.0 if assignment.kept is None else assignment.kept.seconds
         parts = () if self._exact is None else tuple(self._exact.contributions)
         # A part that has put nothing in leaves what earlier ones have.
-        whole = body.is_kept or (bool(parts) and not body.gradients and not body.is_void)
-        if not assignment.salvages or not whole or assignment.batch.standin or not self.buckets.has_own:
+        if (body.is_kept or (parts and not body.gradients)) and self.buckets.has_own:
+            account, buffers = assignment.batch.micro.to_carry(), self._buffers.copies_of_moved()
+            if self._exact is not None:
+                numbers = merged((part.number, part.number + 1) for part in parts)
+                account, buffers = Carried(account.ids[:0], numbers, 0.0), {}
+            seconds = before + (body.own_seconds or time.perf_counter() - body.began - body.waited_seconds)
+            sums, used = self.buckets.own(), self.buckets.used
+            return Kept(account, sums, used, buffers, body.reports, seconds, parts)
+        if (last := body.before_last) is None:
             return None
-        account, buffers = assignment.batch.micro.to_carry(), self._buffers.copies_of_moved()
-        if self._exact is not None:
-            account, buffers = (
-                Carried(account.ids[:0], merged((p.number, p.number + 1) for p in parts), 0),
-                {},
-            )
-        if not account.places:
-            return None
-        seconds = body.own_seconds or time.perf_counter() - body.began - body.waited_seconds
-        if assignment.kept is not None:
-            seconds += assignment.kept.seconds
-        return Kept(account, self.buckets.own(), self.buckets.used, buffers, body.reports, seconds, parts)
+        sums, used = self.buckets.base(), self.buckets.in_base
+        return Kept(last.account, sums, used, last.buffers, last.reports, before + last.seconds)
 
     def end_part(self) -> None:
         """The body of a part has ended, and its gradients are kept: put back the rest of what it moved.
