@@ -30,12 +30,15 @@ def kept(worker: Worker) -> dict[int, tuple[int, int]]:
     return {int(step): (int(all_), int(own)) for step, all_, own in re.findall(pattern, worker.log())}
 
 
-@pytest.mark.parametrize("options", [{}, {"scaler": True, "split": 3}])
+@pytest.mark.parametrize(
+    ("options", "shard"),
+    [({}, "None"), ({"scaler": True, "split": 3}, "None"), ({"split": 2, "clip_norm": 1e3}, "Optimizer")],
+)
 def test_survivors_keep_what_they_have_computed(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, options: dict[str, Any]
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, options: dict[str, Any], shard: str
 ) -> None:
     """One dies when all gradients are there, one in the middle of its backward: each loses its own alone."""
-    cluster = make_cluster(OPTIONS | options)
+    cluster = make_cluster(OPTIONS | options, SPRINGTIDE_SHARD=shard)
     steady, other, *victims = cluster.start(4, faults={2: "gradients:6:kill", 3: "backward:10:kill"})
     cluster.until(lambda: not any(victim.running for victim in victims), "both deaths")
     cluster.until_done()

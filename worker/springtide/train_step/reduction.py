@@ -268,25 +268,17 @@ class Reduction:
         """
         if self._pod is not None and self._pod.row is not None:
             return self._start_sum(tensor, self._pod.row)
-        if self._home is None or not self._home.dense:
-            return self._start_gradient_sum(tensor)
         body = self._running()
         body.sums_began = body.sums_began or time.perf_counter()
         try:
-            pushed = self._home.push(tensor, self._buckets.leaving)
+            if self._home is not None and self._home.dense:
+                pushed = self._home.push(tensor, self._buckets.leaving)
+                body.reduced_bytes += pushed.nbytes
+                return pushed
+            body.reduced_bytes += tensor.nbytes
+            return body.assignment.group.start_sum(tensor)
         except SpringtideError:
             raise
-        except RuntimeError as error:
-            self._fail(error)
-        body.reduced_bytes += pushed.nbytes
-        return pushed
-
-    def _start_gradient_sum(self, tensor: torch.Tensor) -> Work:
-        body = self._running()
-        body.sums_began = body.sums_began or time.perf_counter()
-        body.reduced_bytes += tensor.nbytes
-        try:
-            return body.assignment.group.start_sum(tensor)
         except RuntimeError as error:
             self._drop_for(error)
             if self._transaction.phase is Phase.FINISHING and self._buckets.has_own:

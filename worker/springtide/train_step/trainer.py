@@ -232,8 +232,11 @@ class Trainer:
             weigh_gradients(models, self._weight_in_pod)
         synchronised = use_generation(model, lambda: BatchStatistics(self._reduction, self.transaction))
         low_rank = isinstance(self.buckets, LowRankBuckets)  # what it left out belongs to the dropped sums
-        alone = self._home is None and pod is None
-        self._salvages = alone and not (multi_step or low_rank or synchronised or self._buffers.awaited)
+        in_shards = self.shards is not None and keeps_gradients and not logical_workers
+        whole_gradients = pod is None and (self._home is None or in_shards)
+        self._salvages = whole_gradients and not (
+            multi_step or low_rank or synchronised or self._buffers.awaited
+        )
         self.buckets.holds = lambda: self.transaction.phase is Phase.FINISHING
         self._repeated = RepeatedBackward(
             self._gradients.parameters,
