@@ -5,9 +5,9 @@
 Three workers train a model of 26 MB on loopback, in steps of two seconds made of eight micro-batches; a
 device that takes its time for each sample is imitated by a pause, since the cores are few. One worker is
 killed at a random point of a step, again and again. `extra_seconds_per_kill` is the gap between the commits
-around a kill beyond a step of all workers. What the dead worker had to compute takes the others
-part / (n - 1) of it, here a second, which is the limit: `extra_over_limit` is how often that, when 0.15 s of
-recovery are taken off. `whole_step` is the same job with `SPRINGTIDE_SALVAGE=Never`, whose survivors begin
+around a kill beyond a step of all workers. The others need part / (n - 1) for the samples of the dead worker,
+here a second, which is the limit: `extra_over_limit` is how often that, when 0.15 s of recovery are taken
+off. `whole_step` is the same job with `SPRINGTIDE_SALVAGE=Never`, whose survivors begin
 the step anew.
 """
 

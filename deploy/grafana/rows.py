@@ -92,9 +92,13 @@ WORKERS = Row(
         ),
         Panel(
             "Dropped steps",
-            ((per_second("springtide_worker_dropped_steps_total"), NAME),),
+            (
+                (per_second("springtide_worker_dropped_steps_total"), NAME),
+                (per_second("springtide_worker_salvaged_samples_total"), NAME + " samples kept"),
+            ),
             unit="ops",
-            about="Bodies that were left because the members changed; their samples are dealt again.",
+            about="Bodies that were left because the members changed, and samples of them that did not have "
+            "to be computed again.",
         ),
         Panel(
             "Processes of pods that have several",

@@ -24,8 +24,8 @@ def make_cluster(new_cluster: Callable[..., WorkerCluster]) -> Callable[..., Wor
     return lambda options=OPTIONS, **settings: new_cluster(options, environment=environment | settings)
 
 
-def kept(worker: Worker) -> dict[int, tuple[int, int]]:
-    """By step: how much of it all members had computed already when it was done again, and this one of it."""
+def computed_before(worker: Worker) -> dict[int, tuple[int, int]]:
+    """Return by step how much of it all members, and this one, had computed when it was done again."""
     pattern = r"step (\d+): (\d+) of \d+ (?:samples|parts) are computed already, (\d+) of them here"
     return {int(step): (int(all_), int(own)) for step, all_, own in re.findall(pattern, worker.log())}
 
@@ -42,8 +42,8 @@ def test_survivors_keep_what_they_have_computed(
     steady, other, *victims = cluster.start(4, faults={2: "gradients:6:kill", 3: "backward:10:kill"})
     cluster.until(lambda: not any(victim.running for victim in victims), "both deaths")
     cluster.until_done()
-    assert kept(steady)[6] == (24, 8)
-    total, own = kept(steady)[10]
+    assert computed_before(steady)[6] == (24, 8)
+    total, own = computed_before(steady)[10]
     assert total >= 2 * own > 0
     check(cluster, reference, [steady, other])
 
@@ -60,7 +60,7 @@ def test_batch_statistics_of_kept_samples_stay(
     steady, victim = cluster.start(2, faults={1: "gradients:1:kill"})
     cluster.until_done()
     assert victim.code == -9
-    assert kept(steady)[1] == (16, 16)
+    assert computed_before(steady)[1] == (16, 16)
     result = steady.result()
     assert result is not None, cluster.logs()
     assert (result["buffer_values"], result["buffers"]) == (alone["buffer_values"], alone["buffers"])

@@ -1,4 +1,4 @@
-"""What a worker keeps of gradients whose sum over the members failed, and goes on with."""
+"""Gradients whose sum over the members failed: a worker keeps its own, and goes on with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from springtide.comm.buckets import Buckets
 from springtide.comm.compression import CastBuckets
 from springtide.comm.layout import Field, plan_layout
 from springtide.comm.process_group import Work
-from springtide.train_step.kept import MOST, copies_pay, has_room
+from springtide.train_step.salvaged import MOST, copies_pay, has_room
 
 SHAPES = [(3, 4), (5,), (2, 2, 2), (7,)]
 LAYOUT = plan_layout([Field(f"p{n}", shape, torch.float32) for n, shape in enumerate(SHAPES)], 60)
@@ -82,7 +82,7 @@ def check_equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
 @settings(max_examples=60)
 @given(bodies(), st.booleans(), st.booleans(), st.booleans())
 def test_own_sums_after_a_failed_one(body: tuple[Present, int], copies: bool, base: bool, cast: bool) -> None:
-    """With copies all is there; without, what has not left, or all but the last micro-batch."""
+    """All is there with copies; without them what has not left, or all but the last micro-batch."""
     present, _ = body
     buckets = CastBuckets(LAYOUT, None, torch.bfloat16) if cast else Buckets(LAYOUT)
     buckets.copies, buckets.keeps_base = copies, base
@@ -150,7 +150,7 @@ def test_another_body_goes_on_with_them(
 
 
 def _in_order(row: list[bool]) -> list[tuple[int, bool]]:
-    """For each parameter, the how many-th gradient of its micro-batch it is, from 0."""
+    """Return for each parameter the place of its gradient in the micro-batch, from 0, and if it has one."""
     places, at = [0] * len(row), 0
     for index in reversed(range(len(row))):
         places[index] = at

@@ -82,7 +82,7 @@ def test_broken_step_is_final() -> None:
 
 
 def test_finishing_step_computes_on_and_never_commits() -> None:
-    """What its gradients are kept of: the calls of a micro-batch go on, all others leave it."""
+    """The calls of a micro-batch go on, because its gradients are kept; all others leave it."""
     transaction = Transaction()
     transaction.begin(finishes=True)
     assert transaction.drop("a member died")

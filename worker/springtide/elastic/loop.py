@@ -179,7 +179,7 @@ class TrainingLoops:
                 loader.stand_at(cursor, rank, size, proportions)
                 fetch = self._parts.timing.timed(partial(loader.read, cursor.step))
             rest = salvage.rest(plan, cursor)
-            kept = salvage.kept
+            salvaged = salvage.salvaged
             batch = plan.batch(
                 cursor,
                 rank,
@@ -189,7 +189,7 @@ class TrainingLoops:
                 pod is None or pod.counts,
                 proportions,
                 rest,
-                None if kept is None else kept.account,
+                None if salvaged is None else salvaged.account,
             )
             # Random numbers go with the samples: those who compute on the same ones draw the same.
             part = rank if rest is None else plan.batch_size + (batch.micro.places or ((0, 0),))[0][0]
@@ -203,7 +203,7 @@ class TrainingLoops:
                     cursor.epoch,
                     part,
                     salvages=salvages,
-                    kept=kept,
+                    salvaged=salvaged,
                 )
             ]
         rest = salvage.rest(plan, cursor, self._parts.logical_workers)
@@ -228,7 +228,7 @@ class TrainingLoops:
                 part is own[0],
                 part is own[-1],
                 salvages=salvages,
-                kept=salvage.kept,
+                salvaged=salvage.salvaged,
             )
             for part in own
         ]

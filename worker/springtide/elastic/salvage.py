@@ -22,7 +22,7 @@ from springtide.elastic.training_state import TrainingState
 from springtide.exact.parts import parts_of
 from springtide.launch.cgroup import memory_left
 from springtide.train_step.context import StepContext
-from springtide.train_step.kept import Kept, copies_pay, has_room
+from springtide.train_step.salvaged import Salvaged, copies_pay, has_room
 from springtide.train_step.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _TRY_AGAIN_STEPS = 100
 
 
 class Salvage:
-    """What is kept of the step at the cursor, by this process and by the other members."""
+    """Hold what this process has of the step at the cursor, and what the other members say that they have."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Salvage:
         self._mode = mode
         self._state, self._trainers, self._metrics = state, trainers, metrics
         self._membership = membership
-        self._kept: Kept | None = None
+        self._own: Salvaged | None = None
         self._work = ""
         """Name of the step that it belongs to."""
         self._claims: Sequence[Claim] = ()
@@ -68,15 +68,15 @@ class Salvage:
         self._room: bool | None = None
 
     @property
-    def kept(self) -> Kept | None:
+    def salvaged(self) -> Salvaged | None:
         """Return what the running step begins with; after `rest`."""
-        return self._kept if self._agreed is not None else None
+        return self._own if self._agreed is not None else None
 
     def own(self) -> Claim:
         """Return what this process tells the members of a generation that forms."""
-        if self._kept is None or self._work != self._present_work():
+        if self._own is None or self._work != self._present_work():
             return Claim()
-        return Claim(self._work, self._kept.account.places)
+        return Claim(self._work, self._own.account.places)
 
     def begin_generation(self, claims: Sequence[Claim], rank: int) -> None:
         """Take what all members have told.
@@ -87,7 +87,7 @@ class Salvage:
         """
         self._claims, self._rank, self._agreed = claims, rank, None
         if not claims[rank].work:
-            self._kept = None  # of a step that somebody has committed
+            self._own = None  # of a step that somebody has committed
 
     def begin_step(self) -> bool:
         """Prepare the trainer for the next body; return whether what it computes is to be kept."""
@@ -119,18 +119,18 @@ class Salvage:
             places = parts_of(plan, n, logical_workers) if logical_workers else n
             self._agreed = agree(self._claims, self._present_work(), places)
             if not self._agreed.accepted[self._rank]:
-                self._kept = None
+                self._own = None
             log.info(
                 "step %d: %d of %d %s are computed already, %d of them here; the rest is dealt anew",
                 cursor.step + 1,
                 places - size(self._agreed.rest),
                 places,
                 "parts" if logical_workers else "samples",
-                0 if self._kept is None else size(self._kept.account.places),
+                0 if self._own is None else size(self._own.account.places),
             )
         return self._agreed.rest if any(self._agreed.accepted) else None
 
-    def dropped(self, kept: Kept | None, *, is_void: bool) -> None:
+    def dropped(self, kept: Salvaged | None, *, is_void: bool) -> None:
         """Note what a dropped body leaves.
 
         Args:
@@ -140,7 +140,7 @@ class Salvage:
         if is_void:
             self._forget()
         elif kept is not None:
-            self._kept, self._work = kept, self._present_work()
+            self._own, self._work = kept, self._present_work()
 
     def committed(self, body: StepContext, trainer: Trainer, seconds: float) -> float:
         """Forget what belonged to a committed step; return the seconds of it that earlier tries have taken.
@@ -150,7 +150,7 @@ class Salvage:
             trainer: of the process.
             seconds: that the body has taken.
         """
-        before = 0.0 if self._kept is None else self._kept.seconds
+        before = 0.0 if self._own is None else self._own.seconds
         self._metrics.salvaged.inc(body.carried_samples)
         self._step_seconds, self._steps = seconds + before, self._steps + 1
         self._micro_batches = body.assignment.batch.micro.count
@@ -167,7 +167,7 @@ class Salvage:
             self._copying_seconds, self._without_copies = [], 0
 
     def _forget(self) -> None:
-        self._kept, self._work, self._claims, self._agreed = None, "", (), None
+        self._own, self._work, self._claims, self._agreed = None, "", (), None
 
     def _present_work(self) -> str:
         """Return the name of the step at the cursor; "" where this process holds no state."""

@@ -361,6 +361,12 @@ class ExactBuckets(Buckets):
         self._zero_fresh(bucket)
 
     def go_on_with(self, own: Sequence[torch.Tensor], used: Sequence[bool]) -> None:
+        """Begin with what an earlier try at the step has put in.
+
+        Args:
+            own: int32 sums by bucket, as from `own`.
+            used: by parameter, whether there is a gradient of it.
+        """
         super().go_on_with(own, ())
         self._fresh = [False] * len(self._runs)
         self._ever = list(used)

@@ -11,7 +11,7 @@ from springtide.comm.process_group import Group
 from springtide.data.batch import Batch
 from springtide.errors import SpringtideError, UsageError
 from springtide.sharding.copies import Difference
-from springtide.train_step.kept import BeforeLast, Kept
+from springtide.train_step.salvaged import BeforeLast, Salvaged
 from springtide.train_step.transaction import Phase
 
 
@@ -26,7 +26,7 @@ class StepAssignment:
         first, last: of the bodies that this worker runs for the step (more than one in exact mode only).
         is_warm_up: it is dropped at optimizer.step.
         salvages: if the step is dropped, what the body has computed is kept for the next try.
-        kept: of earlier tries at the step.
+        salvaged: of earlier tries at the step.
     """
 
     batch: Batch
@@ -40,7 +40,7 @@ class StepAssignment:
     last: bool = True
     is_warm_up: bool = False
     salvages: bool = False
-    kept: Kept | None = None
+    salvaged: Salvaged | None = None
 
 
 @dataclass(slots=True)

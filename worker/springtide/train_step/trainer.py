@@ -43,7 +43,6 @@ from springtide.train_step.foreach_steps import ForeachSteps
 from springtide.train_step.grad_scaler import Scalings, enabled_among
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hooks import Hook
-from springtide.train_step.kept import BeforeLast, Kept
 from springtide.train_step.master_weights import MasterWeights
 from springtide.train_step.multi_step import check_backward, check_closure
 from springtide.train_step.optimizers import closure_of, scale_of, with_closure
@@ -52,6 +51,7 @@ from springtide.train_step.reduction import Reduced, Reduction, commit_on, own_p
 from springtide.train_step.repeated_backward import BeforeGradient, RepeatedBackward
 from springtide.train_step.replica_digest import ReplicaDigest
 from springtide.train_step.rollback import Rollback
+from springtide.train_step.salvaged import BeforeLast, Salvaged
 from springtide.train_step.staged import HereSteps, StagedSteps
 from springtide.train_step.state import Position
 from springtide.train_step.sync_batch_norm import BatchStatistics, use_generation
@@ -398,16 +398,16 @@ class Trainer:
                 self._reduction.start_gradients,
             )
         assignment.batch.micro.before_next = self._between_micro_batches
-        if assignment.kept is not None:
-            self._body.carried_samples = assignment.kept.samples
+        if assignment.salvaged is not None:
+            self._body.carried_samples = assignment.salvaged.samples
         if assignment.first:
-            if assignment.kept is not None:
-                self._go_on_with(assignment.kept, self._body)
+            if assignment.salvaged is not None:
+                self._go_on_with(assignment.salvaged, self._body)
             self._clock.begin()
         seed_part(assignment.seed, assignment.number, assignment.part)
         faults.reach("body", assignment.number)
 
-    def _go_on_with(self, kept: Kept, body: StepContext) -> None:
+    def _go_on_with(self, kept: Salvaged, body: StepContext) -> None:
         """Begin the body with what earlier tries at the step have kept."""
         self.buckets.go_on_with(kept.sums, kept.used)
         self._buffers.write(list(kept.buffers), kept.buffers)
@@ -481,7 +481,7 @@ class Trainer:
         self.pending.expect()
         self.transaction.finish_stepping()
 
-    def end_dropped(self) -> Kept | None:
+    def end_dropped(self) -> Salvaged | None:
         """Put back what the dropped body moved; return what is kept of the step, None for nothing new.
 
         Raise UsageError when it cannot be put back.
@@ -500,14 +500,14 @@ class Trainer:
         """Whether all members do the running step again in another way, so that nothing of it is kept."""
         return self._body is not None and self._body.is_void
 
-    def _to_keep(self, body: StepContext) -> Kept | None:
+    def _to_keep(self, body: StepContext) -> Salvaged | None:
         """Return what the dropped body, and those before it in the step, have computed, with what they began
         with; None where that is nothing new, or not known.
         """
         assignment = body.assignment
         if not assignment.salvages or assignment.batch.standin or body.is_void:
             return None
-        before = 0.0 if assignment.kept is None else assignment.kept.seconds
+        before = 0.0 if assignment.salvaged is None else assignment.salvaged.seconds
         parts = () if self._exact is None else tuple(self._exact.contributions)
         # A part that has put nothing in leaves what earlier ones have.
         if (body.is_kept or (parts and not body.gradients)) and self.buckets.has_own:
@@ -517,11 +517,11 @@ class Trainer:
                 account, buffers = Carried(account.ids[:0], numbers, 0.0), {}
             seconds = before + (body.own_seconds or time.perf_counter() - body.began - body.waited_seconds)
             sums, used = self.buckets.own(), self.buckets.used
-            return Kept(account, sums, used, buffers, body.reports, seconds, parts)
+            return Salvaged(account, sums, used, buffers, body.reports, seconds, parts)
         if (last := body.before_last) is None:
             return None
         sums, used = self.buckets.base(), self.buckets.in_base
-        return Kept(last.account, sums, used, last.buffers, last.reports, before + last.seconds)
+        return Salvaged(last.account, sums, used, last.buffers, last.reports, before + last.seconds)
 
     def end_part(self) -> None:
         """The body of a part has ended, and its gradients are kept: put back the rest of what it moved.
@@ -560,7 +560,7 @@ class Trainer:
         self.transaction.check_alive()
 
     def _require_working(self, call: str) -> None:
-        """As `Transaction.require_open`, for what belongs to a micro-batch."""
+        """Raise as `Transaction.require_open` does, for what belongs to a micro-batch."""
         self._finish_in_vain()
         self.transaction.require_open(call, finishing=True)
 
@@ -852,7 +852,7 @@ class Trainer:
         self._rollback.check_untouched()
         body.zeros = self._gradients.check_ours(micro.index)
         self._make_way()
-        kept_buffers = {} if assignment.kept is None else assignment.kept.buffers
+        kept_buffers = {} if assignment.salvaged is None else assignment.salvaged.buffers
         if assignment.batch.standin and kept_buffers:
             self._buffers.put_back()  # of what the stand-in has moved, nothing counts
             self._buffers.write(list(kept_buffers), kept_buffers)

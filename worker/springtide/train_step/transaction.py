@@ -94,7 +94,7 @@ class Transaction:
             return self._phase in (Phase.FINISHING, Phase.DROPPED, Phase.IDLE, Phase.SET_ASIDE)
 
     def finish(self) -> None:
-        """Nothing more of a step that is finishing is computed: it is dropped. Any other phase stays."""
+        """Drop a step that is finishing, of which nothing more is computed. Any other phase stays."""
         with self._lock:
             if self._phase is Phase.FINISHING:
                 self._phase = Phase.DROPPED

@@ -1,4 +1,4 @@
-"""What a worker keeps of a step that was dropped, for the next try at the same step."""
+"""The gradients that a worker keeps of a step that was dropped, for the next try at the same step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOM_FACTOR = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Salvaged:
     """The sums of all gradients that a worker has computed, and what goes with them.
 
     Attributes:
@@ -51,12 +51,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class BeforeLast:
-    """What a body has computed when its last micro-batch begins, but for the gradients.
+    """The account of what a body has computed when its last micro-batch begins, without the gradients.
 
     Attributes:
         account: of the samples.
-        buffers: as in `Kept`.
-        reports: as in `Kept`.
+        buffers: as in `Salvaged`.
+        reports: as in `Salvaged`.
         seconds: that all of it has taken.
     """
 
