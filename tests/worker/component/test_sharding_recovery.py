@@ -25,6 +25,8 @@ OPTIONS: dict[str, Any] = {
     "lr": 0.003,
     "hidden": 96,
 }
+# 32 steps, where whoever is lost is so by a step in the first half of them.
+SHORT = {"epochs": 4}
 ENVIRONMENT = {"SPRINGTIDE_SHARD": "Optimizer"}
 
 pytestmark = pytest.mark.timeout(300)
@@ -56,12 +58,12 @@ def reference_of(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_undisturbed_equals_one_process(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], shard: str
 ) -> None:
-    cluster = make_cluster(options={"pace": 0.0}, environment={"SPRINGTIDE_SHARD": shard})
+    cluster = make_cluster(options={"pace": 0.0, **SHORT}, environment={"SPRINGTIDE_SHARD": shard})
     workers = cluster.start(3)
     cluster.until_done()
-    check(cluster, reference, workers)
+    check(cluster, reference_of(**SHORT), workers)
     assert all("of optimizer state" in worker.log() for worker in workers)
 
 
@@ -80,24 +82,24 @@ def test_undisturbed_equals_one_process(
     ],
 )
 def test_killed_in_a_step(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str, shard: str
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], point: str, shard: str
 ) -> None:
     """One of three dies, another comes: nothing is read, nobody goes back."""
-    cluster = make_cluster(environment={"SPRINGTIDE_SHARD": shard})
+    cluster = make_cluster(options=SHORT, environment={"SPRINGTIDE_SHARD": shard})
     first, second, victim = cluster.start(3, faults={2: f"{point}:6:kill"})
     cluster.until(lambda: not victim.running, f"the death at {point}")
     joiner = cluster.add()
     cluster.until_done()
     assert victim.code == -9
-    check(cluster, reference, [first, second, joiner])
+    check(cluster, reference_of(**SHORT), [first, second, joiner])
 
 
 @pytest.mark.parametrize("point", ["gathering", "filling", "formed", "transfer"])
 def test_killed_between_steps_and_generations(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], point: str
 ) -> None:
     """One dies when values are waited for, another one when the shards of the first are filled."""
-    cluster = make_cluster()
+    cluster = make_cluster(options=SHORT)
     first, second, third, victim = cluster.start(
         4, faults={3: f"{point}:*:kill" if point == "gathering" else ""}
     )
@@ -109,7 +111,7 @@ def test_killed_between_steps_and_generations(
         cluster.until(lambda: not joiner.running, f"the death at {point}")
     last = cluster.add()
     cluster.until_done()
-    check(cluster, reference, [first, second, third, last])
+    check(cluster, reference_of(**SHORT), [first, second, third, last])
 
 
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
@@ -148,11 +150,11 @@ def test_losses_through_ten_kills(make_cluster: Callable[..., WorkerCluster], re
 
 @pytest.mark.parametrize("split", [1, 3])
 def test_script_that_repeats_backward_loses_one_step_at_most(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, split: int
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], split: int
 ) -> None:
     """Gradients leave in a process's first backward already; who joins knows from the others to wait."""
     cluster = make_cluster(
-        options={"backwards": 2, "split": split},
+        options={"backwards": 2, "split": split, **SHORT},
         environment={"SPRINGTIDE_SHARD": "Gradients"},
     )
     first, second, victim = cluster.start(3)
@@ -160,7 +162,7 @@ def test_script_that_repeats_backward_loses_one_step_at_most(
     victim.kill()
     joiner = cluster.add()
     cluster.until_done()
-    check(cluster, reference, [first, second, joiner])
+    check(cluster, reference_of(**SHORT), [first, second, joiner])
     assert "another backward() of the same samples" in cluster.logs()
     assert "another backward() of the same samples" not in joiner.log()
 
@@ -176,12 +178,12 @@ def test_average_of_weights_survives_a_kill(
     make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], point: str, shard: str
 ) -> None:
     """One dies as it waits for the values that its average reads, while others wait for values of its own."""
-    cluster = make_cluster(options=AVERAGE, environment={"SPRINGTIDE_SHARD": shard})
+    cluster = make_cluster(options=AVERAGE | SHORT, environment={"SPRINGTIDE_SHARD": shard})
     first, second, victim = cluster.start(3, faults={2: f"{point}:kill"})
     cluster.until(lambda: not victim.running, f"the death at {point}")
     joiner = cluster.add()
     cluster.until_done()
-    check(cluster, reference_of(**AVERAGE), [first, second, joiner])
+    check(cluster, reference_of(**AVERAGE, **SHORT), [first, second, joiner])
 
 
 def test_grows_from_one_and_shrinks_to_three(
@@ -201,30 +203,30 @@ def test_grows_from_one_and_shrinks_to_three(
 
 
 def test_two_lost_at_once_that_share_no_shard(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference]
 ) -> None:
-    cluster = make_cluster()
+    cluster = make_cluster(options=SHORT)
     workers = cluster.start(4)
     cluster.until_step(6)
     for worker in (workers[0], workers[2]):
         worker.kill()
     cluster.until_done()
-    check(cluster, reference, [workers[1], workers[3]])
+    check(cluster, reference_of(**SHORT), [workers[1], workers[3]])
 
 
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_one_lost_while_another_leaves_loses_nothing(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], shard: str
 ) -> None:
     """Keep a leaver, which alone has what the lost one held, too, until it has handed that over."""
-    cluster = make_cluster(environment={"SPRINGTIDE_SHARD": shard})
+    cluster = make_cluster(options=SHORT, environment={"SPRINGTIDE_SHARD": shard})
     first, leaver, victim = cluster.start(3)
     cluster.until_step(5)
     leaver.terminate()
     victim.kill()
     cluster.until_done()
     assert isinstance(leaver.outcome(), outcome.Left)
-    check(cluster, reference, [first])
+    check(cluster, reference_of(**SHORT), [first])
 
 
 def test_coordinator_killed_then_a_worker(
@@ -241,15 +243,15 @@ def test_coordinator_killed_then_a_worker(
 
 
 def test_one_killed_after_the_other_until_one_holds_all(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference]
 ) -> None:
-    cluster = make_cluster()
+    cluster = make_cluster(options=SHORT)
     workers = cluster.start(4)
     for number, worker in enumerate(workers[:3]):
         cluster.until_step(5 + 4 * number, workers[3])
         worker.kill()
     cluster.until_done()
-    check(cluster, reference, workers[3:])
+    check(cluster, reference_of(**SHORT), workers[3:])
 
 
 def saving(tmp_path: Path) -> dict[str, str]:
@@ -323,12 +325,12 @@ def test_masters_of_16_bit_parameters_survive_a_kill(
     shard: str,
 ) -> None:
     """One dies between a step's vote and its result; another comes, and gets masters with its shards."""
-    cluster = make_cluster(options=MASTERS, environment={"SPRINGTIDE_SHARD": shard})
+    cluster = make_cluster(options=MASTERS | SHORT, environment={"SPRINGTIDE_SHARD": shard})
     first, second, victim = cluster.start(3, faults={2: "reduced:6:kill"})
     cluster.until(lambda: not victim.running, "the death")
     joiner = cluster.add()
     cluster.until_done()
-    check(cluster, reference_of(**MASTERS), [first, second, joiner], BFLOAT16)
+    check(cluster, reference_of(**MASTERS, **SHORT), [first, second, joiner], BFLOAT16)
 
 
 @pytest.mark.parametrize(("first", "second"), [("Optimizer", "None"), ("None", "Gradients")])
