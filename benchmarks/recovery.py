@@ -44,6 +44,8 @@ KINDS = ("kill_worker", "hang_worker", "leave", "join", "kill_coordinator")
 QUIET_SECONDS = 3.0
 FALSE_SECONDS, BUSY_LOOPS = 60.0, 4
 QUICK_CUT_SECONDS = 15.0
+SPREAD_SECONDS = 0.3
+"""Within which after a commit a worker is struck at random: about a step, so that any point of one is hit."""
 TOKEN = "benchmark"
 
 
@@ -298,6 +300,8 @@ def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, tuple[float
     from springtide_demo.gaps import gap_after
 
     job.until_calm()
+    time.sleep(chooser.uniform(0.0, SPREAD_SECONDS))
+    job.read()
     names = sorted(job.history.active())
     victim = chooser.choice(names)
     before = job.history.newest()
@@ -399,7 +403,7 @@ def measure_false_losses(seconds: float) -> tuple[int | None, str]:
         job = Job(Path(folder))
         try:
             job.until_calm()
-            job.until(lambda: job.reply is not None and job.reply.recoveries > 0, "a reply")
+            job.until(lambda: job.reply is not None, "an answer of the coordinator")
             before, end = job.reply.recoveries, time.monotonic() + seconds
             loops += [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_LOOPS)]
             job.until(lambda: time.monotonic() > end, "the end of the busy loops", 2 * seconds)
@@ -481,12 +485,12 @@ def main() -> None:
     if arguments.zygote:
         zygote(train)
         return
-    from benchmarks.peers.torchft import measure as measure_torchft
+    from benchmarks.peers import torchft as torchft_peer
     from benchmarks.peers.torchrun import CUT_SECONDS, measure_torchrun
 
     quick = arguments.quick
     ours, step = measure_ours(2 if quick else 20)
-    torchft = measure_torchft({0.1: 2, 1.0: 2, 10.0: 1} if quick else {0.1: 5, 1.0: 5, 10.0: 3})
+    torchft = torchft_peer.measure(torchft_peer.QUICK_TRIES if quick else torchft_peer.TRIES)
     torchrun = measure_torchrun(1 if quick else 3, QUICK_CUT_SECONDS if quick else CUT_SECONDS)
     result = report(ours, step, torchrun, torchft)
     losses, reason = measure_false_losses(FALSE_SECONDS)

@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import itertools
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -31,12 +32,14 @@ from typing import Any, NamedTuple
 from benchmarks.support.zygote import Zygote
 
 WORKERS = 3
-JOIN_TIMEOUTS = (0.1, 1.0, 10.0)
-"""Seconds that a lighthouse waits for processes that are alive but have not asked for a quorum."""
+QUICK_TRIES = {0.1: 2, 1.0: 2, 10.0: 1}
+TRIES = {0.1: 5, 1.0: 5, 10.0: 3}
+"""Events of each kind by join timeout: for how many seconds a lighthouse waits for processes that are alive
+but have not asked for a quorum."""
 LIMIT_SECONDS = 5.0
 """Of a collective."""
 CUT_SECONDS = 30.0
-"""For which a step is waited after an event, at most, and which are its gap then."""
+"""For how long a step is waited for after an event, at most; its gap then."""
 CALM_STEPS = 6
 """Steps of all before an event."""
 MISSING = "torchft is not installed: pip install 'springtide[peers]'"
@@ -178,7 +181,6 @@ def running_lighthouse(join_timeout: float, log: Path) -> Iterator[str]:
 
     Raises:
         FileNotFoundError: It is not installed.
-        TimeoutError: It does not begin.
     """
     from benchmarks.steady_state import free_port
 
@@ -355,6 +357,9 @@ def observe(join_timeout: float, tries: int) -> Seen:
 
 
 def _observe(replicas: Replicas, tries: int, seen: Seen) -> None:
+    from benchmarks.recovery import SPREAD_SECONDS
+
+    chooser = random.Random(0)
     for number, (kind, event) in enumerate(kind for _ in range(tries) for kind in EVENTS.items()):
         if number:
             replicas.add()
@@ -362,6 +367,7 @@ def _observe(replicas: Replicas, tries: int, seen: Seen) -> None:
         if seen.step is None:
             times = [step.unix_time for step in replicas.steps()[-CALM_STEPS:]]
             seen.step = statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
+        time.sleep(chooser.uniform(0.0, SPREAD_SECONDS))
         at = replicas.strike(event)
         gap = CUT_SECONDS
         with contextlib.suppress(TimeoutError):

@@ -15,7 +15,7 @@ from typing import Protocol
 from benchmarks.peers.torchrun import stop
 from benchmarks.support.turns import Report, Turns, slowest
 
-READY_SECONDS = 90.0
+READY_SECONDS = 180.0
 """Limit for the processes of one side to come."""
 _ROOT = Path(__file__).resolve().parents[2]
 

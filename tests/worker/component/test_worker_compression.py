@@ -109,7 +109,7 @@ def test_sixteen_bits_cost_as_much_in_uneven_parts(
     expected = {(1, 1, 1): (6, 5, 5), (1, 1, 3): (7, 7, 2), (9, 1, 1): (2, 7, 7)}[times]
     assert tuple(sizes[-1] for _, sizes in compressed) == expected
     error = float((compressed[0][0] - whole).norm() / whole.norm())
-    assert 1e-4 < error < 2**-8
+    assert 1e-4 < error < 0.0025
 
 
 def test_thin_matrices_converge_with_error_feedback() -> None:
