@@ -10,7 +10,7 @@ standby would have. `false_losses` is how many workers were taken for lost in FA
 while BUSY_LOOPS processes kept all cores busy.
 
 The peers train the same model. torchrun (2 to 3 agents, one worker process killed, DDP) is cut at 60 s and
-counted as 60 (15 with --quick). torchft (three replica groups of one process on gloo, one killed, one
+counted as 60 (10 with --quick). torchft (three replica groups of one process on gloo, one killed, one
 stopped) is given its best join timeout of 0.1, 1 and 10 s for each kind of event.
 `kill_ratio_to_torchft` compares gaps beyond one undisturbed step of each side's own, `hang_ratio_to_torchft`
 whole gaps.
@@ -43,7 +43,7 @@ WIDTH, DEPTH, BATCH = 1280, 4, 96
 KINDS = ("kill_worker", "hang_worker", "leave", "join", "kill_coordinator")
 QUIET_SECONDS = 3.0
 FALSE_SECONDS, BUSY_LOOPS = 60.0, 4
-QUICK_CUT_SECONDS = 15.0
+QUICK_CUT_SECONDS = 10.0
 SPREAD_SECONDS = 0.3
 """Within which after a commit a worker is struck at random: about a step, so that any point of one is hit."""
 TOKEN = "benchmark"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 import time
@@ -87,6 +88,13 @@ def test_pause_of_torchft_ends_with_steps_of_the_others() -> None:
     assert torchft.pause(steps, 1.4) == pytest.approx(6.5)
     assert torchft.pause([*steps[:4], torchft.Step(2.7, 5, 2)], 1.4) == pytest.approx(0.9)
     assert torchft.pause(steps, 0.5) is None
+
+
+def test_torchft_that_is_not_installed_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert torchft.measure(torchft.QUICK_TRIES) == NO_TORCHFT
+    assert NO_TORCHFT["reason"] == torchft.MISSING
+    assert NO_TORCHFT["hang_worker"]["gap_seconds_p50"] is None
 
 
 def test_loss_while_all_live_is_a_false_one() -> None:
