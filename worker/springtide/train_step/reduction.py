@@ -34,7 +34,7 @@ from springtide.train_step.context import Failure, StepAssignment, StepContext
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hyperparameters import Hyperparameters
 from springtide.train_step.late_buffers import adopt_arrived
-from springtide.train_step.replica_digest import ReplicaDigest, odd_ones
+from springtide.train_step.replica_digest import ReplicaDigest, balance_in_row, odd_ones, odd_pods
 from springtide.train_step.transaction import Phase, Transaction
 
 MOST_SENT = 3  # times that a member is sent the state again since it has drifted
@@ -391,7 +391,9 @@ class Reduction:
             )
         self.newcomer = False
         if not result.replicas_agree:
-            if self._copies is None:
+            if self._pod is not None:
+                self._find_odd_pods(body, self._pod)
+            elif self._copies is None:
                 self._find_odd(body, part.digest)
             else:
                 self._find_differences(body, self._copies)
@@ -527,7 +529,7 @@ class Reduction:
             options=self._hyperparameters.hashes(),
             newcomer=self.newcomer,
             extra=self._order.vote(assignment.group) if self._exact is None else self._exact.extra(),
-            digest=self._hash(body),
+            digest=self._hash(body) if self._pod is None else 0,
             copies=self._balance(body),
             late=[self._buckets.is_late(index) for index in self.expected_unused()],
             figures=self._figures(assignment.group),
@@ -547,8 +549,16 @@ class Reduction:
         return self._digest.hash(number)
 
     def _balance(self, body: StepContext) -> int:
-        """Return the hashes of own shards less those that it has as a buddy; 0 in most steps."""
+        """Return what is 0 in sum where all copies are equal: of shards, or of parts in the pods' processes.
+
+        It is 0 in most steps, where none is due.
+        """
         number, group = body.assignment.number, body.assignment.group
+        if self._pod is not None:
+            grid = self._pod.grid
+            if grid is None or grid.pods == 1:
+                return 0
+            return balance_in_row(self._hash(body), grid.pod, grid.pods)
         if self._copies is None or body.backward_pass or group.size == 1 or not self._copies.due(number):
             return 0
         return self._copies.balance(number, group.rank)
@@ -581,12 +591,34 @@ class Reduction:
         self.total(told)
         hashes, sent_again = told.to(torch.int64).tolist()
         body.odd = odd_ones(hashes)
+        self._send_again(body, [sent_again[rank] < MOST_SENT for rank in body.odd], group.rank in body.odd)
+
+    def _find_odd_pods(self, body: StepContext, pod: Pod) -> None:
+        """Find the pods in which a process has another part, and have those be sent the state as wholes."""
+        assert pod.grid is not None
+        told = torch.zeros(2, pod.processes, pod.grid.pods, dtype=torch.float64)
+        hashed = torch.tensor([self._hash(body), self._sent_again], dtype=torch.float64)
+        told[:, pod.local_rank, pod.grid.pod] = hashed
+        self.total(told)
+        hashes, sent_again = told.to(torch.int64).tolist()
+        odd = odd_pods(hashes)
+        body.odd = [pod.grid.row[number] for number in odd]
+        self._send_again(body, [sent_again[0][number] < MOST_SENT for number in odd], pod.grid.pod in odd)
+
+    def _send_again(self, body: StepContext, may_be_sent: Sequence[bool], is_odd: bool) -> None:
+        """Have those be sent the state whose parameters are not those of most others.
+
+        Args:
+            body: that has found them.
+            may_be_sent: by member, or pod, that is odd: it has not been sent the state too often.
+            is_odd: this process is among them.
+        """
         assert self._digest is not None
         self.differing = self._digest.names(body.assignment.number)
         # One that has been sent it before computes otherwise, and would be sent it for ever.
-        if any(sent_again[rank] < MOST_SENT for rank in body.odd):
+        if any(may_be_sent):
             self.change_wanted = True
-            if group.rank in body.odd and self._sent_again < MOST_SENT:
+            if is_odd and self._sent_again < MOST_SENT:
                 self._sent_again += 1
                 self.drifted = True
 

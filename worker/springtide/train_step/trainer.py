@@ -27,7 +27,7 @@ from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
 from springtide.exact.settings import describe
 from springtide.exact.step import ExactStep
-from springtide.pods.fully_shard import weigh_gradients
+from springtide.pods.fully_shard import reshard, weigh_gradients
 from springtide.pods.pod import Pod
 from springtide.pods.tensors import ShardRuns, lies_along, local_shard, runs_of, shard_count
 from springtide.ps.backend import MakeBackend, PsBackend
@@ -100,6 +100,7 @@ class Trainer:
         pod: Pod | None = None,
     ) -> None:
         self.pod = pod
+        self._models = models
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
         trained = [field_of(name, local_shard(item)) for name, item in named.items() if item.requires_grad]
@@ -186,7 +187,7 @@ class Trainer:
             self._home,
             self.tables,
             optimizers,
-            ReplicaDigest(list(self._gradients.named.items())) if self._dense_here and pod is None else None,
+            ReplicaDigest(list(self._gradients.named.items())) if self._dense_here else None,
             None if self.shards is None else CopyDigest(self.shards),
             pod,
         )
@@ -347,6 +348,11 @@ class Trainer:
         if (remote := self.servers or self.shards) is not None:
             remote.settle(parameters, self.transaction.stepped)
             self.pending.here(parameters)
+
+    def forget_evaluated(self) -> None:
+        """Free what forward passes of an evaluation have left of the pod's parameters."""
+        if self.pod is not None and self.pod.shape.data_degree > 1:
+            reshard(self._models)
 
     def ask(self, wait: Callable[[], object]) -> str | None:
         """Wait for servers; see `Reduction.ask`."""
