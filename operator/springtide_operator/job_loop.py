@@ -36,6 +36,7 @@ from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, make_sync
 from springtide_operator.plan.decide import invalid, plan
 from springtide_operator.plan.elasticity import has_size_of_its_own
+from springtide_operator.plan.first_seen import FirstSeen, with_first_seen
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, Report, ServiceSeen
 from springtide_operator.plan.retry import answers_to
@@ -180,6 +181,7 @@ class JobLoop:
         self._certificate_seconds = certificate_seconds
         self._plan_wanted = asyncio.Event()
         self._sync_wanted = asyncio.Event()
+        self._first_seen = FirstSeen()
         self._said: tuple[str, CoordinatorUpdate] | None = None
         self._retired: set[str] = set()
         self._surprises = 0  # rounds in a row that ended with an error that nobody foresaw
@@ -250,6 +252,7 @@ class JobLoop:
             policy_missing=self._performer.policy_missing,
             report=self.connection.report,
             unreachable_since=self.connection.unreachable_since,
+            deaf_since=self.connection.deaf_since,
             unreachable_why=self.connection.why,
             refusals=answers_to(memory.refusals, job.generation),
             apis=self._apis([*kueue.api(job), *gang.api(job)]),
@@ -269,7 +272,7 @@ class JobLoop:
             server_image=self._performer.server_image,
             crowd=self._crowd(self.key) if has_size_of_its_own(job) else (),
         )
-        return nodes.with_node_health(found, self._clock())
+        return with_first_seen(job, nodes.with_node_health(found, self._clock()), self._first_seen)
 
     def raw(self) -> dict[str, Any] | None:
         """The job as last heard of; None when it is gone, or another job has its name."""

@@ -118,7 +118,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     later = [refusal.retry_at for refusal in observation.refusals.values()]
     later += [backoff.until for backoff in ledger.backoffs.values()]
     later += completion.wakes(job)
-    later += suspend.wakes(job, observation)
+    later += suspend.wakes(job, observation, now)
     later += nodes.later(job, observation, now)
     later += conditions.wakes(old, observation, ledger, now)
     later += sized.wakes
