@@ -463,7 +463,7 @@ class JobLoop:
                 return False
             if error.code != 409:
                 raise
-            self._cache.put_job(await self._cluster.get_job(*self.key))
+            self._cache.put_job_again(await self._cluster.get_job(*self.key), raw)
             return False
         self._cache.put_job(written)
         if lost := missing(wanted, written.get("status") or {}):

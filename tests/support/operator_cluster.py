@@ -34,6 +34,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.version = 0
+        self.created = 0  # objects, also those that a restored backup does not have
         self.down = False
         self.apis: set[str] = set()  # optional ones that are served
         self.unknown_to_crd: set[str] = set()  # fields of a job's status that the CRD does not know
@@ -111,7 +112,8 @@ class FakeCluster:
         if (plural, meta["namespace"], meta["name"]) in self.objects:
             raise ApiError(409, "AlreadyExists", f'{plural} "{meta["name"]}" already exists')
         obj = copy.deepcopy(obj)
-        obj["metadata"] |= {"uid": f"uid-{self.version}", "creationTimestamp": timestamp(time.time())}
+        self.created += 1
+        obj["metadata"] |= {"uid": f"uid-{self.created}", "creationTimestamp": timestamp(time.time())}
         return self.put(plural, obj, "ADDED")
 
     def _list(self, plural: str) -> Listing:
