@@ -42,6 +42,7 @@ from springtide_operator.plan.observation import Observation, Report, ServiceSee
 from springtide_operator.plan.retry import answers_to
 from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
+from springtide_operator.repeated_events import RepeatedEvents
 from springtide_operator.settings import CERTIFICATE_SECONDS
 from springtide_operator.status_patch import OutdatedCrdError, missing, status_schema, with_unknown
 
@@ -181,7 +182,7 @@ class JobLoop:
         self._certificate_seconds = certificate_seconds
         self._plan_wanted = asyncio.Event()
         self._sync_wanted = asyncio.Event()
-        self._first_seen = FirstSeen()
+        self._first_seen, self._events = FirstSeen(), RepeatedEvents()
         self._said: tuple[str, CoordinatorUpdate] | None = None
         self._retired: set[str] = set()
         self._surprises = 0  # rounds in a row that ended with an error that nobody foresaw
@@ -475,15 +476,13 @@ class JobLoop:
         return True
 
     async def _post(self, raw: dict[str, Any], event: Event) -> None:
-        now = datetime.now(UTC)
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         meta = raw["metadata"]
+        name = f"{meta['name']}.{uuid.uuid4().hex[:16]}"
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {
-                "name": f"{meta['name']}.{uuid.uuid4().hex[:16]}",
-                "namespace": meta["namespace"],
-            },
+            "metadata": {"name": name, "namespace": meta["namespace"]},
             "involvedObject": {
                 "apiVersion": names.API_VERSION,
                 "kind": names.KIND,
@@ -497,16 +496,40 @@ class JobLoop:
             "message": event.message[:1024],
             "source": {"component": names.MANAGER},
             "reportingComponent": f"{names.GROUP}/operator",
-            "firstTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "lastTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "firstTimestamp": at,
+            "lastTimestamp": at,
             "count": 1,
         }
         level = logging.WARNING if event.warning else logging.INFO
         log.log(level, "%s: %s", event.reason, event.message, extra=self._fields())
         try:
-            await self._cluster.create_event(body)
+            if not await self._counted(event, at):
+                await self._cluster.create_event(body)
+                self._events.put(event, name, 1, time.monotonic())
         except ApiError as error:
             log.warning("an event could not be posted: %s", error, extra=self._fields())
+
+    async def _counted(self, event: Event, at: str) -> bool:
+        """Count an event that is there already; return whether that was all to be done.
+
+        Args:
+            event: that has happened.
+            at: when, as an Event says it.
+
+        Raises:
+            ApiError: the API server does not get to it.
+        """
+        known = self._events.known(event, time.monotonic())
+        if known is None:
+            return False
+        try:
+            await self._cluster.count_event(self.key[0], known.name, known.count + 1, at)
+        except ApiError as error:
+            if error.code not in (403, 404):
+                raise
+            return False
+        self._events.put(event, known.name, known.count + 1, time.monotonic())
+        return True
 
     async def _sync_for_ever(self) -> None:
         pause, told = FIRST_RETRY, ""

@@ -40,6 +40,7 @@ class FakeCluster:
         self.unknown_to_crd: set[str] = set()  # fields of a job's status that the CRD does not know
         self.before: Callable[[str, str], None] = lambda method, name: None
         self.calls: Counter[str] = Counter()
+        self.events: dict[str, Object] = {}  # by name
         self.watchers: list[Callable[[str, str, Object], None]] = []
         self._shown: dict[tuple[str, str, str], Object] = {}  # of kinds whose specs are counted
 
@@ -337,6 +338,13 @@ class FakeCluster:
 
     async def create_event(self, event: Object) -> None:
         await self._call("create_event", event["reason"])
+        self.events[event["metadata"]["name"]] = event
+
+    async def count_event(self, namespace: str, name: str, count: int, at: str) -> None:
+        await self._call("count_event", name)
+        if name not in self.events:
+            raise ApiError(404, "NotFound", f"the event {name} is gone")
+        self.events[name] |= {"count": count, "lastTimestamp": at}
 
     async def get_lease(self, namespace: str, name: str) -> Object:
         await self._call("get_lease", name)

@@ -380,7 +380,7 @@ class TrainingJobSpec(ApiModel):
                 # A rule of the field itself does not run where the whole checkpoint goes and comes again.
                 rule(
                     "!has(oldSelf.checkpoint) || has(self.checkpoint)",
-                    "checkpoint cannot be removed, since its uri is immutable: create a new job with restoreFrom",
+                    "checkpoint cannot be removed, since its uri is immutable: create a new job",
                     reason="FieldValueForbidden",
                     fieldPath=".checkpoint",
                 ),

@@ -1,4 +1,4 @@
-"""Fields that cannot be edited cannot be removed and added again either; asked of an API server by kubectl."""
+"""Fields that cannot be edited cannot be removed and added again either; by kubectl."""
 
 from __future__ import annotations
 
