@@ -31,6 +31,7 @@ from springtide_operator.plan import (
     security,
     servers,
     sizing,
+    store_size,
     suspend,
     template,
 )
@@ -128,11 +129,14 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
 
 
 def _doubts(job: Job) -> list[Event]:
-    """Return events about likely typing errors, once for each version of the spec."""
+    """Return events about likely errors of the manifest, once for each version of the spec."""
     if job.status.get("observedGeneration") == job.generation:
         return []
     found = rules.doubts(job.spec.failure_policy.rules)
-    return [Event(reasons.EVENT_REASON_UNKNOWN, text, warning=True) for text in found]
+    events = [Event(reasons.EVENT_REASON_UNKNOWN, text, warning=True) for text in found]
+    if text := store_size.doubt(job):
+        events.append(Event(reasons.EVENT_TOO_MANY_PROCESSES, text, warning=True))
+    return events
 
 
 def invalid(
