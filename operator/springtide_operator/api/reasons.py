@@ -69,6 +69,7 @@ PROGRESS_NOT_SAVED: Final = "ProgressNotSaved"
 CHECKPOINT_FAILING: Final = "CheckpointFailing"
 MEMORY_TOO_SMALL: Final = "MemoryTooSmall"
 TOO_MANY_NODES_UNKNOWN: Final = "TooManyNodesUnknown"
+CERTIFICATE_ENDING: Final = "CertificateEnding"
 
 # Outcome
 WORKER_FINISHED: Final = "WorkerFinished"

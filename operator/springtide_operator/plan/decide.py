@@ -104,7 +104,8 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         events += said
         actions += servers.decide(job, observation, ledger, now)
         actions += sizing.decide(job, observation, ledger, now)
-        actions += servers.renew(job, observation, ledger)
+        if observation.secret_made:  # successors read it
+            actions += servers.renew(job, observation, ledger)
         replaced, told = outdated.decide(job, observation, ledger, now)
         actions += replaced
         events += told
