@@ -503,13 +503,13 @@ class JobLoop:
         level = logging.WARNING if event.warning else logging.INFO
         log.log(level, "%s: %s", event.reason, event.message, extra=self._fields())
         try:
-            if not await self._counted(event, at):
+            if not await self._count_again(event, at):
                 await self._cluster.create_event(body)
                 self._events.put(event, name, 1, time.monotonic())
         except ApiError as error:
             log.warning("an event could not be posted: %s", error, extra=self._fields())
 
-    async def _counted(self, event: Event, at: str) -> bool:
+    async def _count_again(self, event: Event, at: str) -> bool:
         """Count an event that is there already; return whether that was all to be done.
 
         Args:

@@ -23,7 +23,7 @@ class ListVersions:
         self._newest: Counter[str] = Counter()  # by plural
         self._floors: dict[tuple[str, str], int] = {}  # by plural and namespace
 
-    def heard(self, plural: str, version: str | None) -> None:
+    def note(self, plural: str, version: str | None) -> None:
         """Learn of an object.
 
         Args:
@@ -51,7 +51,7 @@ class ListVersions:
             version: of the list.
         """
         if _number(version) >= self._floors.pop((plural, namespace), 0):
-            self.heard(plural, version)
+            self.note(plural, version)
             return False
         del self._newest[plural]
         for key in [key for key in self._floors if key[0] == plural]:

@@ -258,7 +258,7 @@ class Operator:
             kind: ADDED, MODIFIED or DELETED; None: the object was listed.
             obj: as it is, or was last.
         """
-        self._versions.heard(plural, (obj.get("metadata") or {}).get("resourceVersion"))
+        self._versions.note(plural, (obj.get("metadata") or {}).get("resourceVersion"))
         if plural == names.PLURAL:
             self._take_in(kind, obj, self.cache.put_job, self.cache.drop_job)
             self._take_in(kind, obj, self._elsewhere.put_job, self._elsewhere.drop_job)

@@ -1,4 +1,4 @@
-"""An operator's plan for a job in a cluster in memory, of the release that PYTHONPATH has. argv: make, or take.
+"""An operator's plan for a job in a cluster in memory, of the release on PYTHONPATH. argv: make, or take.
 
 make: prints a job that trains, with its status and its pods, as that release leaves them. take: goes on with
 such a job as a new process of an operator; prints what it did to the pods, first while nothing happens, then

@@ -9,22 +9,22 @@ def test_lists_that_grow_or_stay_are_ordinary() -> None:
     versions = ListVersions()
     for version in ("7", "7", "9"):
         versions.begins("pods", "")
-        versions.heard("pods", version)
+        versions.note("pods", version)
         assert not versions.went_back("pods", "", version)
 
 
 def test_news_while_a_list_is_under_way_make_it_no_older() -> None:
     versions = ListVersions()
-    versions.heard("pods", "5")
+    versions.note("pods", "5")
     versions.begins("pods", "")
-    versions.heard("pods", "9")
+    versions.note("pods", "9")
     assert not versions.went_back("pods", "", "6")
 
 
 def test_list_older_than_what_was_known_went_back_once() -> None:
     versions = ListVersions()
-    versions.heard("pods", "9")
-    versions.heard("nodes", "9")
+    versions.note("pods", "9")
+    versions.note("nodes", "9")
     for namespace in ("a", "b"):
         versions.begins("pods", namespace)
     assert versions.went_back("pods", "a", "6")
