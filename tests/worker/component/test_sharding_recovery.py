@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_capabilities import needs_cuda
+from prometheus_client.parser import text_string_to_metric_families
 from worker_checks import check
-from worker_cluster import WorkerCluster, Zygote
+from worker_cluster import Worker, WorkerCluster, Zygote
 from worker_processes import FORMED
 from worker_reference import Reference, train_alone
 
@@ -57,12 +59,35 @@ def reference_of(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Ca
     return run
 
 
+METRICS_PORT = 9400
+WHOLE = 2 * 4 * (13 * 96 + 97 * 96 + 97 * 3)
+"""Bytes of Adam's two moments of all parameters."""
+
+
+def check_metrics(workers: list[Worker]) -> None:
+    """Find two copies of the optimizer's state in what workers say of theirs, and one wait for each step."""
+    held = []
+    for worker in workers:
+        with urllib.request.urlopen(f"http://{worker.address}:{METRICS_PORT}/metrics", timeout=10) as reply:
+            families = text_string_to_metric_families(reply.read().decode())
+        own = {sample.name: sample.value for family in families for sample in family.samples}
+        held.append(own["springtide_worker_optimizer_bytes"])
+        assert own["springtide_worker_values_seconds_count"] == own["springtide_worker_steps_total"] >= 5
+        assert own["springtide_worker_values_seconds_sum"] > 0
+    # Besides the moments, each piece has its own count of steps.
+    assert 2 * WHOLE < sum(held) < 2.1 * WHOLE
+    assert max(held) < 0.75 * WHOLE
+
+
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_undisturbed_equals_one_process(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
 ) -> None:
-    cluster = make_cluster(options={"pace": 0.0}, environment={"SPRINGTIDE_SHARD": shard})
+    environment = {"SPRINGTIDE_SHARD": shard, "SPRINGTIDE_METRICS_PORT": str(METRICS_PORT)}
+    cluster = make_cluster(options={"pace": 0.0}, environment=environment)
     workers = cluster.start(3)
+    cluster.until_step(5)
+    check_metrics(workers)
     cluster.until_done()
     check(cluster, reference, workers)
     assert all("of optimizer state" in worker.log() for worker in workers)
