@@ -1,4 +1,4 @@
-"""What real processes hold of gradients and of the optimizer's state, with shards and without."""
+"""Bytes that real processes hold of gradients and of the optimizer's state, with shards and without."""
 
 from __future__ import annotations
 
