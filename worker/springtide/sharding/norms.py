@@ -44,7 +44,8 @@ def squares_of(
                 places.append((number, optimizer_of[stretch.index]))
                 norms.append(torch.linalg.vector_norm(part, dtype=torch.float64))
     if norms:
-        for place, norm in zip(places, torch.stack(norms).tolist(), strict=True):  # a device is asked once
+        there = torch.stack(norms).cpu().tolist()  # a device is asked once
+        for place, norm in zip(places, there, strict=True):
             squares[place] += norm**2
     return squares
 
