@@ -19,7 +19,8 @@ from its begin to the begin of the next one, of the worker that takes longest, t
   values in the next forward, the mean of the workers.
 * `kill_gap_seconds_p50`: kill -9 of a worker of the smaller model to the survivors' next commit
   (benchmarks.recovery says how that is counted), with checkpoints each few seconds that nobody may need:
-  `checkpoints_read`. `steps_lost` were committed and had to be made again.
+  `checkpoints_read`. `steps_lost` were committed and had to be made again. `join_gap_seconds`: the same when
+  another worker comes in its place, which gets its shards and the parameters before the next step.
 * `torchrun_fsdp2_...`: the same kill under torchrun with `fully_shard` and a checkpoint each 20 steps;
   cut after 60 s (30 with --quick) and counted as those.
 """
@@ -74,6 +75,8 @@ KILL_KEYS = (
     "kill_gap_seconds_p50",
     "unsharded_kill_gap_seconds_p50",
     "kill_gap_ratio",
+    "join_gap_seconds",
+    "unsharded_join_gap_seconds",
     "steps_lost",
     "samples_lost",
     "samples_repeated",
@@ -231,6 +234,16 @@ def look(model: Any, optimizer: Any, data: Collection[Any]) -> dict[str, float]:
     }
 
 
+def every_object() -> list[Any]:
+    """Return all objects that the garbage collector knows, those too that a worker has set aside from it."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    found = gc.get_objects()
+    if is_frozen:
+        gc.freeze()
+    return found
+
+
 def other_bytes(known: Iterable[Any], objects: Iterable[Any] | None = None) -> int:
     """Return the bytes of all of this process's memory for tensors but those of the known ones.
 
@@ -243,7 +256,7 @@ def other_bytes(known: Iterable[Any], objects: Iterable[Any] | None = None) -> i
 
     counted = {tensor.untyped_storage().data_ptr() for tensor in known}
     total = 0
-    for item in gc.get_objects() if objects is None else objects:
+    for item in every_object() if objects is None else objects:
         # Not isinstance: some objects import modules when they are asked for their class.
         if not issubclass(type(item), torch.Tensor) or item.device.type != "cpu":
             continue
@@ -419,6 +432,7 @@ class Kills:
 
     Attributes:
         gaps: In seconds, of each.
+        joins: The same when another worker comes in its place.
         lost: Steps that were committed and had to be made again.
         samples_repeated: By the ledger.
         samples_lost: By the ledger.
@@ -426,6 +440,7 @@ class Kills:
     """
 
     gaps: list[float] = field(default_factory=list)
+    joins: list[float] = field(default_factory=list)
     lost: int = 0
     samples_repeated: int = 0
     samples_lost: int = 0
@@ -454,7 +469,9 @@ def kill(side: str, repeats: int, chooser: random.Random, seen: Kills) -> None:
         try:
             job.until_saved()
             for _ in range(repeats):
-                seen.gaps.append(recovery.strike(job, "kill_worker", chooser)["kill_worker"][0])
+                found = recovery.strike(job, "kill_worker", chooser)
+                seen.gaps.append(found["kill_worker"][0])
+                seen.joins.append(found["join"][0])
             job.until_calm()
             job.until(lambda: job.reply is not None and job.reply.data.total_seen > 0, "the ledger")
             _, repeated, lost = job.tally()
@@ -479,7 +496,8 @@ def measure_kills(rounds: int, repeats: int) -> dict[str, Any]:
         for number in range(rounds):
             for side, own in seen.items():
                 kill(side, repeats, random.Random(number), own)
-                print(f"kill, {side}: {[round(gap, 3) for gap in own.gaps]} s", flush=True)
+                for kind, gaps in (("kill", own.gaps), ("join", own.joins)):
+                    print(f"{kind}, {side}: {[round(gap, 3) for gap in gaps]} s", flush=True)
     except (TimeoutError, RuntimeError, ValueError) as error:
         reason = str(error)
         print(f"cut short: {reason}", flush=True)
@@ -497,7 +515,8 @@ def kill_figures(seen: Mapping[str, Kills], reason: str) -> dict[str, Any]:
     if not ours.gaps or not plain.gaps:
         return dict.fromkeys(KILL_KEYS) | {"kills_reason": reason}
     gap, other = statistics.median(ours.gaps), statistics.median(plain.gaps)
-    values = gap, other, gap / other, ours.lost, ours.samples_lost, ours.samples_repeated, ours.read
+    joins = statistics.median(ours.joins), statistics.median(plain.joins)
+    values = gap, other, gap / other, *joins, ours.lost, ours.samples_lost, ours.samples_repeated, ours.read
     result: dict[str, Any] = dict(zip(KILL_KEYS, values, strict=True)) | {"kills": len(ours.gaps)}
     return result | ({"kills_reason": reason} if reason else {})
 

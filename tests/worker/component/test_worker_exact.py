@@ -192,10 +192,11 @@ SHARDED = ("optimizer",)
 def test_shards_have_the_bits_of_a_job_without(
     make_cluster: Callable[..., WorkerCluster], alone: Alone, size: int, shard: str
 ) -> None:
-    cluster = make_cluster({"SPRINGTIDE_SHARD": shard}, clip_norm=None)
+    """Clipped by a norm that the last batch of each epoch, of another weight than the others, has too."""
+    cluster = make_cluster({"SPRINGTIDE_SHARD": shard})
     cluster.start(size)
     cluster.until_done()
-    check(cluster, alone(clip_norm=None), cluster.workers, SHARDED)
+    check(cluster, alone(), cluster.workers, SHARDED)
     assert "of optimizer state" in cluster.logs()
 
 
@@ -203,7 +204,7 @@ def test_equal_bits_in_shards_over_kills_and_joins(
     make_cluster: Callable[..., WorkerCluster], alone: Alone
 ) -> None:
     """Sizes 3, 2, 3, 2, with deaths before the sums are at two members, and after that."""
-    options = {"pace": 0.01, "scaler": True, "clip_norm": None}
+    options = {"pace": 0.01, "scaler": True}
     cluster = make_cluster({"SPRINGTIDE_SHARD": "Optimizer"}, **options)
     first, second, third = cluster.start(3, faults={1: "pushed:3:kill"})
     cluster.until(lambda: not second.running, "the first death")
@@ -216,22 +217,6 @@ def test_equal_bits_in_shards_over_kills_and_joins(
     expected = alone(**options)
     assert expected["audit"]["skipped"] >= 1
     check(cluster, expected, [third, fifth], SHARDED)
-
-
-def test_clipped_bits_in_shards_depend_on_no_size(make_cluster: Callable[..., WorkerCluster]) -> None:
-    """The norm is added up shard by shard, and multiplied once: not the bits of a job without shards."""
-    environment = {"SPRINGTIDE_SHARD": "Optimizer"}
-    one = make_cluster(environment)
-    (worker,) = one.start(1)
-    one.until_done()
-    expected = worker.result()
-    assert expected is not None
-    cluster = make_cluster(environment, pace=0.01)
-    first, victim, third = cluster.start(3, faults={1: "prepared:4:kill"})
-    cluster.until(lambda: not victim.running, "the death")
-    joiner = cluster.add()
-    cluster.until_done()
-    check(cluster, expected, [first, third, joiner])
 
 
 def test_parts_that_are_over_stay(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:

@@ -31,7 +31,7 @@ from springtide.sharding.copies import CopyDigest
 from springtide.train_step.bucket_order import BucketOrder
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext
-from springtide.train_step.gradients import Gradients
+from springtide.train_step.gradients import Gradients, clip_coefficient
 from springtide.train_step.hyperparameters import Hyperparameters
 from springtide.train_step.late_buffers import adopt_arrived
 from springtide.train_step.replica_digest import ReplicaDigest, balance_in_row, odd_ones, odd_pods
@@ -83,13 +83,12 @@ def commit_on(
         skip: a gradient is not finite, so nothing changes.
         held: that the gradients in this process are still multiplied with.
     """
-    scale = reduced.correction * inverse
+    factors = [reduced.correction, inverse]
     if clip_norm is not None and reduced.norm is not None and not skip:
         here = 0.0 if home.dense else gradients.norm() / held
-        coefficient = clip_norm / (math.hypot(reduced.norm_elsewhere * inverse, here) + 1e-6)
-        if not coefficient >= 1.0:
-            scale *= coefficient
-    home.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used], skip)
+        norm = math.hypot(reduced.norm_elsewhere * inverse, here)
+        factors.append(clip_coefficient(clip_norm, norm))
+    home.commit(factors, [index for index, used in enumerate(reduced.result.used) if not used], skip)
     if home.dense:
         gradients.forget()
 

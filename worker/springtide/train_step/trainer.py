@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ from springtide.ps.states import states_of
 from springtide.sharding.backend import ShardedOptimizer
 from springtide.sharding.buckets import PassingBuckets
 from springtide.sharding.copies import CopyDigest
+from springtide.sharding.norms import norm_of_all
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext, check_ended, check_whole
 from springtide.train_step.device_clock import DeviceClock
@@ -128,6 +130,8 @@ class Trainer:
         else:
             self.buckets = make_buckets(compression, layout, self.device, multi_step)
         square_norm = None if pod is None else self._square_norm_of_pod
+        self._whole_norm: Callable[[], float] | None = None
+        """Returns the norm of all sums, which are here, in the order that members with shards have."""
         self._gradients = Gradients(named, self.buckets, clip_norm, square_norm)
         self.tables = tables_among(self._gradients.parameters)
         # Rows of a table leave with the backward pass that reaches it.
@@ -153,6 +157,9 @@ class Trainer:
         arriving = on_servers or self.shards is not None
         self.pending = Pending(self._gradients.parameters if arriving else [])
         self._home = self.servers or self.shards or home_here(self.tables, self._gradients.names, optimizers)
+        if logical_workers and clip_norm is not None and not multi_step and self._home is None:
+            norm = norm_of_all(layout)
+            self._whole_norm = lambda: norm(exact.flats)
         self._here = HereSteps(self._home, self.tables, self._gradients, self.buckets)
         self._dense_here = self._home is None or not self._home.dense
         if on_servers:
@@ -207,6 +214,8 @@ class Trainer:
         settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if multi_step else ''}"
+        if logical_workers and (clip_norm is not None or make_shards is not None):
+            agreed += " norms by shards, factors one by one"  # earlier releases have other bits
         agreed += "".join(f" {name}={rule}" for name, rule in sorted((rules or {}).items()))
         if pod is not None:  # what all local ranks have alike
             agreed += f" pods of {pod.shape}"
@@ -743,10 +752,14 @@ class Trainer:
             self._cross(body)
             if self._dense_here:
                 scale = scale_of(optimizer)
+                norm = self._reduced_now.norm_elsewhere * self._scalings.inverse(optimizer)
+                if self._whole_norm is not None:
+                    self._gradients.clip_to(norm)
+                    return None
                 if self._home is None:
                     self._gradients.clip_here(None, scale)
                     return None
-                elsewhere = self._reduced_now.norm_elsewhere * self._scalings.inverse(optimizer) * scale
+                elsewhere = norm * scale
                 self._gradients.clip(None, scale, elsewhere)
             return None
         self._depth += 1
@@ -873,6 +886,8 @@ class Trainer:
         if assignment.group.size > 1 and (on_device := self._clock.seconds()) is not None:
             body.own_seconds = max(0.0, on_device - body.waited_before)
         self._buffers.take(reduced.combined)
+        if self._whole_norm is not None:
+            reduced = replace(reduced, norm=self._whole_norm())
         if self._dense_here:
             self._gradients.place(reduced.result.used, reduced.correction)
         else:
