@@ -97,7 +97,6 @@ def test_dead_process_ends_its_pod_of_a_divided_model(start: Callable[..., Runni
 
     name = running.cluster.until(120, "a pod in the place of the lost one", added)
     running.until_said(name, r"\[1\] step (\d+) of 4")
-    assert "process 1 was killed by signal 9" in running.status()["lastFailure"]["message"]
     running.set_pace("0")
     running.until_condition("Succeeded")
     status = running.status()
