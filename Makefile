@@ -142,4 +142,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@# The build backend, too, is the one of the constraints (a pip of 2025 or newer).
 	@PYTHONWARNINGS=ignore PIP_BUILD_CONSTRAINT=constraints.txt \
 		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# Nothing but benchmarks needs the peers, and they say so where there are none.
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt \
+		"$$($(BIN)/python -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["peers"][0])')" \
+		2>/dev/null || echo "make: goes on without the peers of benchmarks (docs/benchmarks.md)" >&2
 	@touch $(STAMP)

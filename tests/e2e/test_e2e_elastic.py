@@ -76,7 +76,10 @@ IN_SHARDS = (
 
 
 def test_shards_survive_lost_and_leaving_workers(e2e: E2ECluster, start: Start) -> None:
-    """The optimizer's state is nowhere whole: nothing of it is lost, and no checkpoint exists."""
+    """The optimizer's state is nowhere whole: nothing of it is lost, and no checkpoint exists.
+
+    One worker is deleted by force, the node of another is drained, and two leave.
+    """
     sharded = {"type": "AllReduce", "allReduce": {"shard": "Gradients"}}
     running = start("sharded", IN_SHARDS, workers=3, epochs=200, pace="1", strategy=sharded)
     running.until_trains(3)
@@ -85,6 +88,14 @@ def test_shards_survive_lost_and_leaving_workers(e2e: E2ECluster, start: Start) 
     running.until_goes_on()
     running.until_trains(3)
     assert kept["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in running.pods()}
+    drained = next(pod for pod in running.pods() if pod["metadata"]["uid"] != kept["metadata"]["uid"])
+    node = drained["spec"]["nodeName"]
+    try:
+        e2e.drain(node, running.name)
+        running.until_trains(3)
+        assert node not in {pod["spec"]["nodeName"] for pod in running.pods()}
+    finally:
+        e2e.kubectl("uncordon", node)
     before = {pod["metadata"]["uid"] for pod in running.pods()}
     running.set_pace(0.1)
     running.scale(1)
@@ -97,7 +108,7 @@ def test_shards_survive_lost_and_leaving_workers(e2e: E2ECluster, start: Start) 
     running.set_pace(0)
     running.until_condition("Succeeded")
     status = running.status()
-    assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
+    assert (status["data"]["repeated"], status["data"]["lost"], status["statesLost"]) == (0, 0, 0)
     assert status["data"]["totalSeen"] == 200 * 64
     assert status["restarts"]["failures"] == 0
     assert stays in {pod["metadata"]["uid"] for pod in running.pods()}

@@ -167,7 +167,7 @@ def test_operator_lists_reads_and_writes_what_kueue_waits_for(
             assert (spec["priorityClassRef"]["name"], spec["priority"]) == ("urgent", 1000)
             cluster.put("workloads", kueue.admitted(lab.workload(), 2, "spot"))  # type: ignore[arg-type]
             await until(lambda: len(cluster.pods()) == 2, "the admitted workers", 30)
-            assert all(pod["spec"]["nodeSelector"] == {"pool": "spot"} for pod in cluster.pods())
+            assert all(pod["spec"]["nodeSelector"]["pool"] == "spot" for pod in cluster.pods())
             cluster.put("workloads", kueue.evicted(lab.workload()))  # type: ignore[arg-type]
             await until(
                 lambda: all("deletionTimestamp" in p["metadata"] for p in cluster.pods()), "leaving", 30

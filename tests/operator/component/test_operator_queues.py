@@ -148,7 +148,7 @@ def test_queued_job_starts_when_admitted_leaves_when_evicted(system: E2ECluster,
     job.until_running("0-0", seconds=60)
     worker = job.pods()["fake-worker-0-0"]
     assert worker["spec"]["nodeName"] == node
-    assert worker["spec"]["nodeSelector"] == {"pool": "spot"}
+    assert worker["spec"]["nodeSelector"] == {"pool": "spot", "kubernetes.io/os": "linux"}
     assert job.until_condition("Degraded", "QueueLimitsSize", seconds=60)["message"].startswith(
         "the queue team-a"
     )

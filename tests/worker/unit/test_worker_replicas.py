@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from springtide.comm import commit_vote as side
 from springtide.train_step import replica_digest
-from springtide.train_step.replica_digest import INTERVAL, LIMIT, PIECES, ReplicaDigest, odd_ones
+from springtide.train_step.replica_digest import (
+    INTERVAL,
+    LIMIT,
+    PIECES,
+    ReplicaDigest,
+    balance_in_row,
+    odd_ones,
+    odd_pods,
+)
 
 STEPS = [INTERVAL * number for number in range(1, PIECES + 1)]
 
@@ -87,3 +95,20 @@ def test_hash_does_not_depend_on_chunks(
     assert all(map(torch.equal, parts, before))
     parts[3][332] += 1
     assert replica_digest.digest_of(parts) != whole
+
+
+@pytest.mark.parametrize(
+    ("hashes", "odd"),
+    [
+        ([[7, 7, 7], [4, 4, 4]], []),
+        ([[7, 7, 9], [4, 4, 4]], [2]),
+        ([[9, 7, 7], [4, 4, 4]], [0]),
+        ([[7, 9, 7], [4, 4, 5]], [1, 2]),
+        ([[7, 8], [4, 5]], [1]),  # of two the first one counts
+        ([[9, 7, 7], [4, 5, 4], [1, 1, 2]], [1, 2]),  # somebody has to have the state
+    ],
+)
+def test_pods_with_another_part_are_odd_as_a_whole(hashes: list[list[int]], odd: list[int]) -> None:
+    assert odd_pods(hashes) == odd
+    total = sum(balance_in_row(own, pod, len(row)) for row in hashes for pod, own in enumerate(row))
+    assert (total == 0) == (not odd)

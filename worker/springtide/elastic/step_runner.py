@@ -15,6 +15,7 @@ from springtide.data.balance import Figure
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies
+from springtide.elastic.salvage import Salvage
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
@@ -42,6 +43,7 @@ class StepParts:
     all_together: Callable[[], None]  # tells that all members stand at the same committed step
     memory: MemoryReport
     balancer: Balancer
+    salvage: Salvage
 
 
 class StepRunner:
@@ -111,6 +113,7 @@ class StepRunner:
             except SpringtideError as problem:
                 self._break_off(str(problem))
                 raise
+        trainer.transaction.finish()
         self._set_aside = trainer.transaction.phase is Phase.SET_ASIDE
         if self._set_aside:
             try:
@@ -124,11 +127,13 @@ class StepRunner:
                 step = self._state.position.cursor.step + 1
                 log.info("step %d is dropped: %s", step, trainer.transaction.reason)
                 self._parts.accounting.metrics.dropped.inc()
+            is_void = trainer.is_void
             try:
-                trainer.end_dropped()
+                kept = trainer.end_dropped()
             except UsageError as problem:
                 self._break_off(str(problem))
                 raise
+            self._parts.salvage.dropped(kept, is_void=is_void)
             return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
         if error is not None:
             self._break_off(f"{type(error).__name__}: {error}")
@@ -181,7 +186,7 @@ class StepRunner:
             skipped=body.skipped,
         )
         seconds = time.perf_counter() - body.began
-        state.commit(cursor, ledger, seconds)
+        state.commit(cursor, ledger, seconds + parts.salvage.committed(body, trainer, seconds))
         name = StateName(generation_of(parts.membership), cursor.step)
         if parts.membership is not None:
             parts.membership.hold(name)
@@ -217,7 +222,7 @@ class StepRunner:
         numbers = iter(result.figures)
         figures = [Figure(sample_time, room) for sample_time, room in zip(numbers, numbers, strict=True)]
         seconds = body.own_seconds - accounting.timing.fetched_in_body
-        self._parts.balancer.committed(figures, seconds, body.samples)
+        self._parts.balancer.committed(figures, seconds, body.computed_samples)
         accounting.share(self._parts.balancer.announce(plan, group.rank, group.size))
 
     def _report_odd(self, trainer: Trainer, body: StepContext) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -31,10 +31,10 @@ from springtide.sharding.copies import CopyDigest
 from springtide.train_step.bucket_order import BucketOrder
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext
-from springtide.train_step.gradients import Gradients
+from springtide.train_step.gradients import Gradients, clip_coefficient
 from springtide.train_step.hyperparameters import Hyperparameters
 from springtide.train_step.late_buffers import adopt_arrived
-from springtide.train_step.replica_digest import ReplicaDigest, odd_ones
+from springtide.train_step.replica_digest import ReplicaDigest, balance_in_row, odd_ones, odd_pods
 from springtide.train_step.transaction import Phase, Transaction
 
 MOST_SENT = 3  # times that a member is sent the state again since it has drifted
@@ -83,32 +83,34 @@ def commit_on(
         skip: a gradient is not finite, so nothing changes.
         held: that the gradients in this process are still multiplied with.
     """
-    scale = reduced.correction * inverse
+    factors = [reduced.correction, inverse]
     if clip_norm is not None and reduced.norm is not None and not skip:
         here = 0.0 if home.dense else gradients.norm() / held
-        coefficient = clip_norm / (math.hypot(reduced.norm_elsewhere * inverse, here) + 1e-6)
-        if not coefficient >= 1.0:
-            scale *= coefficient
-    home.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used], skip)
+        norm = math.hypot(reduced.norm_elsewhere * inverse, here)
+        factors.append(clip_coefficient(clip_norm, norm))
+    home.commit(factors, [index for index, used in enumerate(reduced.result.used) if not used], skip)
     if home.dense:
         gradients.forget()
 
 
-def own_part(assignment: StepAssignment, buffers: Buffers, exact: bool) -> PartContribution:
+def own_part(
+    assignment: StepAssignment, buffers: Buffers, exact: bool, kept_buffers: Collection[int] = ()
+) -> PartContribution:
     """Return the contribution of the body that has worked on this assignment.
 
     Args:
         assignment: of the body.
         buffers: of the model.
         exact: in exact mode, where the buffers that moved go along.
+        kept_buffers: numbers of those that an earlier try at the step has moved.
 
     Raises:
         UsageError: in exact mode, a buffer was None and is a tensor now.
     """
     ids = contribution(assignment.batch.micro.contributed_ids, assignment.stage, assignment.epoch)
     moved = [
-        has_moved and not assignment.batch.standin and rule is not Rule.LOCAL
-        for has_moved, rule in zip(buffers.moved(), buffers.rules, strict=True)
+        has_moved and (not assignment.batch.standin or index in kept_buffers) and rule is not Rule.LOCAL
+        for index, (has_moved, rule) in enumerate(zip(buffers.moved(), buffers.rules, strict=True))
     ]
     if exact and buffers.arrived:
         raise UsageError(
@@ -153,6 +155,16 @@ class _Packed:
     riders: _Riders
     here: torch.Tensor
     there: list[torch.Tensor]
+
+
+class _Void:
+    """A sum that was not begun, of a step that is dropped."""
+
+    def wait(self) -> object:
+        raise RuntimeError("the step was dropped before this sum began")
+
+    def is_completed(self) -> bool:
+        return True
 
 
 class Reduction:
@@ -255,18 +267,22 @@ class Reduction:
         """
         if self._pod is not None and self._pod.row is not None:
             return self._start_sum(tensor, self._pod.row)
-        if self._home is None or not self._home.dense:
-            return self.start_sum(tensor)
         body = self._running()
         body.sums_began = body.sums_began or time.perf_counter()
         try:
-            pushed = self._home.push(tensor, self._buckets.leaving)
+            if self._home is not None and self._home.dense:
+                pushed = self._home.push(tensor, self._buckets.leaving)
+                body.reduced_bytes += pushed.nbytes
+                return pushed
+            body.reduced_bytes += tensor.nbytes
+            return body.assignment.group.start_sum(tensor)
         except SpringtideError:
             raise
         except RuntimeError as error:
-            self._fail(error)
-        body.reduced_bytes += pushed.nbytes
-        return pushed
+            self._drop_for(error)
+            if self._transaction.phase is Phase.FINISHING and self._buckets.has_own:
+                return _Void()  # the micro-batch goes on, and its gradients stay here
+            self._leave()
 
     def put_rows(self, index: int, scale: float, last: bool, micro: int) -> None:
         """Take the gradients of a table's rows, when a backward pass has reached a parameter that may stand
@@ -332,6 +348,8 @@ class Reduction:
         body.waited_before = body.waited_seconds
         body.own_seconds = started - body.began - body.waited_before
         self._buckets.flush()
+        if self._transaction.phase is Phase.FINISHING:
+            self._leave()  # buckets that have not left would be missed by members that go on
         part = self._contribution(body, parts)
         fields = commit_vote.encode(part)
         expected = self._expected_buffers(assignment.group)
@@ -372,7 +390,9 @@ class Reduction:
             )
         self.newcomer = False
         if not result.replicas_agree:
-            if self._copies is None:
+            if self._pod is not None:
+                self._find_odd_pods(body, self._pod)
+            elif self._copies is None:
                 self._find_odd(body, part.digest)
             else:
                 self._find_differences(body, self._copies)
@@ -485,9 +505,8 @@ class Reduction:
         ids = total_ids(parts)
         weight = math.fsum(part.weight for part in parts)
         body.samples = ids.samples
-        used = self._buckets.used
-        if assignment.batch.standin:
-            used = [False] * len(used)
+        body.computed_samples = ids.samples - body.carried_samples
+        used = self._buckets.carried if assignment.batch.standin else self._buckets.used
         for index in body.zeros:
             used[index] = True
         return commit_vote.Contribution(
@@ -509,7 +528,7 @@ class Reduction:
             options=self._hyperparameters.hashes(),
             newcomer=self.newcomer,
             extra=self._order.vote(assignment.group) if self._exact is None else self._exact.extra(),
-            digest=self._hash(body),
+            digest=self._hash(body) if self._pod is None else 0,
             copies=self._balance(body),
             late=[self._buckets.is_late(index) for index in self.expected_unused()],
             figures=self._figures(assignment.group),
@@ -529,8 +548,16 @@ class Reduction:
         return self._digest.hash(number)
 
     def _balance(self, body: StepContext) -> int:
-        """Return the hashes of own shards less those that it has as a buddy; 0 in most steps."""
+        """Return what is 0 in sum where all copies are equal: of shards, or of parts in the pods' processes.
+
+        It is 0 in most steps, where none is due.
+        """
         number, group = body.assignment.number, body.assignment.group
+        if self._pod is not None:
+            grid = self._pod.grid
+            if grid is None or grid.pods == 1:
+                return 0
+            return balance_in_row(self._hash(body), grid.pod, grid.pods)
         if self._copies is None or body.backward_pass or group.size == 1 or not self._copies.due(number):
             return 0
         return self._copies.balance(number, group.rank)
@@ -563,12 +590,34 @@ class Reduction:
         self.total(told)
         hashes, sent_again = told.to(torch.int64).tolist()
         body.odd = odd_ones(hashes)
+        self._send_again(body, [sent_again[rank] < MOST_SENT for rank in body.odd], group.rank in body.odd)
+
+    def _find_odd_pods(self, body: StepContext, pod: Pod) -> None:
+        """Find the pods in which a process has another part, and have those be sent the state as wholes."""
+        assert pod.grid is not None
+        told = torch.zeros(2, pod.processes, pod.grid.pods, dtype=torch.float64)
+        hashed = torch.tensor([self._hash(body), self._sent_again], dtype=torch.float64)
+        told[:, pod.local_rank, pod.grid.pod] = hashed
+        self.total(told)
+        hashes, sent_again = told.to(torch.int64).tolist()
+        odd = odd_pods(hashes)
+        body.odd = [pod.grid.row[number] for number in odd]
+        self._send_again(body, [sent_again[0][number] < MOST_SENT for number in odd], pod.grid.pod in odd)
+
+    def _send_again(self, body: StepContext, may_be_sent: Sequence[bool], is_odd: bool) -> None:
+        """Have those be sent the state whose parameters are not those of most others.
+
+        Args:
+            body: that has found them.
+            may_be_sent: by member, or pod, that is odd: it has not been sent the state too often.
+            is_odd: this process is among them.
+        """
         assert self._digest is not None
         self.differing = self._digest.names(body.assignment.number)
         # One that has been sent it before computes otherwise, and would be sent it for ever.
-        if any(sent_again[rank] < MOST_SENT for rank in body.odd):
+        if any(may_be_sent):
             self.change_wanted = True
-            if group.rank in body.odd and self._sent_again < MOST_SENT:
+            if is_odd and self._sent_again < MOST_SENT:
                 self._sent_again += 1
                 self.drifted = True
 
@@ -652,18 +701,20 @@ class Reduction:
 
     def do_again(self, reason: str) -> NoReturn:
         """Leave the body, since this member's contribution is spoilt; its samples are assigned again."""
+        self._running().is_kept, self._running().before_last = False, None
         if self._home is None and self._running().assignment.group.size == 1:
             self._transaction.drop(reason)
-            raise Dropped(self._transaction.reason)
+            self._leave()
         self._fail(RuntimeError(reason))
 
     def _do_again(self, exact: ExactStep, assignment: StepAssignment) -> NoReturn:
         """Agree on exponents that fit, and leave the body: its samples are dealt again."""
         needed = exact.needed()
+        self._running().is_kept, self._running().is_void = False, True
         self._wait(lambda: assignment.group.start_max(needed).wait())
         exact.do_again(assignment.group, assignment.number, needed)
         self._transaction.drop("a gradient did not fit its block's exponent; the step is done again")
-        raise Dropped(self._transaction.reason)
+        self._leave()
 
     def _prepare(self, home: ParameterBackend) -> float | None:
         found: list[float | None] = []
@@ -685,11 +736,19 @@ class Reduction:
 
     def _fail(self, error: RuntimeError) -> NoReturn:
         """A reduction failed: because the step was dropped, or else the step is dropped for it."""
-        if self._transaction.phase is not Phase.DROPPED:
+        self._drop_for(error)
+        self._leave()
+
+    def _drop_for(self, error: RuntimeError) -> None:
+        if self._transaction.phase not in (Phase.FINISHING, Phase.DROPPED):
             self.failure = Failure(str(error), [*peers_in(error), *servers_in(error)])
             self._transaction.drop("a reduction failed")
         if self._body is not None:  # none yet, where a body begins with a look at values
             self._body.assignment.group.shut()
+
+    def _leave(self) -> NoReturn:
+        """Leave the body of a step that has been dropped."""
+        self._transaction.finish()
         raise Dropped(self._transaction.reason) from None
 
     def _running(self) -> StepContext:

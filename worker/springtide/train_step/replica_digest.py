@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
+from springtide.pods.tensors import local_shard
+
 INTERVAL = 16
 PIECES = 64
 LIMIT = 1 << 20
@@ -23,14 +25,14 @@ CHUNK = 1 << 20
 
 
 class ReplicaDigest:
-    """Hashes of a model's parameters, by piece.
+    """Hashes of a model's parameters, by piece: of those that are divided in a pod, of this process's parts.
 
     named: the trained parameters by name, in the same order on all members.
     """
 
     def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         self._named = [(name, tensor) for name, tensor in named if tensor.numel()]
-        self._total = sum(_real_numbers(tensor) for _, tensor in self._named)
+        self._total = sum(_real_numbers(local_shard(tensor)) for _, tensor in self._named)
 
     def due(self, step: int) -> bool:
         """Whether the vote of this step has a hash."""
@@ -51,7 +53,8 @@ class ReplicaDigest:
         if end == begin:
             end = begin + 1  # a very small model
         parts, offset = [], 0
-        for name, tensor in self._named:
+        for name, parameter in self._named:
+            tensor = local_shard(parameter)
             size = _real_numbers(tensor)
             first, last = max(begin - offset, 0), min(end - offset, size)
             if first < last:
@@ -102,3 +105,29 @@ def odd_ones(hashes: Sequence[int]) -> list[int]:
     most = max(votes.values())
     right = next(value for value in hashes if votes[value] == most)
     return [rank for rank, value in enumerate(hashes) if value != right]
+
+
+def odd_pods(hashes: Sequence[Sequence[int]]) -> list[int]:
+    """Return the numbers of the pods of which a process has another part than most others of its local rank.
+
+    The first pod is none of them where all would be, since somebody has to have the state.
+
+    Args:
+        hashes: by local rank, and then by pod.
+    """
+    odd = sorted({pod for row in hashes for pod in odd_ones(row)})
+    return odd[1:] if len(odd) == len(hashes[0]) else odd
+
+
+def balance_in_row(own: int, pod: int, pods: int) -> int:
+    """Return what a process adds to a sum that is 0 where those of each local rank have equal hashes.
+
+    Processes of one pod have other hashes than each other, so that a sum of squares would tell nothing. A
+    difference that the sum does not show is as likely as that two hashes are equal by chance.
+
+    Args:
+        own: hash of this process.
+        pod: number of its pod.
+        pods: how many there are.
+    """
+    return own * (pods - 1) if pod == 0 else -own
