@@ -7,8 +7,8 @@ device that takes its time for each sample is imitated by a pause, since the cor
 killed at a random point of a step, again and again. `extra_seconds_per_kill` is the gap between the commits
 around a kill beyond a step of all workers. The others need part / (n - 1) for the samples of the dead worker,
 here a second, which is the limit: `extra_over_limit` is how often that, when 0.15 s of recovery are taken
-off. `whole_step` is the same job with `SPRINGTIDE_SALVAGE=Never`, whose survivors begin
-the step anew.
+off. `whole_step` is the same job with `SPRINGTIDE_SALVAGE=Never`, whose survivors begin the step anew;
+`torchft_extra_seconds_per_kill` is torchft's, whose survivors drop the step, and its samples with it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.torchft import Seen, measure_kills
 from benchmarks.recovery import WIDTH, Job, build, zygote
 
 WORKERS, MICRO_BATCHES = 3, 8
@@ -145,6 +146,18 @@ def figures(extra: list[float], repeated: int | None, lost: int | None, reason: 
     }
 
 
+def peer(seen: Seen) -> dict[str, Any]:
+    """Return what is written of torchft.
+
+    Args:
+        seen: the observations of it.
+    """
+    gaps, step = seen.gaps.get("kill_worker", []), seen.step
+    middle = statistics.median(gaps) - step if gaps and step is not None else None
+    result: dict[str, Any] = {"torchft_extra_seconds_per_kill": middle, "torchft_kills": len(gaps)}
+    return result | ({"torchft_reason": seen.reason} if seen.reason else {})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -157,12 +170,13 @@ def main() -> None:
         zygote(train)
         return
     ours = measure(4 if arguments.quick else 20, "Auto")
-    whole_step = measure(3 if arguments.quick else 10, "Never")
+    whole_step = measure(2 if arguments.quick else 10, "Never")
     result = {
         **ours,
         "step_seconds": STEP_SECONDS,
         "limit_seconds": LIMIT_SECONDS,
         "whole_step": whole_step,
+        **peer(measure_kills(2 if arguments.quick else 10, STEP_SECONDS)),
     }
     print(json.dumps(result, indent=2))
     if arguments.json:

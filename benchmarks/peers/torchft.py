@@ -1,4 +1,4 @@
-"""The peer of benchmarks.recovery and benchmarks.uneven: torchft, three replica groups of one process.
+"""The peer of benchmarks.recovery, salvage and uneven: torchft, three replica groups of one process.
 
     python -m benchmarks.peers.torchft --zygote         forks a replica for each line of its input
     python -m benchmarks.peers.torchft --turns SOCKET   three replicas that make steps by turns
@@ -44,6 +44,8 @@ CALM_STEPS = 6
 """Steps of all before an event."""
 MISSING = "torchft is not installed: pip install 'springtide[peers]'"
 _LIGHTHOUSE, _STEPS, _NAME = "BENCHMARK_LIGHTHOUSE", "BENCHMARK_STEPS", "BENCHMARK_REPLICA"
+_HOLD = "BENCHMARK_HOLD"
+"""Seconds that a step takes at least before its backward; unset: none."""
 
 
 class Step(NamedTuple):
@@ -117,11 +119,12 @@ def train() -> None:
 
     torch.set_num_threads(1)
     model, optimizer, made = start(build(), os.environ[_LIGHTHOUSE], os.environ[_NAME])
-    part, committed = BATCH // WORKERS, 0
+    part, committed, hold = BATCH // WORKERS, 0, float(os.environ.get(_HOLD, "0"))
     with open(os.environ[_STEPS], "a", buffering=1) as log:
         while True:
             x, y = torch.randn(part, WIDTH), torch.randint(10, (part,))
             optimizer.zero_grad()
+            time.sleep(hold)
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             number, members = made()
@@ -203,15 +206,16 @@ def running_lighthouse(join_timeout: float, log: Path) -> Iterator[str]:
 class Replicas:
     """Three replicas that train, each of them a process."""
 
-    def __init__(self, folder: Path, lighthouse: str, zygote: Zygote) -> None:
+    def __init__(self, folder: Path, lighthouse: str, zygote: Zygote, hold: float = 0.0) -> None:
         """Start them.
 
         Args:
             folder: For logs.
             lighthouse: Its address.
             zygote: That they are forked from.
+            hold: Seconds that a step takes at least before its backward.
         """
-        self._folder, self._lighthouse, self._zygote = folder, lighthouse, zygote
+        self._folder, self._lighthouse, self._zygote, self._hold = folder, lighthouse, zygote, hold
         self._pids: dict[str, int] = {}
         self._newest = -1
         for _ in range(WORKERS):
@@ -225,6 +229,7 @@ class Replicas:
             _LIGHTHOUSE: self._lighthouse,
             _STEPS: str(self._folder / f"{name}.steps"),
             _NAME: name,
+            _HOLD: str(self._hold),
         }
         self._pids[name] = self._zygote.fork(environment, self._folder / f"{name}.log")
 
@@ -333,22 +338,30 @@ class Seen:
 EVENTS = {"kill_worker": signal.SIGKILL, "hang_worker": signal.SIGSTOP}
 
 
-def observe(join_timeout: float, tries: int, zygote: Zygote) -> Seen:
+def observe(
+    join_timeout: float,
+    tries: int,
+    zygote: Zygote,
+    events: Mapping[str, signal.Signals] = EVENTS,
+    hold: float = 0.0,
+) -> Seen:
     """Train, and have a replica killed and another one hang.
 
     Args:
         join_timeout: In seconds.
         tries: Events of each kind.
         zygote: That replicas are forked from.
+        events: The signals, by kind.
+        hold: Seconds that a step takes at least before its backward; events come at any point of that.
     """
     seen = Seen()
     try:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             with running_lighthouse(join_timeout, folder / "lighthouse") as lighthouse:
-                replicas = Replicas(folder, lighthouse, zygote)
+                replicas = Replicas(folder, lighthouse, zygote, hold)
                 try:
-                    _observe(replicas, tries, seen)
+                    _observe(replicas, tries, seen, events, hold)
                 finally:
                     replicas.close()
     except (TimeoutError, RuntimeError, OSError) as error:
@@ -356,18 +369,20 @@ def observe(join_timeout: float, tries: int, zygote: Zygote) -> Seen:
     return seen
 
 
-def _observe(replicas: Replicas, tries: int, seen: Seen) -> None:
+def _observe(
+    replicas: Replicas, tries: int, seen: Seen, events: Mapping[str, signal.Signals], hold: float
+) -> None:
     from benchmarks.recovery import SPREAD_SECONDS
 
     chooser = random.Random(0)
-    for number, (kind, event) in enumerate(kind for _ in range(tries) for kind in EVENTS.items()):
+    for number, (kind, event) in enumerate(kind for _ in range(tries) for kind in events.items()):
         if number:
             replicas.add()
         replicas.until_calm()
         if seen.step is None:
             times = [step.unix_time for step in replicas.steps()[-CALM_STEPS:]]
             seen.step = statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
-        time.sleep(chooser.uniform(0.0, SPREAD_SECONDS))
+        time.sleep(chooser.uniform(0.0, hold or SPREAD_SECONDS))
         at = replicas.strike(event)
         gap = CUT_SECONDS
         with contextlib.suppress(TimeoutError):
@@ -418,6 +433,19 @@ def measure(tries: Mapping[float, int]) -> dict[str, Any]:
             seen[timeout] = observe(timeout, count, zygote)
             print(f"torchft, join timeout {timeout:g} s: {seen[timeout]}", flush=True)
     return figures(seen)
+
+
+def measure_kills(tries: int, hold: float) -> Seen:
+    """Return the observations of kills in long steps, with a join timeout of 0.1 s, the quickest one.
+
+    Args:
+        tries: Kills.
+        hold: Seconds that a step takes at least before its backward.
+    """
+    if importlib.util.find_spec("torchft") is None:
+        return Seen(reason=MISSING)
+    with Zygote("benchmarks.peers.torchft") as zygote:
+        return observe(0.1, tries, zygote, {"kill_worker": signal.SIGKILL}, hold)
 
 
 # ---- processes
