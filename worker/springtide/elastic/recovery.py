@@ -208,9 +208,9 @@ class Recovery:
         log.info(
             "after step %d: waiting for the next generation (%s: %s)", step, pb.ParkReason.Name(reason), why
         )
-        if trainer.reduction.drifted and at_boundary:
+        if trainer.replicas.drifted and at_boundary:
             membership.forget()  # the others hold the state that all have stopped at
-            trainer.reduction.drifted = False
+            trainer.replicas.drifted = False
         membership.park(
             reason,
             detail,
@@ -221,7 +221,7 @@ class Recovery:
         )
         self._lacking = ""
         # What comes from here on concerns the next generation.
-        trainer.want_change(trainer.reduction.drifted)
+        trainer.want_change(trainer.replicas.drifted)
         trainer.buckets.reopen()
         trainer.pending.here(None)
         if not at_boundary:
@@ -588,7 +588,7 @@ class Recovery:
             if position.cursor.stage > stage:
                 tree = copied(tree)  # it is written once more, after what the script does until then
             self._install(tree, position, stage, trainer.state)
-            trainer.reduction.drifted = False
+            trainer.replicas.drifted = False
             state.adopt(position)
         return moved
 
