@@ -66,6 +66,9 @@ class Gradients:
         """Those that backward has added to one that was left, as `check_zeroed` tells."""
         self._used_versions = [-1] * len(trained)
         """Of what was placed for each parameter, when an optimizer had used it."""
+        self._used_buckets: list[int] = []
+        """In place of those, the buckets' versions, where their views are the gradients of all parameters."""
+        self._all_given = False
         self._in_backward = False
         self._first: dict[int, BeforeGradient] = {}
         """Hooks of parameters whose gradient came first in a backward()."""
@@ -106,6 +109,8 @@ class Gradients:
         self._aside, self._shown, self._begun = {}, {}, []
         self._left_alone, self._onto_left, self._grown, self._in_backward = {}, [], set(), False
         used, given = self._used_versions, self._given
+        if self._found and self._used_buckets:
+            used = [self._used_buckets[slot.bucket] for slot in self._buckets.layout.slots]
         for index in self._found:
             parameter = self.parameters[index]
             if parameter.numel():
@@ -121,6 +126,7 @@ class Gradients:
                 self._begun.append(index)
             else:
                 parameter.grad = None  # it stands for the rows of a table
+        self._used_buckets = []
         if self._found:
             self._used_versions = [-1] * len(self.parameters)
 
@@ -170,7 +176,11 @@ class Gradients:
         """An optimizer has used the gradients of these parameters (None: all): from here on the script may
         zero them.
         """
+        self._used_buckets = []
         if parameters is None:
+            if self._all_given:
+                self._used_buckets = self._buckets.versions()
+                return
             given = self._given
             if all(map(operator.is_not, given, repeat(None))):
                 self._used_versions = list(map(_VERSION, given))  # a tenth of what a loop takes
@@ -317,8 +327,9 @@ class Gradients:
         self._used = used
         self._shown = {}
         if self._in_place and not self._aside and not self._any_empty and False not in used:
-            self._given[:] = self.views
+            self._given[:], self._all_given = self.views, not self._divided
             return
+        self._all_given = False
         for index, parameter in enumerate(self.parameters):
             view = self.views[index]
             if used[index] and not parameter.numel():
@@ -464,7 +475,7 @@ class Gradients:
         """
         if self._forgotten is None:
             return
-        self._forgotten = None
+        self._forgotten, self._all_given = None, False
         views = self.views
         if self._left_of is None or self._left_of[0] is not views or self._left_of[1] != needed:
             left = [view.new_zeros(()).expand(view.shape) if needed else view.data for view in views]
