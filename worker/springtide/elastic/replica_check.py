@@ -52,7 +52,7 @@ class ReplicaCheck:
         """Take what members have found in the vote of the step that they have committed, and tell of it."""
         self._unseen = self._state.group
         if found is not None:
-            self._tell(found)
+            self._announce(found)
 
     def compare(self, wanted: bool) -> Collection[int]:
         """Compare all of the state if a step was made since, and have members stop where it differs.
@@ -77,12 +77,12 @@ class ReplicaCheck:
             trainer.failure = Failure(str(error), peers_in(error))
             group.shut()
             return ()
-        self._tell(found)
+        self._announce(found)
         if found.mends:
             self._state.stop_at_boundary()
         return found.odd
 
-    def _tell(self, found: Found) -> None:
+    def _announce(self, found: Found) -> None:
         group, step = self._state.group, self._state.position.cursor.step
         if found.mends:
             self._mending = group, found.odd
