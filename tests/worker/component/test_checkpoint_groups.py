@@ -1,4 +1,4 @@
-"""Parameter groups that a script adds while it trains, through a checkpoint of all lost workers."""
+"""Parameter groups that a script adds while it trains: workers that join, and a job that is restored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from compatibility import plain
 from halt import Halt
-from worker_cluster import WorkerCluster
+from worker_cluster import READY, WorkerCluster
 
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.storage import Storage
@@ -25,7 +25,7 @@ FIRST_LOOP = 3
 def test_added_groups_are_restored(
     shard: str, new_cluster: Callable[..., WorkerCluster], tmp_path: Path
 ) -> None:
-    """New processes, whose optimizers have one group when the state comes, end with the same numbers."""
+    """Processes whose optimizers have one group when the state comes end with the same numbers."""
     volume = tmp_path / "volume"
     volume.mkdir()
     storage = Storage(str(volume), "default-test-alone")
@@ -43,16 +43,24 @@ def test_added_groups_are_restored(
             "SPRINGTIDE_SHARD": shard,
         },
     )
-    halt = Halt(tmp_path)
-    first = cluster.start(2, faults={0: f"{halt.at('committed:9')};body:6:sleep=0.5;body:8:sleep=0.5"})
-    cluster.until(lambda: halt.reached() and newest() > FIRST_LOOP + 1, "a checkpoint with both groups")
-    for worker in first:
+    early, late = Halt(tmp_path, "early"), Halt(tmp_path, "late")
+    slow = ";".join(f"body:{number}:sleep=0.3" for number in (6, 7, 8))
+    cluster.start(2, faults={0: f"{early.at('committed:5')};{late.at('committed:10')};{slow}"})
+    joiner = cluster.add()
+    cluster.until(lambda: READY in joiner.log(), "a third worker")
+    early.go()
+    cluster.until(
+        lambda: bool(joiner.commits()) and late.reached() and newest() > FIRST_LOOP + 1,
+        "a joiner, and a checkpoint with both groups",
+    )
+    for worker in list(cluster.workers):
         worker.kill()
     cluster.until_done()
     second = [cluster.add(), cluster.add()]
     cluster.until_done(seconds=100)
     assert all(isinstance(worker.outcome(), outcome.Finished) for worker in second), cluster.logs()
     assert second[0].commits()[0]["step"] > FIRST_LOOP + 1
+    assert "is read by rank 0 alone" not in second[0].log()
     results = [torch.load(tmp_path / f"{worker.name}.pt") for worker in second]
     expected = plain(CASE)
     for name, value in expected.items():

@@ -130,7 +130,7 @@ class FakeGroup(Group):
 
 
 def compared(models: list[list[tuple[str, torch.Tensor]]], times: int = 1) -> list[list[Found]]:
-    """What each of the members finds, each time; their sums are made in turn."""
+    """Return what each of the members finds, each time."""
     sides = [Replicas(Buffers(torch.nn.Linear(1, 1)), ReplicaDigest(named), None) for named in models]
     found = []
     for _ in range(times):

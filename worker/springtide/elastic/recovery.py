@@ -33,7 +33,7 @@ from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.set_aside import set_aside
-from springtide.elastic.shared_restore import SharedRestore
+from springtide.elastic.shared_restore import MakeShardsRestore, SharedRestore
 from springtide.elastic.state_transfer import (
     StateTransfer,
     TransferSides,
@@ -488,15 +488,16 @@ class Recovery:
         by_all = shared.end(found) if together else False
         return self._go_on_from(found, skipped, start, stage, began), by_all
 
-    def _shards_restore(self, start: Start, group: Group) -> ShardsRestore | None:
-        """Return what restores the optimizer's state, where the members share it out."""
+    def _shards_restore(self, start: Start, group: Group) -> MakeShardsRestore | None:
+        """Return what makes the restore of the optimizer's state, where the members share it out."""
         trainer = self._trainer
         if trainer.shards is None:
             return None
         trainer.shards.adopted = False  # of a generation that did not begin
         state = required_state(start.message.state, "Start.state")
         keep = partial(trainer.shards.adopt, state)
-        return ShardsRestore(group, trainer.shards.target(), trainer.positions, keep)
+        target = trainer.shards.target()
+        return lambda tree: ShardsRestore(group, target, trainer.positions_in(tree), keep)
 
     def _has_room(self, size: int) -> bool:
         """Return whether a state of so many bytes has room beside this process, and those beside it."""

@@ -328,6 +328,10 @@ class Trainer:
         """Return, by number of a trained parameter, the place of its optimizer's state in a checkpoint."""
         return self.whole_state.positions(self._gradients.parameters)
 
+    def positions_in(self, tree: Mapping[str, Any]) -> dict[int, int]:
+        """Return the same for another state's tree; see `State.positions_in`."""
+        return self.whole_state.positions_in(tree, self._gradients.parameters)
+
     def settle(self, parameters: Collection[int] | None) -> str | None:
         """Wait for the values of these parameters (None: all) from elsewhere; as `ask`."""
         return self.ask(partial(self.take_values, parameters)) if self.values_arrive else None
