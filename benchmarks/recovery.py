@@ -6,15 +6,20 @@ Three workers train a model of 26 MB on loopback. A gap is the longest time betw
 from the last one before the event to the first of the generation that it caused (of a coordinator that
 dies: over the three seconds after). `heartbeat_limit_seconds` is how long after its last sign of life a
 worker that hangs counts as lost, at most. Workers are forked from a process that has imported torch, as a
-standby would have. The peer is torchrun (2 to 3 agents, one worker process killed, same model, DDP), cut at
-60 s and counted as 60.
+standby would have. `false_losses` is how many workers were taken for lost in FALSE_SECONDS in which none was,
+while BUSY_LOOPS processes kept all cores busy.
+
+The peers train the same model. torchrun (2 to 3 agents, one worker process killed, DDP) is cut at 60 s and
+counted as 60 (10 with --quick). torchft (three replica groups of one process on gloo, one killed, one
+stopped) is given its best join timeout of 0.1, 1 and 10 s for each kind of event.
+`kill_ratio_to_torchft` compares gaps beyond one undisturbed step of each side's own, `hang_ratio_to_torchft`
+whole gaps.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import itertools
 import json
 import os
@@ -27,16 +32,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks.support.zygote import Zygote
 
 WORKERS = 3
 WIDTH, DEPTH, BATCH = 1280, 4, 96
 KINDS = ("kill_worker", "hang_worker", "leave", "join", "kill_coordinator")
 QUIET_SECONDS = 3.0
+FALSE_SECONDS, BUSY_LOOPS = 60.0, 4
+QUICK_CUT_SECONDS = 10.0
+SPREAD_SECONDS = 0.3
+"""Within which after a commit a worker is struck at random: about a step, so that any point of one is hit."""
 TOKEN = "benchmark"
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 def build() -> Any:
@@ -105,9 +115,20 @@ class Job:
     """A module that with --zygote calls `zygote`."""
 
     def __init__(
-        self, folder: Path, workers: int = WORKERS, environment: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        workers: int = WORKERS,
+        environment: Mapping[str, str] | None = None,
+        zygote: Zygote | None = None,
     ) -> None:
-        """environment: of the workers, besides their own."""
+        """Start it.
+
+        Args:
+            folder: for logs and state.
+            workers: how many.
+            environment: of the workers, besides their own.
+            zygote: that workers are forked from; None: one of its own.
+        """
         from springtide_demo.commits import History
 
         self._folder = folder
@@ -120,14 +141,7 @@ class Job:
         self._numbers = itertools.count()
         self._offsets: dict[str, int] = {}
         self._closing = threading.Event()
-        self._zygote = subprocess.Popen(
-            [sys.executable, "-m", self.script, "--zygote"],
-            cwd=_ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._zygote, self._owns_zygote = zygote or Zygote(self.script), zygote is None
         self._coordinator = self._start_coordinator()
         for _ in range(workers):
             self.add()
@@ -153,12 +167,7 @@ class Job:
             "SPRINGTIDE_TERMINATION_LOG": str(self._folder / f"{name}.end"),
             **self._environment,
         }
-        request = {"environment": environment, "log": str(self._folder / f"{name}.log")}
-        assert self._zygote.stdin is not None
-        assert self._zygote.stdout is not None
-        self._zygote.stdin.write(json.dumps(request) + "\n")
-        self._zygote.stdin.flush()
-        self.pids[name] = int(self._zygote.stdout.readline())
+        self.pids[name] = self._zygote.fork(environment, self._folder / f"{name}.log")
         return name
 
     def signal(self, name: str, number: int) -> None:
@@ -210,6 +219,12 @@ class Job:
 
         self.until(calm, "ten steps by all workers")
 
+    def check(self) -> None:
+        """Raise RuntimeError with a worker's last words when one has ended."""
+        for name, pid in self.pids.items():
+            if not Path(f"/proc/{pid}").exists():
+                raise RuntimeError(f"{name} ended: {(self._folder / f'{name}.log').read_text()[-500:]}")
+
     def tally(self) -> Tally:
         """Return the steps dropped so far, by the workers' logs, and the ledger's repeated and lost
         samples.
@@ -226,11 +241,8 @@ class Job:
             self.signal(name, signal.SIGKILL)
         self._coordinator.kill()
         self._coordinator.wait()
-        assert self._zygote.stdin is not None
-        assert self._zygote.stdout is not None
-        self._zygote.stdin.close()
-        self._zygote.stdout.close()
-        self._zygote.wait()
+        if self._owns_zygote:
+            self._zygote.close()
 
     def _start_coordinator(self) -> subprocess.Popen[bytes]:
         state = self._folder / "coordinator"
@@ -288,6 +300,8 @@ def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, tuple[float
     from springtide_demo.gaps import gap_after
 
     job.until_calm()
+    time.sleep(chooser.uniform(0.0, SPREAD_SECONDS))
+    job.read()
     names = sorted(job.history.active())
     victim = chooser.choice(names)
     before = job.history.newest()
@@ -375,22 +389,89 @@ def figures(seconds: list[float], counts: list[int], reason: str = "") -> dict[s
     return result | ({"reason": reason} if reason else {})
 
 
-def report(ours: dict[str, Any], step: float | None, torchrun: dict[str, Any]) -> dict[str, Any]:
-    """All that is written."""
+def measure_false_losses(seconds: float) -> tuple[int | None, str]:
+    """Train while all cores are busy with something else.
+
+    Args:
+        seconds: of training.
+
+    Returns:
+        How often the job went on without a worker that was alive, and why that is not known; "": it is.
+    """
+    loops: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder))
+        try:
+            job.until_calm()
+            job.until(lambda: job.reply is not None, "an answer of the coordinator")
+            before, end = job.reply.recoveries, time.monotonic() + seconds
+            loops += [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_LOOPS)]
+            job.until(lambda: time.monotonic() > end, "the end of the busy loops", 2 * seconds)
+            job.check()
+            return false_losses(before, job.reply.failures), ""
+        except (TimeoutError, RuntimeError) as error:
+            return None, str(error)
+        finally:
+            for loop in loops:
+                loop.kill()
+                loop.wait()
+            job.close()
+
+
+def false_losses(before: int, failures: Iterable[Any]) -> int:
+    """Return how many losses came later. PURE.
+
+    Args:
+        before: recoveries until then.
+        failures: the coordinator's newest recoveries from losses.
+    """
+    return sum(recovery.number > before for recovery in failures)
+
+
+def report(
+    ours: dict[str, Any], step: float | None, torchrun: dict[str, Any], torchft: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what is written, but for false losses. PURE.
+
+    Args:
+        ours: figures by kind.
+        step: median of ours, in seconds.
+        torchrun: figures of a kill.
+        torchft: as its module has them.
+    """
     gap, theirs = ours["kill_worker"]["gap_seconds_p50"], torchrun["gap_seconds_p50"]
     from springtide_protocol.heartbeat import LIMIT as HEARTBEAT_LIMIT
 
+    measured = any(torchft[kind]["gap_seconds_p50"] is not None for kind in ("kill_worker", "hang_worker"))
+
+    def gaps(kind: str) -> tuple[float | None, float | None]:
+        return ours[kind]["gap_seconds_p50"], torchft[kind]["gap_seconds_p50"]
+
+    killed = [
+        beyond_a_step(seconds, own)
+        for seconds, own in zip(gaps("kill_worker"), (step, torchft["median_step_seconds"]), strict=True)
+    ]
     return {
         "springtide": ours,
+        "hang_worker": ours["hang_worker"],
         "heartbeat_limit_seconds": HEARTBEAT_LIMIT,
         "median_step_seconds": step,
         "torchrun": {"kill_worker": torchrun},
-        "torchft": None,
-        "torchft_reason": "not tried: 0.2.0 ended with an AssertionError in its DDP hook under torch 2.13"
-        if importlib.util.find_spec("torchft")
-        else "torchft is not installed",
-        "ratio_to_torchrun": gap / theirs if gap and theirs else None,
+        **({"torchft": torchft} if measured else {"torchft": None, "torchft_reason": torchft["reason"]}),
+        "ratio_to_torchrun": ratio(gap, theirs),
+        "kill_ratio_to_torchft": ratio(*killed),
+        "hang_ratio_to_torchft": ratio(*gaps("hang_worker")),
     }
+
+
+def beyond_a_step(seconds: float | None, step: float | None) -> float | None:
+    """Return by how much a gap is longer than a step; None if one of them is not known. PURE."""
+    return None if seconds is None or step is None else max(0.0, seconds - step)
+
+
+def ratio(ours: float | None, theirs: float | None) -> float | None:
+    """Return ours over theirs; None where it says nothing. PURE."""
+    return None if ours is None or not theirs else ours / theirs
 
 
 def main() -> None:
@@ -404,12 +485,21 @@ def main() -> None:
     if arguments.zygote:
         zygote(train)
         return
-    ours, step = measure_ours(2 if arguments.quick else 20)
-    from benchmarks.peers.torchrun import measure_torchrun
+    from benchmarks.peers import torchft as torchft_peer
+    from benchmarks.peers.torchrun import CUT_SECONDS, measure_torchrun
 
-    torchrun = measure_torchrun(1 if arguments.quick else 3)
-    result = report(ours, step, torchrun)
-    print(f"median step {step} s; torchrun {torchrun}; ratio_to_torchrun {result['ratio_to_torchrun']}")
+    quick = arguments.quick
+    ours, step = measure_ours(2 if quick else 20)
+    torchft = torchft_peer.measure(torchft_peer.QUICK_TRIES if quick else torchft_peer.TRIES)
+    torchrun = measure_torchrun(1 if quick else 3, QUICK_CUT_SECONDS if quick else CUT_SECONDS)
+    result = report(ours, step, torchrun, torchft)
+    losses, reason = measure_false_losses(FALSE_SECONDS)
+    result["false_losses"] = losses
+    if reason:
+        result["false_losses_reason"] = reason
+    print(f"median step {step} s; torchrun {torchrun}")
+    for key in ("ratio_to_torchrun", "kill_ratio_to_torchft", "hang_ratio_to_torchft", "false_losses"):
+        print(key, result[key], flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -19,7 +19,8 @@ from its begin to the begin of the next one, of the worker that takes longest, t
   values in the next forward, the mean of the workers.
 * `kill_gap_seconds_p50`: kill -9 of a worker of the smaller model to the survivors' next commit
   (benchmarks.recovery says how that is counted), with checkpoints each few seconds that nobody may need:
-  `checkpoints_read`. `steps_lost` were committed and had to be made again.
+  `checkpoints_read`. `steps_lost` were committed and had to be made again. `join_gap_seconds`: the same when
+  another worker comes in its place, which gets its shards and the parameters before the next step.
 * `torchrun_fsdp2_...`: the same kill under torchrun with `fully_shard` and a checkpoint each 20 steps;
   cut after 60 s (30 with --quick) and counted as those.
 """
@@ -27,26 +28,23 @@ from its begin to the begin of the next one, of the worker that takes longest, t
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
 import gc
 import json
 import os
 import random
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import recovery
-from benchmarks.peers.torchrun import stop
-from benchmarks.support.turns import Player, Report, Turns, slowest
+from benchmarks.support.sides import Side, Turn, by_turns, running
+from benchmarks.support.turns import Player
 
 WORKERS = 3
 DEPTH, BATCH, SAMPLES = 4, 96, 960
@@ -77,6 +75,8 @@ KILL_KEYS = (
     "kill_gap_seconds_p50",
     "unsharded_kill_gap_seconds_p50",
     "kill_gap_ratio",
+    "join_gap_seconds",
+    "unsharded_join_gap_seconds",
     "steps_lost",
     "samples_lost",
     "samples_repeated",
@@ -234,6 +234,16 @@ def look(model: Any, optimizer: Any, data: Collection[Any]) -> dict[str, float]:
     }
 
 
+def every_object() -> list[Any]:
+    """Return all objects that the garbage collector knows, those too that a worker has set aside from it."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    found = gc.get_objects()
+    if is_frozen:
+        gc.freeze()
+    return found
+
+
 def other_bytes(known: Iterable[Any], objects: Iterable[Any] | None = None) -> int:
     """Return the bytes of all of this process's memory for tensors but those of the known ones.
 
@@ -246,7 +256,7 @@ def other_bytes(known: Iterable[Any], objects: Iterable[Any] | None = None) -> i
 
     counted = {tensor.untyped_storage().data_ptr() for tensor in known}
     total = 0
-    for item in gc.get_objects() if objects is None else objects:
+    for item in every_object() if objects is None else objects:
         # Not isinstance: some objects import modules when they are asked for their class.
         if not issubclass(type(item), torch.Tensor) or item.device.type != "cpu":
             continue
@@ -284,12 +294,6 @@ class Job(recovery.Job):
         (folder / "volume").mkdir()
         environment = {"SPRINGTIDE_SHARD": SHARDS[side], _WIDTH: str(width), _SIDE: side, **(more or {})}
         super().__init__(folder, WORKERS, environment)
-
-    def check(self) -> None:
-        """Raise RuntimeError with a worker's last words when one has ended."""
-        for name, pid in self.pids.items():
-            if not Path(f"/proc/{pid}").exists():
-                raise RuntimeError(f"{name} ended: {(self._folder / f'{name}.log').read_text()[-500:]}")
 
     def until_saved(self) -> None:
         """Wait for the first checkpoint."""
@@ -331,117 +335,28 @@ def steps_lost(made: Iterable[tuple[int, Any]]) -> int:
 # ---- steps by turns
 
 
-@contextlib.contextmanager
-def all_sides(folder: Path, width: int) -> Iterator[tuple[Turns, dict[str, str]]]:
-    """Start all sides; yield their turns, and the reason why the peer does not run ("": it does), by name.
+def most(side: Side, name: str) -> float:
+    """Return the largest of a figure after the last turn. PURE.
 
     Args:
-        folder: For sockets, logs and the like.
-        width: Of the model's layers.
+        side: Observations.
+        name: Of the figure.
     """
-    path = folder / "turns"
-    turns = Turns(path)
-    reasons = {PEER: ""}
-    with (folder / "fsdp2.log").open("wb") as log:
-        peer = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.peers.fsdp2", "--turns", str(path), str(width)],
-            cwd=_ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=log,
-            stderr=log,
-        )
-    started: list[Future[Job]] = []
-    try:
-        with ThreadPoolExecutor(len(SHARDS)) as pool:
-            more = {_TURNS: str(path)}
-            started += [pool.submit(Job, folder / side, side, width, more) for side in SHARDS]
-        for one, side in zip(started, SHARDS, strict=True):
-            turns.until_there(side, WORKERS, 60.0, one.result().check)
-
-        def check_peer() -> None:
-            if (code := peer.poll()) is not None:
-                text = (folder / "fsdp2.log").read_text().strip()
-                raise RuntimeError(f"fully_shard on gloo ended with {code}: {text[-300:]}")
-
-        try:
-            turns.until_there(PEER, WORKERS, 60.0, check_peer)
-        except (RuntimeError, TimeoutError) as error:
-            reasons[PEER] = str(error)
-        yield turns, reasons
-    finally:
-        turns.close()
-        for one in started:
-            if one.exception() is None:
-                one.result().close()
-        stop([peer])
+    return max(figures[name] for figures in side.last)
 
 
-@dataclass(slots=True)
-class Side:
-    """The observations of one side.
-
-    Attributes:
-        seconds: Of each step that counts.
-        first: Figures of each worker after its first turn.
-        last: Figures of each after its last one.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    first: list[dict[str, float]] = field(default_factory=list)
-    last: list[dict[str, float]] = field(default_factory=list)
-
-    def most(self, name: str) -> float:
-        """Return the largest of a figure after the last turn."""
-        return max(figures[name] for figures in self.last)
-
-    def per_step(self, name: str) -> float:
-        """Return by how much a figure grew in a step, the mean of the workers."""
-        grown = [
-            (last[name] - first[name]) / (last["steps"] - first["steps"])
-            for first, last in zip(self.first, self.last, strict=True)
-        ]
-        return statistics.fmean(grown)
-
-
-def by_turns(
-    take: Callable[[str, int, bool], list[Report]], reasons: dict[str, str], rounds: int
-) -> dict[str, Side]:
-    """Have all sides make steps, a few each in a row, in another order each time.
+def per_step(side: Side, name: str) -> float:
+    """Return by how much a figure grew in a step, the mean of the workers. PURE.
 
     Args:
-        take: As `Turns.take`.
-        reasons: The peer is left out when one is given for it; where it fails, one is noted.
-        rounds: Turns of each side that count.
-
-    Returns:
-        The observations by side.
-
-    Raises:
-        RuntimeError: A side of ours fails.
+        side: Observations.
+        name: Of the figure.
     """
-    sides = {name: Side() for name in (*SHARDS, PEER)}
-
-    def turn(name: str, steps: int, look: bool) -> list[Report]:
-        if reasons.get(name):
-            return []
-        try:
-            return take(name, steps, look)
-        except RuntimeError as error:
-            if name != PEER:
-                raise
-            reasons[name] = str(error)
-            return []
-
-    for name, side in sides.items():
-        side.first = [report.figures for report in turn(name, WARM_UP, True)]
-    names = list(sides)
-    for number in range(rounds):
-        at = number % len(names)
-        for name in names[at:] + names[:at]:
-            reports = turn(name, 1 + STEPS, number == rounds - 1)
-            sides[name].seconds += slowest(reports)
-            sides[name].last = [report.figures for report in reports]
-    return sides
+    grown = [
+        (last[name] - first[name]) / (last["steps"] - first["steps"])
+        for first, last in zip(side.first, side.last, strict=True)
+    ]
+    return statistics.fmean(grown)
 
 
 def case_figures(sides: Mapping[str, Side], reason: str = "") -> dict[str, Any]:
@@ -455,24 +370,24 @@ def case_figures(sides: Mapping[str, Side], reason: str = "") -> dict[str, Any]:
     step = {name: statistics.median(side.seconds) for name, side in sides.items() if side.seconds}
     has_peer = not reason and bool(peer.seconds)
     result = {
-        "optimizer_bytes_ratio": optimizer.most("optimizer_bytes") / plain.most("optimizer_bytes"),
-        "gradient_bytes_ratio": gradients.most("gradient_bytes") / plain.most("gradient_bytes"),
-        "gradient_peak_bytes_ratio": gradients.most("gradient_peak_bytes")
-        / plain.most("gradient_peak_bytes"),
-        "tensor_bytes_ratio": optimizer.most("tensor_bytes") / plain.most("tensor_bytes"),
-        "gradients_tensor_bytes_ratio": gradients.most("tensor_bytes") / plain.most("tensor_bytes"),
+        "optimizer_bytes_ratio": most(optimizer, "optimizer_bytes") / most(plain, "optimizer_bytes"),
+        "gradient_bytes_ratio": most(gradients, "gradient_bytes") / most(plain, "gradient_bytes"),
+        "gradient_peak_bytes_ratio": most(gradients, "gradient_peak_bytes")
+        / most(plain, "gradient_peak_bytes"),
+        "tensor_bytes_ratio": most(optimizer, "tensor_bytes") / most(plain, "tensor_bytes"),
+        "gradients_tensor_bytes_ratio": most(gradients, "tensor_bytes") / most(plain, "tensor_bytes"),
         "step_ratio_to_unsharded": step[OPTIMIZER] / step[UNSHARDED],
         "step_ratio_to_fsdp2": step[OPTIMIZER] / step[PEER] if has_peer else None,
         "gradients_step_ratio_to_unsharded": step[GRADIENTS] / step[UNSHARDED],
-        "exposed_reduce_seconds": optimizer.per_step("reduce_seconds"),
-        "exposed_gather_seconds": optimizer.per_step("gather_seconds"),
+        "exposed_reduce_seconds": per_step(optimizer, "reduce_seconds"),
+        "exposed_gather_seconds": per_step(optimizer, "gather_seconds"),
         "sides": {
             name: {
                 "step_seconds": step.get(name),
                 "steps": len(side.seconds),
-                **{key: side.most(key) for key in _BYTES if _has(side, key)},
+                **{key: most(side, key) for key in _BYTES if _has(side, key)},
                 **{
-                    f"exposed_{key}": side.per_step(key)
+                    f"exposed_{key}": per_step(side, key)
                     for key in ("reduce_seconds", "gather_seconds")
                     if _has(side, key)
                 },
@@ -498,9 +413,14 @@ def measure_steps(width: int, rounds: int) -> dict[str, Any]:
         RuntimeError: A side of ours fails.
         TimeoutError: One does not begin.
     """
-    with tempfile.TemporaryDirectory() as name, all_sides(Path(name), width) as (turns, reasons):
-        sides = by_turns(turns.take, reasons, rounds)
-        return case_figures(sides, reasons[PEER])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        more = {_TURNS: str(folder / "turns")}
+        jobs = {side: functools.partial(Job, folder / side, side, width, more) for side in SHARDS}
+        peers = {PEER: ("benchmarks.peers.fsdp2", "--turns", more[_TURNS], str(width))}
+        with running(folder, WORKERS, jobs, peers) as (turns, reasons):
+            sides = by_turns(turns.take, (*SHARDS, PEER), reasons, Turn(WARM_UP, STEPS, rounds))
+            return case_figures(sides, reasons[PEER])
 
 
 # ---- kills
@@ -512,6 +432,7 @@ class Kills:
 
     Attributes:
         gaps: In seconds, of each.
+        joins: The same when another worker comes in its place.
         lost: Steps that were committed and had to be made again.
         samples_repeated: By the ledger.
         samples_lost: By the ledger.
@@ -519,6 +440,7 @@ class Kills:
     """
 
     gaps: list[float] = field(default_factory=list)
+    joins: list[float] = field(default_factory=list)
     lost: int = 0
     samples_repeated: int = 0
     samples_lost: int = 0
@@ -547,7 +469,9 @@ def kill(side: str, repeats: int, chooser: random.Random, seen: Kills) -> None:
         try:
             job.until_saved()
             for _ in range(repeats):
-                seen.gaps.append(recovery.strike(job, "kill_worker", chooser)["kill_worker"][0])
+                found = recovery.strike(job, "kill_worker", chooser)
+                seen.gaps.append(found["kill_worker"][0])
+                seen.joins.append(found["join"][0])
             job.until_calm()
             job.until(lambda: job.reply is not None and job.reply.data.total_seen > 0, "the ledger")
             _, repeated, lost = job.tally()
@@ -572,7 +496,8 @@ def measure_kills(rounds: int, repeats: int) -> dict[str, Any]:
         for number in range(rounds):
             for side, own in seen.items():
                 kill(side, repeats, random.Random(number), own)
-                print(f"kill, {side}: {[round(gap, 3) for gap in own.gaps]} s", flush=True)
+                for kind, gaps in (("kill", own.gaps), ("join", own.joins)):
+                    print(f"{kind}, {side}: {[round(gap, 3) for gap in gaps]} s", flush=True)
     except (TimeoutError, RuntimeError, ValueError) as error:
         reason = str(error)
         print(f"cut short: {reason}", flush=True)
@@ -590,7 +515,8 @@ def kill_figures(seen: Mapping[str, Kills], reason: str) -> dict[str, Any]:
     if not ours.gaps or not plain.gaps:
         return dict.fromkeys(KILL_KEYS) | {"kills_reason": reason}
     gap, other = statistics.median(ours.gaps), statistics.median(plain.gaps)
-    values = gap, other, gap / other, ours.lost, ours.samples_lost, ours.samples_repeated, ours.read
+    joins = statistics.median(ours.joins), statistics.median(plain.joins)
+    values = gap, other, gap / other, *joins, ours.lost, ours.samples_lost, ours.samples_repeated, ours.read
     result: dict[str, Any] = dict(zip(KILL_KEYS, values, strict=True)) | {"kills": len(ours.gaps)}
     return result | ({"kills_reason": reason} if reason else {})
 

@@ -4,13 +4,14 @@
 
 Three workers with a small model on loopback. A worker's computing is held to SAMPLE_SECONDS for each sample,
 as by a device that the host waits for, so that three of them are as quick on two cores as on many; the third
-one takes twice as long (in the sides that say so). Jobs with parts by speed and with even ones, and native
-DistributedDataParallel on gloo, make a few steps each by turns; a step is from its begin to the begin of the
-next one, of the worker that takes longest, the median over all.
+one takes twice as long (in the sides that say so). Jobs with parts by speed and with even ones, native
+DistributedDataParallel and torchft, both on gloo, make a few steps each by turns; a step is from its begin to
+the begin of the next one, of the worker that takes longest, the median over all.
 
 * `fraction_of_sum_of_speeds`: samples per second of the job with parts by speed, over the sum of what the
   three workers could compute by themselves. `even_...`: the same job with `elasticity.balance: Even`;
-  `ddp_...`: DistributedDataParallel. `torchft_...` is null with a reason unless there is a peer for it.
+  `ddp_...`: DistributedDataParallel. `torchft_...`: three replica groups of one; null with a reason where the
+  extra `peers` is not installed.
 * `even_cost`: with three equal workers, a step with parts by speed over one with even parts, less one.
 * `exact_hash_equal`: in exact mode, whether the parameters after as many steps are equal bit for bit with
   parts by speed and with even ones; `exact_fraction_of_sum_of_speeds` of the former.
@@ -19,31 +20,34 @@ next one, of the worker that takes longest, the median over all.
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
 import hashlib
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import recovery
-from benchmarks.peers.torchrun import stop
-from benchmarks.support.turns import Player, Report, Turns, slowest
+from benchmarks.support.sides import Side, Turn, by_turns, running
+from benchmarks.support.turns import Player
+from benchmarks.support.zygote import Zygote
 
 WORKERS, SLOW = 3, 2
 """How many, and which one is slow in uneven sides."""
 BATCH, WIDTH, LOGICAL_WORKERS = 60, 32, 15
 SAMPLE_SECONDS = 0.008
 SPEED, EVEN, EQUAL_SPEED, EQUAL_EVEN = "speed", "even", "equal_speed", "equal_even"
-EXACT_SPEED, EXACT_EVEN, PEER = "exact_speed", "exact_even", "ddp"
+EXACT_SPEED, EXACT_EVEN, DDP, TORCHFT = "exact_speed", "exact_even", "ddp", "torchft"
+PEERS = {
+    DDP: ("benchmarks.peers.uneven_ddp",),
+    TORCHFT: ("benchmarks.peers.torchft", "--turns"),
+}
+"""Module and arguments, by name."""
 WARM_UP, STEPS = 12, 4
 """Steps of the first turn, in which parts settle, and of each that is counted besides its first one."""
 KEYS = (
@@ -171,113 +175,18 @@ class Job(recovery.Job):
 
     script = "benchmarks.uneven"
 
-    def __init__(self, folder: Path, side: str, turns: Path) -> None:
+    def __init__(self, folder: Path, side: str, turns: Path, zygote: Zygote) -> None:
         """Start it.
 
         Args:
             folder: Its own; it is made.
             side: One of SIDES.
             turns: Socket of turns.
+            zygote: That its workers are forked from.
         """
         folder.mkdir()
-        super().__init__(folder, WORKERS, {_SIDE: side, _TURNS: str(turns), **SIDES[side].environment()})
-
-    def check(self) -> None:
-        """Raise RuntimeError with a worker's last words when one has ended."""
-        for name, pid in self.pids.items():
-            if not Path(f"/proc/{pid}").exists():
-                raise RuntimeError(f"{name} ended: {(self._folder / f'{name}.log').read_text()[-500:]}")
-
-
-@contextlib.contextmanager
-def all_sides(folder: Path) -> Iterator[tuple[Turns, str]]:
-    """Start all sides; yield their turns, and the reason why the peer does not run ("": it does).
-
-    Args:
-        folder: For sockets, logs and the like.
-    """
-    path = folder / "turns"
-    turns, reason = Turns(path), ""
-    with (folder / "ddp.log").open("wb") as log:
-        peer = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.peers.uneven_ddp", str(path)],
-            cwd=_ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=log,
-            stderr=log,
-        )
-    started: list[Future[Job]] = []
-    try:
-        with ThreadPoolExecutor(len(SIDES)) as pool:
-            started += [pool.submit(Job, folder / side, side, path) for side in SIDES]
-        for one, side in zip(started, SIDES, strict=True):
-            turns.until_there(side, WORKERS, 90.0, one.result().check)
-
-        def check_peer() -> None:
-            if (code := peer.poll()) is not None:
-                text = (folder / "ddp.log").read_text().strip()
-                raise RuntimeError(f"DistributedDataParallel ended with {code}: {text[-300:]}")
-
-        try:
-            turns.until_there(PEER, WORKERS, 60.0, check_peer)
-        except (RuntimeError, TimeoutError) as error:
-            reason = str(error)
-        yield turns, reason
-    finally:
-        turns.close()
-        for one in started:
-            if one.exception() is None:
-                one.result().close()
-        stop([peer])
-
-
-@dataclass(slots=True)
-class Side:
-    """The observations of one side.
-
-    Attributes:
-        seconds: Of each step that counts.
-        digests: Of the parameters at the end, by worker.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    digests: list[float] = field(default_factory=list)
-
-
-def by_turns(
-    take: Callable[[str, int, bool], list[Report]], reason: str, rounds: int
-) -> tuple[dict[str, Side], str]:
-    """Have all sides make steps, a few each in a row, in another order each time.
-
-    Args:
-        take: As `Turns.take`.
-        reason: Why the peer is left out; "": it is not.
-        rounds: Turns of each side that count.
-
-    Returns:
-        The observations by side, and why the peer has none or too few.
-
-    Raises:
-        RuntimeError: A side of ours fails.
-    """
-    names = [*SIDES, PEER]
-    sides = {name: Side() for name in names}
-    for number in range(-1, rounds):
-        at = (number + 1) % len(names)
-        for name in names[at:] + names[:at]:
-            if name == PEER and reason:
-                continue
-            try:
-                reports = take(name, WARM_UP if number < 0 else 1 + STEPS, number == rounds - 1)
-            except RuntimeError as error:
-                if name != PEER:
-                    raise
-                reason = str(error)
-                continue
-            if number >= 0:
-                sides[name].seconds += slowest(reports)
-            sides[name].digests = [report.figures.get("digest", 0.0) for report in reports]
-    return sides, reason
+        environment = {_SIDE: side, _TURNS: str(turns), **SIDES[side].environment()}
+        super().__init__(folder, WORKERS, environment, zygote)
 
 
 def fraction(seconds: Sequence[float], uneven: bool = True) -> float:
@@ -291,29 +200,30 @@ def fraction(seconds: Sequence[float], uneven: bool = True) -> float:
     return BATCH / statistics.median(seconds) / together
 
 
-def figures(sides: Mapping[str, Side], reason: str = "") -> dict[str, Any]:
+def figures(sides: Mapping[str, Side], reasons: Mapping[str, str]) -> dict[str, Any]:
     """Return all that is written. PURE.
 
     Args:
         sides: Observations by side.
-        reason: Why the peer has none; "" if it has.
+        reasons: Why a peer has none, by peer; "" if it has.
     """
-    digests = {*sides[EXACT_SPEED].digests, *sides[EXACT_EVEN].digests}
+    digests = {each["digest"] for name in (EXACT_SPEED, EXACT_EVEN) for each in sides[name].last}
     step = {name: statistics.median(side.seconds) for name, side in sides.items() if side.seconds}
-    has_peer = not reason and PEER in step
+    missing = {name: reasons[name] for name in PEERS if reasons[name] or name not in step}
     result: dict[str, Any] = {
         "fraction_of_sum_of_speeds": fraction(sides[SPEED].seconds),
         "even_fraction_of_sum_of_speeds": fraction(sides[EVEN].seconds),
         "exact_fraction_of_sum_of_speeds": fraction(sides[EXACT_SPEED].seconds),
-        "ddp_fraction_of_sum_of_speeds": fraction(sides[PEER].seconds) if has_peer else None,
-        "torchft_fraction_of_sum_of_speeds": None,
-        "torchft_reason": "there is no peer for it in benchmarks/peers",
+        **{
+            f"{name}_fraction_of_sum_of_speeds": None if name in missing else fraction(sides[name].seconds)
+            for name in PEERS
+        },
         "even_cost": step[EQUAL_SPEED] / step[EQUAL_EVEN] - 1.0,
         "exact_hash_equal": len(digests) == 1,
         "step_seconds": step,
         "steps": len(sides[SPEED].seconds),
     }
-    return result if has_peer else result | {"ddp_reason": reason}
+    return result | {f"{name}_reason": reason for name, reason in missing.items()}
 
 
 def measure(rounds: int) -> dict[str, Any]:
@@ -323,8 +233,14 @@ def measure(rounds: int) -> dict[str, Any]:
         rounds: Turns of each side that count.
     """
     try:
-        with tempfile.TemporaryDirectory() as name, all_sides(Path(name)) as (turns, reason):
-            return figures(*by_turns(turns.take, reason, rounds))
+        with tempfile.TemporaryDirectory() as name, Zygote(Job.script) as zygote:
+            folder = Path(name)
+            path = folder / "turns"
+            jobs = {side: functools.partial(Job, folder / side, side, path, zygote) for side in SIDES}
+            peers = {peer: (*command, str(path)) for peer, command in PEERS.items()}
+            with running(folder, WORKERS, jobs, peers) as (turns, reasons):
+                turn = Turn(WARM_UP, STEPS, rounds)
+                return figures(by_turns(turns.take, (*SIDES, *PEERS), reasons, turn), reasons)
     except (RuntimeError, TimeoutError, OSError) as error:
         return dict.fromkeys(KEYS) | {"reason": str(error)}
 

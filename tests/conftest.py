@@ -16,7 +16,7 @@ os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 import hypothesis
 import pytest
 from gpu_capabilities import capability_of
-from leaks import blocking_threads, children, leaked
+from leaks import blocking_threads, child_ids, leaked
 from required import require_tool as _require_tool
 from suite_rights import (
     pytest_configure,
@@ -56,7 +56,7 @@ pytest.register_assert_rewrite("worker_checks")
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """Fail a test that leaves a child process or a thread that would keep the interpreter alive."""
-    threads_before, children_before = blocking_threads(), children()
+    threads_before, children_before = blocking_threads(), child_ids()
     yield
     lines = leaked(threads_before, children_before)
     if lines:

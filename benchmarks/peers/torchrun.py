@@ -147,18 +147,23 @@ def kill_one(module: str, ready: int, arguments: Sequence[str] = (), cut: float 
             stop(agents)
 
 
-def measure_torchrun(tries: int) -> dict[str, Any]:
-    """Null with a reason when it does not run."""
+def measure_torchrun(tries: int, cut: float = CUT_SECONDS) -> dict[str, Any]:
+    """Return the figures of benchmarks.recovery; null with a reason when it does not run.
+
+    Args:
+        tries: Kills, each in a run of its own.
+        cut: Seconds that are waited for a step after a kill, at most, and are then its gap.
+    """
     gaps = []
     try:
         for _ in range(tries):
-            gaps.append(kill_one("benchmarks.peers.torchrun", ready=10).gap_seconds)
+            gaps.append(kill_one("benchmarks.peers.torchrun", ready=10, cut=cut).gap_seconds)
     except (TimeoutError, OSError) as error:
         return {"gap_seconds_p50": None, "censored": None, "reason": str(error)}
-    return {"gap_seconds_p50": statistics.median(gaps), "censored": sum(gap >= CUT_SECONDS for gap in gaps)}
+    return {"gap_seconds_p50": statistics.median(gaps), "censored": sum(gap >= cut for gap in gaps)}
 
 
-def stop(agents: list[subprocess.Popen[bytes]]) -> None:
+def stop(agents: Sequence[subprocess.Popen[Any]]) -> None:
     """Kill the agents and whatever they have started, in whichever sessions."""
     living = [psutil.Process(agent.pid) for agent in agents if agent.poll() is None]
     for process in living:

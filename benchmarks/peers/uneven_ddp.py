@@ -26,7 +26,7 @@ def train_by_turns(rank: int, path: str, port: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from benchmarks.support.turns import Player
-    from benchmarks.uneven import BATCH, PEER, WORKERS, build, hold, samples
+    from benchmarks.uneven import BATCH, DDP, WORKERS, build, hold, samples
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORKERS)
@@ -34,7 +34,7 @@ def train_by_turns(rank: int, path: str, port: int) -> None:
     model = DistributedDataParallel(plain)
     inputs, labels = samples()
     part, at = BATCH // WORKERS, rank * (BATCH // WORKERS)
-    player = Player(path, PEER, dict)
+    player = Player(path, DDP, dict)
     while True:
         ids = torch.arange(at, at + part) % len(inputs)
         began = time.perf_counter()

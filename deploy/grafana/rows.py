@@ -92,9 +92,13 @@ WORKERS = Row(
         ),
         Panel(
             "Dropped steps",
-            ((per_second("springtide_worker_dropped_steps_total"), NAME),),
+            (
+                (per_second("springtide_worker_dropped_steps_total"), NAME),
+                (per_second("springtide_worker_salvaged_samples_total"), NAME + " samples kept"),
+            ),
             unit="ops",
-            about="Bodies that were left because the members changed; their samples are dealt again.",
+            about="Bodies that were left because the members changed, and samples of them that did not have "
+            "to be computed again.",
         ),
         Panel(
             "Processes of pods that have several",
@@ -232,9 +236,9 @@ SHARDS = Row(
     (
         Panel(
             "Optimizer state by worker",
-            ((greatest("springtide_worker_optimizer_bytes"), NAME + " most"),),
+            ((f"springtide_worker_optimizer_bytes{{{JOB}}}", NAME + " {{pod}}"),),
             unit="bytes",
-            about="The bytes of the worker that holds most; all workers together hold two copies.",
+            about="The bytes that each worker holds; all workers together hold two copies.",
         ),
         Panel(
             "Memory of a worker, without activations",
@@ -251,6 +255,18 @@ SHARDS = Row(
             quantiles("springtide_worker_values_seconds"),
             unit="s",
             about="For values that other workers step: the part that overlapping did not hide.",
+        ),
+        Panel(
+            "Wait for values by worker",
+            (
+                (
+                    f"rate(springtide_worker_values_seconds_sum{{{JOB}}}[$__rate_interval])"
+                    f" / rate(springtide_worker_values_seconds_count{{{JOB}}}[$__rate_interval])",
+                    NAME + " {{pod}}",
+                ),
+            ),
+            unit="s",
+            about="Per step, the mean of each worker: one that waits longer than the others is farther away.",
         ),
     ),
 )

@@ -20,6 +20,8 @@ STYLES = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.BAD: "red", Tone.QUIET: "brig
 
 
 class Screen(Protocol):
+    """Show a job's lines and its present state, between enter and exit; most have nothing to begin or end."""
+
     def say(self, line: Line) -> None:
         """Print a line for good."""
         ...
@@ -27,26 +29,6 @@ class Screen(Protocol):
     def show(self, job: JobView | None) -> None:
         """Show the job's present state, where the output can be overwritten."""
         ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class PlainScreen:
-    def __init__(self, console: Console, clock: Callable[[], float] = time.time) -> None:
-        self._console = console
-        self._clock = clock
-
-    def say(self, line: Line) -> None:
-        stamp = time.strftime("%H:%M:%S", time.localtime(self._clock()))
-        for part in line.text.splitlines() or [""]:
-            self._console.print(f"{stamp}  {part}", markup=False, highlight=False, soft_wrap=True)
-
-    def show(self, job: JobView | None) -> None:
-        """Changes are told as lines; there is nothing to overwrite."""
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +39,31 @@ class PlainScreen:
         return None
 
 
-class LiveScreen:
+def stamped(line: Line, unix_time: float) -> list[str]:
+    """Return the rows of a line, each behind the time of day.
+
+    Args:
+        line: of one row or of several.
+        unix_time: when it was said.
+    """
+    stamp = time.strftime("%H:%M:%S", time.localtime(unix_time))
+    return [f"{stamp}  {part}" for part in line.text.splitlines() or [""]]
+
+
+class PlainScreen(Screen):
+    def __init__(self, console: Console, clock: Callable[[], float] = time.time) -> None:
+        self._console = console
+        self._clock = clock
+
+    def say(self, line: Line) -> None:
+        for row in stamped(line, self._clock()):
+            self._console.print(row, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, job: JobView | None) -> None:
+        """Changes are told as lines; there is nothing to overwrite."""
+
+
+class LiveScreen(Screen):
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._start = clock()

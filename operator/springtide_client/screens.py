@@ -11,10 +11,9 @@ import queue
 import sys
 import time
 from collections.abc import Coroutine
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from springtide_cli.screen import Screen, make_screen, panel
+from springtide_cli.screen import Screen, make_screen, panel, stamped
 from springtide_cli.story import Line
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ Result = TypeVar("Result")
 _END = object()
 
 
-class Relay:
+class Relay(Screen):
     """A screen whose lines and views wait in a queue."""
 
     def __init__(self) -> None:
@@ -51,14 +50,6 @@ class Relay:
             else:
                 screen.show(item)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
 
 def relayed(thread: LoopThread, work: Coroutine[Any, Any, Result], relay: Relay, screen: Screen) -> Result:
     """Return what a coroutine returns, while this thread shows what it says.
@@ -79,7 +70,7 @@ def relayed(thread: LoopThread, work: Coroutine[Any, Any, Result], relay: Relay,
         future.cancel()
 
 
-class NotebookScreen:
+class NotebookScreen(Screen):
     """Lines below a cell, and above them the job's present state, which is written anew."""
 
     def __init__(self) -> None:
@@ -88,8 +79,8 @@ class NotebookScreen:
 
     def say(self, line: Line) -> None:
         """Print a line."""
-        for part in line.text.splitlines() or [""]:
-            print(f"{time.strftime('%H:%M:%S')}  {part}")
+        for row in stamped(line, time.time()):
+            print(row)
 
     def show(self, job: JobView | None) -> None:
         """Write the view anew."""
@@ -101,16 +92,8 @@ class NotebookScreen:
         else:
             self._handle.update(view)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-
-class Silent:
+class Silent(Screen):
     """Shows nothing."""
 
     def say(self, line: Line) -> None:
@@ -118,14 +101,6 @@ class Silent:
 
     def show(self, job: JobView | None) -> None:
         """Drop a view."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
 
 def in_notebook() -> bool:

@@ -159,7 +159,7 @@ class Pods:
 class Cache:
     """Cache of the cluster's objects, by job.
 
-    resourceVersions compare as numbers.
+    resourceVersions compare as numbers, until `distrust` says that those of a kind count no more.
 
     Of a pod whose controller is not the job of its label's name, only the name is kept, since no pod may get
     it. News of a pod may come before those of its job, so the latest few are kept for that.
@@ -187,6 +187,7 @@ class Cache:
         self._on_lack = on_lack
         self.clock = clock
         self._jobs: dict[Key, Object] = {}
+        self._job_versions: dict[Key, int] = {}
         self._pods: dict[Key, Pods] = {}
         self._job_of_pod: dict[str, Key] = {}  # by uid
         self._unclaimed: OrderedDict[str, Object] = OrderedDict()  # pods by uid, the latest last
@@ -213,13 +214,47 @@ class Cache:
         meta = job["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._jobs.get(key)
-        if meta["uid"] in self._gone or (known is not None and _version(job) <= _version(known)):
+        if meta["uid"] in self._gone or (known is not None and _version(job) <= self._job_versions[key]):
             return False
         self._jobs[key] = records.read(job, records.job)
+        self._job_versions[key] = _version(job)
         if known is None or known["metadata"]["uid"] != meta["uid"]:
             self._adopt(key, meta["uid"])
         self._on_change(key)
         return True
+
+    def put_job_again(self, job: Object, before: Object) -> None:
+        """Take a job that was read again, since a write was refused that rested on what was read before.
+
+        Where it is the older of the two, the API server has gone back, and everything is to be listed.
+
+        Args:
+            job: as it is now.
+            before: the same as it was read before.
+        """
+        if not self.put_job(job) and _version(job) < _version(before):
+            self._on_lack()
+
+    def distrust(self, plural: str) -> None:
+        """Take whatever comes next of a kind for newer than what is known, since the API server has gone
+        back. All known objects stay until then, and those that the next list lacks go; deleted ones may be
+        there again.
+
+        Args:
+            plural: what objects of that kind are called in URLs.
+        """
+        self._gone.clear()
+        if plural == names.PLURAL:
+            self._job_versions = dict.fromkeys(self._job_versions, -1)
+        elif plural == "pods":
+            for pods in self._pods.values():
+                pods.known = {uid: known._replace(version=-1) for uid, known in pods.known.items()}
+        elif plural == "nodes":
+            self._node_versions = {name: (-1, uid) for name, (_, uid) in self._node_versions.items()}
+        else:
+            for uid, (_, key, where) in self._protection_versions.items():
+                if where[0] == plural:
+                    self._protection_versions[uid] = -1, key, where
 
     def _adopt(self, key: Key, job_uid: str) -> None:
         """Observe the pods that came before their job."""
@@ -240,7 +275,7 @@ class Cache:
         self._bury(meta["uid"])
         known = self._jobs.get(key)
         if known is not None and known["metadata"]["uid"] == meta["uid"]:
-            del self._jobs[key]
+            del self._jobs[key], self._job_versions[key]
             self._on_change(key)
 
     def pods(self, key: Key, job_uid: str) -> tuple[tuple[WorkerPod, ...], tuple[CoordinatorPod, ...]]:
@@ -346,7 +381,7 @@ class Cache:
             namespace: which was listed; "": all of them.
         """
         for key, job in list(self._jobs.items()):
-            gone = job["metadata"]["uid"] not in uids and _version(job) <= int(resource_version)
+            gone = job["metadata"]["uid"] not in uids and self._job_versions[key] <= int(resource_version)
             if gone and namespace in ("", key[0]):
                 self.drop_job(job)
 
@@ -446,7 +481,7 @@ class Cache:
                 del self._nodes[name], self._node_versions[name]
 
     def _node_version(self, name: str) -> int:
-        return self._node_versions.get(name, (-1, ""))[0]
+        return self._node_versions.get(name, (-2, ""))[0]
 
     def _set_node(self, obj: Object, node: Node) -> None:
         """Tell the jobs that have pods there, if it is news."""

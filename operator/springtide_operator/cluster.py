@@ -326,6 +326,20 @@ class Cluster(Protocol):
 
     async def create_event(self, event: Object) -> None: ...
 
+    async def count_event(self, namespace: str, name: str, count: int, at: str) -> None:
+        """Say that an event has happened again.
+
+        Args:
+            namespace: of the Event.
+            name: of the Event.
+            count: how often it has happened.
+            at: when it did last, as an Event says it.
+
+        Raises:
+            ApiError: 404: it is there no more.
+        """
+        ...
+
     async def get_lease(self, namespace: str, name: str) -> Object:
         """Read a Lease.
 
@@ -751,6 +765,21 @@ class KubeCluster:
 
     async def create_event(self, event: Object) -> None:
         await self._kube.request("POST", _core(event["metadata"]["namespace"], "events"), event)
+
+    async def count_event(self, namespace: str, name: str, count: int, at: str) -> None:
+        """Say that an event has happened again.
+
+        Args:
+            namespace: of the Event.
+            name: of the Event.
+            count: how often it has happened.
+            at: when it did last, as an Event says it.
+
+        Raises:
+            ApiError: 404: it is there no more.
+        """
+        body = {"count": count, "lastTimestamp": at}
+        await self._kube.request("PATCH", _core(namespace, "events", name), body, MERGE_PATCH)
 
     async def get_lease(self, namespace: str, name: str) -> Object:
         """Read a Lease.

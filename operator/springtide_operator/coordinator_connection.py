@@ -88,8 +88,8 @@ class Caller(Protocol):
 
 
 class CoordinatorConnection:
-    """`report`: the last answer of the current coordinator. `unreachable_since`: since when calls fail, or
-    None.
+    """`report`: the last answer of the current coordinator. `unreachable_since`: since when calls fail, in
+    unix seconds, or None; `deaf_since`: the same by the steady clock.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class CoordinatorConnection:
         timeout: float,
         connect: Callable[..., Caller] = SyncClient,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a line that is not open yet.
 
@@ -106,18 +107,20 @@ class CoordinatorConnection:
             timeout: Of one call, in seconds.
             connect: Makes what calls an address.
             clock: Unix seconds.
+            steady: Seconds that never jump.
         """
         self._token = token
         self._timeout = timeout
         self._connect = connect
         self._credentials: JobCredentials | None = None
         self._secret = ""
-        self._clock = clock
+        self._clock, self._steady = clock, steady
         self._caller: Caller | None = None
         # Pod uid, address, whether with TLS, credentials.
         self._target: tuple[str, str, bool, JobCredentials | None] | None = None
         self.report: Report | None = None
         self.unreachable_since: float | None = None
+        self.deaf_since: float | None = None
         self.why = ""
 
     async def close(self) -> None:
@@ -186,8 +189,8 @@ class CoordinatorConnection:
             text = f"{type(error).__name__}: {str(error)[:200]}"
             self._failed(f"what {target[1]} answers cannot be read ({text})")
             return False
-        self.report = replace(report, asked_living=living)
-        self.unreachable_since = None
+        self.report = replace(report, asked_living=living, steady_at=self._steady())
+        self.unreachable_since = self.deaf_since = None
         self.why = ""
         return True
 
@@ -218,13 +221,13 @@ class CoordinatorConnection:
 
     def nobody(self) -> None:
         """Note that there is no coordinator pod to call."""
-        self.unreachable_since = None
+        self.unreachable_since = self.deaf_since = None
         self.why = ""
 
     def _failed(self, why: str) -> None:
         self.why = why
         if self.unreachable_since is None:
-            self.unreachable_since = self._clock()
+            self.unreachable_since, self.deaf_since = self._clock(), self._steady()
 
 
 def _address(ip: str) -> str:
@@ -245,7 +248,7 @@ def to_request(word: CoordinatorUpdate) -> pb.SyncRequest:
         hang_seconds=word.hang_seconds,
         suspend=word.suspend_by > 0,
         suspend_by=word.suspend_by,
-        suspend_in_seconds=_from_now(word.suspend_by, word.now),
+        suspend_in_seconds=_from_now(word.suspend_at, word.steady),
         saved=word.saved,
         hung=word.hung,
         living=[_pod(pod, word.steady) for pod in word.living],

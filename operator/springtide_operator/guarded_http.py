@@ -54,6 +54,15 @@ class Feed(Protocol):
         """
         ...
 
+    def begins(self, plural: str, namespace: str) -> None:
+        """Learn that a list is sent for.
+
+        Args:
+            plural: what objects of that kind are called in URLs.
+            namespace: which is listed; "": all of them.
+        """
+        ...
+
     def listed(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
         """Learn that a list is whole, so that what it lacks is gone.
 
@@ -169,6 +178,17 @@ class Taken:
         self._feed.take_event(plural, kind, obj)
         return plural not in HANDED_ON
 
+    def began(self, path: str, first: bool) -> None:
+        """Say that a page of a list is sent for.
+
+        Args:
+            path: of the list's URL.
+            first: whether a list begins with this page.
+        """
+        if first:
+            self._feed.begins(records.plural_of(path), namespace_of(path))
+        self.lists.began(path, first)
+
     def page(self, path: str, first: bool, page: Page) -> list[Object]:
         """Hand the feed a page of a list, and say when the list is whole.
 
@@ -207,7 +227,7 @@ class GuardedResponse(aiohttp.ClientResponse):
         is_watch = self.url.query.get("watch") == "true"
         is_fed = taken is not None and records.reader_for(path) is not None
         if taken is not None and is_fed and not is_watch:
-            taken.lists.began(path, "continue" not in self.url.query)
+            taken.began(path, "continue" not in self.url.query)
         await super().start(connection)
         if taken is not None and is_fed and self.status >= 400 and self.status not in _GONE:
             taken.lists.refused(path, await self._refusal())

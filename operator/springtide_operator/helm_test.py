@@ -20,13 +20,14 @@ from typing import Any, Literal
 from springtide_kube.errors import ApiError
 from springtide_operator.api import names, reasons
 from springtide_operator.kube import Kube
+from springtide_operator.manifests.worker import GRACE_SECONDS
 
 Object = dict[str, Any]
 Say = Callable[[str], None]
 
 POLL_SECONDS = 1.0
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
-CLEAN_UP_SECONDS = 45.0
+CLEAN_UP_SECONDS = GRACE_SECONDS + 30.0  # a worker that is loading when it is told to go has its grace period
 EVENTS_SHOWN = 20
 
 

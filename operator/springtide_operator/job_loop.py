@@ -36,11 +36,13 @@ from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, make_sync
 from springtide_operator.plan.decide import invalid, plan
 from springtide_operator.plan.elasticity import has_size_of_its_own
+from springtide_operator.plan.first_seen import FirstSeen, with_first_seen
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, Report, ServiceSeen
 from springtide_operator.plan.retry import answers_to
 from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
+from springtide_operator.repeated_events import RepeatedEvents
 from springtide_operator.settings import CERTIFICATE_SECONDS
 from springtide_operator.status_patch import OutdatedCrdError, missing, status_schema, with_unknown
 
@@ -180,6 +182,7 @@ class JobLoop:
         self._certificate_seconds = certificate_seconds
         self._plan_wanted = asyncio.Event()
         self._sync_wanted = asyncio.Event()
+        self._first_seen, self._events = FirstSeen(), RepeatedEvents()
         self._said: tuple[str, CoordinatorUpdate] | None = None
         self._retired: set[str] = set()
         self._surprises = 0  # rounds in a row that ended with an error that nobody foresaw
@@ -250,6 +253,7 @@ class JobLoop:
             policy_missing=self._performer.policy_missing,
             report=self.connection.report,
             unreachable_since=self.connection.unreachable_since,
+            deaf_since=self.connection.deaf_since,
             unreachable_why=self.connection.why,
             refusals=answers_to(memory.refusals, job.generation),
             apis=self._apis([*kueue.api(job), *gang.api(job)]),
@@ -269,7 +273,7 @@ class JobLoop:
             server_image=self._performer.server_image,
             crowd=self._crowd(self.key) if has_size_of_its_own(job) else (),
         )
-        return nodes.with_node_health(found, self._clock())
+        return with_first_seen(job, nodes.with_node_health(found, self._clock()), self._first_seen)
 
     def raw(self) -> dict[str, Any] | None:
         """The job as last heard of; None when it is gone, or another job has its name."""
@@ -460,7 +464,7 @@ class JobLoop:
                 return False
             if error.code != 409:
                 raise
-            self._cache.put_job(await self._cluster.get_job(*self.key))
+            self._cache.put_job_again(await self._cluster.get_job(*self.key), raw)
             return False
         self._cache.put_job(written)
         if lost := missing(wanted, written.get("status") or {}):
@@ -472,15 +476,13 @@ class JobLoop:
         return True
 
     async def _post(self, raw: dict[str, Any], event: Event) -> None:
-        now = datetime.now(UTC)
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         meta = raw["metadata"]
+        name = f"{meta['name']}.{uuid.uuid4().hex[:16]}"
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {
-                "name": f"{meta['name']}.{uuid.uuid4().hex[:16]}",
-                "namespace": meta["namespace"],
-            },
+            "metadata": {"name": name, "namespace": meta["namespace"]},
             "involvedObject": {
                 "apiVersion": names.API_VERSION,
                 "kind": names.KIND,
@@ -494,16 +496,40 @@ class JobLoop:
             "message": event.message[:1024],
             "source": {"component": names.MANAGER},
             "reportingComponent": f"{names.GROUP}/operator",
-            "firstTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "lastTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "firstTimestamp": at,
+            "lastTimestamp": at,
             "count": 1,
         }
         level = logging.WARNING if event.warning else logging.INFO
         log.log(level, "%s: %s", event.reason, event.message, extra=self._fields())
         try:
-            await self._cluster.create_event(body)
+            if not await self._count_again(event, at):
+                await self._cluster.create_event(body)
+                self._events.put(event, name, 1, time.monotonic())
         except ApiError as error:
             log.warning("an event could not be posted: %s", error, extra=self._fields())
+
+    async def _count_again(self, event: Event, at: str) -> bool:
+        """Count an event that is there already; return whether that was all to be done.
+
+        Args:
+            event: that has happened.
+            at: when, as an Event says it.
+
+        Raises:
+            ApiError: the API server does not get to it.
+        """
+        known = self._events.known(event, time.monotonic())
+        if known is None:
+            return False
+        try:
+            await self._cluster.count_event(self.key[0], known.name, known.count + 1, at)
+        except ApiError as error:
+            if error.code not in (403, 404):
+                raise
+            return False
+        self._events.put(event, known.name, known.count + 1, time.monotonic())
+        return True
 
     async def _sync_for_ever(self) -> None:
         pause, told = FIRST_RETRY, ""

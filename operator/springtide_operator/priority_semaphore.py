@@ -15,21 +15,27 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 AT_A_TIME = 32
+PATIENCE = 4
+"""So many urgent ones of a namespace come before another of it that waits: jobs that train never pause."""
 
 
 @dataclass
 class _Line:
-    """Waiters of one namespace; urgent ones come first."""
+    """Waiters of one namespace; urgent ones come first, but not for ever."""
 
     urgent: deque[asyncio.Future[None]] = field(default_factory=deque)
     others: deque[asyncio.Future[None]] = field(default_factory=deque)
 
+    passed: int = 0  # urgent ones that came before another, one after the other
+
     def next(self) -> asyncio.Future[None] | None:
         """Take the first who still waits out of the line."""
-        for queue in (self.urgent, self.others):
+        order = (self.others, self.urgent) if self.passed >= PATIENCE else (self.urgent, self.others)
+        for queue in order:
             while queue:
                 future = queue.popleft()
                 if not future.done():
+                    self.passed = self.passed + 1 if queue is self.urgent and self.others else 0
                     return future
         return None
 
@@ -39,7 +45,7 @@ class _Line:
 
 class PrioritySemaphore:
     """Semaphore for one event loop. Namespaces take turns, none has more than its share at a time, and within
-    each one the urgent come first, then the order of arrival counts.
+    each one the urgent come first, then the order of arrival counts; every fifth turn is for the others.
     """
 
     def __init__(self, at_a_time: int = AT_A_TIME, share: int | None = None) -> None:

@@ -104,6 +104,12 @@ class Queues:
         self._raw.setdefault(uid, {})[name] = workload
         self._read(uid)
 
+    def _replace(self, workload: Object) -> None:
+        """Forget the version of a Workload that is known, so that `put` takes this one."""
+        uid, name = _controller(workload), str(workload["metadata"]["name"])
+        if uid is not None:
+            self._raw.get(uid, {}).pop(name, None)
+
     def unreadable(self, job_uid: str) -> str:
         """Why the job's Workload cannot be read; "" where it can."""
         return self._unreadable.get(job_uid, "")
@@ -187,6 +193,7 @@ class Queues:
         if not api or not self._queued():
             self.forget()  # what is known grows old
             return None
+        newest = max((_version(known) for _, _, known in self._all()), default=0)
         try:
             found = await self._cluster.list_workloads(api)
         except ApiError as error:
@@ -200,11 +207,17 @@ class Queues:
             return None
         news, self.trouble, self.listed = bool(self.trouble) or not self.listed, "", True
         self._unowned.clear()
+        restored = int(found.resource_version) < newest  # the store was: what is known counts no more
+        if restored:
+            log.warning("Workloads have an older resourceVersion than before: was their store restored?")
+        for workload in found.items if restored else ():
+            self._replace(workload)
         for workload in found.items:
             self.put(workload)
         there = {workload["metadata"]["uid"] for workload in found.items}
         for uid, name, known in self._all():
-            if known["metadata"]["uid"] not in there and _version(known) <= int(found.resource_version):
+            older = restored or _version(known) <= int(found.resource_version)
+            if known["metadata"]["uid"] not in there and older:
                 self.drop(uid, name)
         await self._read_flavors()
         if news:

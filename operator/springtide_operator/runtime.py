@@ -30,6 +30,7 @@ from springtide_operator.job_loop import JobLoop
 from springtide_operator.kopf_lists import Lists
 from springtide_operator.kube import Kube
 from springtide_operator.lease import Lease, Renewal
+from springtide_operator.list_versions import ListVersions
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import Hearing, Leases, Lookout
 from springtide_operator.manifests.maker import ManifestMaker
@@ -84,6 +85,7 @@ class Operator:
         self._on_death = on_death
         self._deaths: list[str] = []
         self._not_taken_in: dict[Key, Exception] = {}  # by plural and namespace: of the last list
+        self._versions = ListVersions()
         self._surprises: dict[str, str] = {}  # what the log was told last, by what it was about
         self._connect = connect
         self.cache = Cache(self._changed, managed_by=settings.managed_by, on_lack=self._list_anew)
@@ -256,6 +258,7 @@ class Operator:
             kind: ADDED, MODIFIED or DELETED; None: the object was listed.
             obj: as it is, or was last.
         """
+        self._versions.note(plural, (obj.get("metadata") or {}).get("resourceVersion"))
         if plural == names.PLURAL:
             self._take_in(kind, obj, self.cache.put_job, self.cache.drop_job)
             self._take_in(kind, obj, self._elsewhere.put_job, self._elsewhere.drop_job)
@@ -269,6 +272,15 @@ class Operator:
         elif plural == "customresourcedefinitions":
             self._apis.note_definition(str((obj.get("spec") or {}).get("group")))
 
+    def begins(self, plural: str, namespace: str) -> None:
+        """Learn that kopf sends for a list.
+
+        Args:
+            plural: what objects of that kind are called in URLs.
+            namespace: which is listed; "": all of them.
+        """
+        self._versions.begins(plural, namespace)
+
     def listed(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
         """Learn that a list of kopf's is whole: what it lacks is gone.
 
@@ -279,11 +291,23 @@ class Operator:
             resource_version: of the list.
         """
         self._not_taken_in.pop((plural, namespace), None)
+        if self._versions.went_back(plural, namespace, resource_version):
+            self._start_anew(plural, namespace)
+            return
         try:
             self._keep(plural, namespace, uids, resource_version)
         except Exception as error:  # or kopf would watch no more
             self._surprised("object", f"the list of {plural}", error)
             self._not_taken_in[plural, namespace] = error
+
+    def _start_anew(self, plural: str, namespace: str) -> None:
+        """Believe the next list whatever it says: the API server's store was restored."""
+        text = f"{plural} have an older resourceVersion than before: was the cluster's store restored?"
+        log.warning("%s They are listed anew, and what was known of them counts no more", text)
+        self.cache.distrust(plural)
+        self._elsewhere.distrust(plural)
+        self._not_taken_in[plural, namespace] = ApiError(0, "WentBack", text)
+        self._list_anew()
 
     def _keep(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
         if plural == names.PLURAL:

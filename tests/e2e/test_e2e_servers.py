@@ -18,8 +18,8 @@ def test_killed_server_costs_no_step_where_shards_have_copies(
     running = start(
         "on-servers",
         workers=2,
-        epochs=160,
-        pace="1",  # 640 s at least: it lasts until the server is replaced, or given up
+        epochs=80,
+        pace="2",  # 640 s at least: it lasts until the server is replaced, or given up
         strategy={"type": "ParameterServer", "parameterServer": {"replication": 2}},
         parameterServers={"replicas": 2},
         security={"tls": True},
@@ -41,7 +41,7 @@ def test_killed_server_costs_no_step_where_shards_have_copies(
     status = running.status()
     assert {pod["metadata"]["uid"] for pod in running.pods()} == workers
     assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
-    assert status["data"]["totalSeen"] == 160 * 64
+    assert status["data"]["totalSeen"] == 80 * 64
     assert status.get("statesLost", 0) == 0
     assert status["restarts"]["total"] == 0
     assert float(status["values"]["slope"]) == pytest.approx(3.0, abs=0.3)
@@ -54,8 +54,8 @@ def test_edit_of_consistency_takes_effect_without_pod_restarts(
     running = start(
         "by-turns",
         workers=2,
-        epochs=300,
-        pace="1",  # 600 s at least: it lasts until all edits are in force, or given up
+        epochs=150,
+        pace="2",  # 600 s at least: it lasts until all edits are in force, or given up
         strategy={"type": "ParameterServer", "parameterServer": kept},
     )
     running.until_trains(2)
@@ -72,7 +72,7 @@ def test_edit_of_consistency_takes_effect_without_pod_restarts(
     status = running.status()
     assert {pod["metadata"]["uid"] for pod in running.pods()} < pods
     assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
-    assert (status["data"]["totalSeen"], status["restarts"]["total"]) == (300 * 64, 0)
+    assert (status["data"]["totalSeen"], status["restarts"]["total"]) == (150 * 64, 0)
     said = running.cluster.kubectl("get", "events", "-n", running.namespace, "-o", "wide")
     shown = ["BoundedStaleness (3 steps)", "Asynchronous", "Synchronous", "BoundedStaleness (3 steps)"]
     for before, after in itertools.pairwise(shown):

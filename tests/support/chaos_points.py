@@ -34,14 +34,14 @@ SERVERS_3 = tuple(sorted((*SERVERS_2, "pushing")))
 SHARDS_5 = tuple(sorted((*CHECKPOINTS_2, "filling", "gathering")))
 
 VERSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "workers": (WORKERS_1, *(WORKERS_2,) * 5),
-    "checkpoints": (CHECKPOINTS_1, *(CHECKPOINTS_2,) * 5),
-    "shards": (SHARDS_5,) * 6,
-    "servers": (WORKERS_1, SERVERS_2, *(SERVERS_3,) * 4),
+    "workers": (WORKERS_1, *(WORKERS_2,) * 6),
+    "checkpoints": (CHECKPOINTS_1, *(CHECKPOINTS_2,) * 6),
+    "shards": (SHARDS_5,) * 7,
+    "servers": (WORKERS_1, SERVERS_2, *(SERVERS_3,) * 5),
 }
 """By kind: the sorted points of version 1, 2, ... A version may be a new one for some kinds only."""
 
-NEWEST = 6
+NEWEST = 7
 
 SELDOM = frozenset(["asked", "filling", "leasing", "meeting", "receiving", "restore", "sending", "transfer"])
 """From version 2 on: points that few steps have, so that more of their faults are of any step."""

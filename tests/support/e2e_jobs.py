@@ -162,6 +162,10 @@ class RunningJob:
     def delete_pod(self, name: str, *flags: str) -> None:
         self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, *flags)
 
+    def log(self, pod: str) -> str:
+        """Return what a pod has said."""
+        return self.cluster.api.text(f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log")
+
     # ---- waits
 
     def until_trains(self, workers: int, seconds: float = 120.0) -> None:
@@ -184,10 +188,9 @@ class RunningJob:
 
     def until_said(self, pod: str, pattern: str, seconds: float = 120.0) -> str:
         """Wait until a pod's log matches; return the pattern's first group."""
-        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
 
         def said() -> str:
-            found = re.search(pattern, self.cluster.api.text(path))
+            found = re.search(pattern, self.log(pod))
             return found[1] if found else ""
 
         return str(self._until(seconds, f"{pattern!r} in the log of {pod}", said))
@@ -201,9 +204,8 @@ class RunningJob:
         """Return the greatest step in the workers' logs (of those named); -1 where none says one."""
         newest = -1
         for name in names or [pod["metadata"]["name"] for pod in self.pods()]:
-            path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/log"
             try:
-                log = self.cluster.api.text(path)
+                log = self.log(name)
             except ApiRefusal:
                 continue  # it has not started, or has just gone
             newest = max(

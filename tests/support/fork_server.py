@@ -29,6 +29,7 @@ import threading
 import traceback
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,14 @@ def _find_thread_id() -> int:
     words = (ctypes.c_int32 * 256).from_address(start)
     found = [number for number, word in enumerate(words) if word == os.getpid()]
     return start + 4 * found[0] if len(found) == 1 else 0
+
+
+def keep_at_exit() -> None:
+    """Let no fork take apart at its end what was there before it: it would be half of what a short process
+    does, for torch takes its libraries back one by one."""
+    for thing in gc.get_objects():
+        if type(thing) is weakref.finalize:
+            thing.atexit = False
 
 
 def _stat_fields() -> list[int]:
@@ -408,5 +417,6 @@ def main() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # What is here lives for ever, so collecting garbage in a child must not copy the pages that it is in.
     gc.collect()
+    keep_at_exit()
     gc.freeze()
     serve(asked)

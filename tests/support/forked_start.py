@@ -32,6 +32,9 @@ _FLAGS = {"-I", "-P", "-S", "-u", "-E", "-s", "-B"}
 # Read once, at the start of the interpreter or of a library.
 _PLAIN = ("GRPC_", "KMP_", "LD_", "MALLOC_", "MKL_", "PYTHON", "RES_OPTIONS", "TORCH_")
 _HEEDED = {
+    # Read at the first product of matrices, and the server multiplies none.
+    "MKL_CBWR",
+    "MKL_VERBOSE",
     "PYTHONPATH",
     "PYTHONSAFEPATH",
     "PYTHONUNBUFFERED",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -24,14 +25,14 @@ def blocking_threads() -> set[threading.Thread]:
     }
 
 
-def children() -> dict[int, str]:
-    """Return the direct child processes (pid -> command line) that have not ended."""
+def children(known: Collection[int] = ()) -> dict[int, str]:
+    """Return the direct child processes (pid -> command line) that have not ended.
+
+    Args:
+        known: ids of some that are left out; to look at a process takes longer than many a test.
+    """
     found: dict[int, str] = {}
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return found
-    for pid in _child_ids():
+    for pid in child_ids() - {*known}:
         try:
             child = psutil.Process(pid)
             # One that is about to begin its program has no command line yet; nor has one that has ended.
@@ -45,13 +46,17 @@ def children() -> dict[int, str]:
     return found
 
 
-def _child_ids() -> set[int]:
-    """Return the ids of the direct child processes, of whichever thread.
+def child_ids() -> set[int]:
+    """Return the ids of the direct child processes of whichever thread, with those that have just ended.
 
     The kernel's own lists, where it has them: to look at all processes of the machine, as psutil does, takes
     longer than most tests. A list that is read while a child ends may miss another one (proc(5)), so two
     readings have to agree.
     """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return set()
     try:
         ids = _read_child_ids()
         while (again := _read_child_ids()) != ids:
@@ -74,15 +79,13 @@ def _read_child_ids() -> set[int]:
 
 
 def leaked(
-    threads_before: set[threading.Thread], children_before: dict[int, str], patience: float = 15.0
+    threads_before: set[threading.Thread], children_before: Collection[int], patience: float = 15.0
 ) -> list[str]:
     """Return a line for all that lives now, did not before, and is still there after `patience` seconds."""
     deadline = time.monotonic() + patience
     while True:
         lines = [f"thread {thread.name!r}" for thread in blocking_threads() - threads_before]
-        lines += [
-            f"process {pid}: {command}" for pid, command in children().items() if pid not in children_before
-        ]
+        lines += [f"process {pid}: {command}" for pid, command in children(children_before).items()]
         if not lines or time.monotonic() >= deadline:
             return lines
         time.sleep(0.02)

@@ -36,13 +36,22 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
+    """A batch norm sees the input, and nobody sees what it makes of it: parts have statistics of their own.
+
+    The mean over samples is that of the whole batch, however it is cut.
+    """
+
     def __init__(self) -> None:
         super().__init__()
+        # It adds nothing: what is wrong there stays wrong, and spoils nothing else.
+        self.idle = nn.Parameter(torch.ones(64))
+        self.seen = nn.BatchNorm1d(1, affine=False)
         self.begin, self.end = nn.Linear(5, 7), nn.Linear(7, 3)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.begin(x)
+        self.seen(x[:, None])
+        x = self.begin(x + 0.0 * self.idle.sum())
         for block in self.blocks:
             x = block(x)
         return self.end(x)
@@ -76,6 +85,18 @@ def whole(tensor: torch.Tensor) -> list[float]:
     return [float(number) for number in full.detach().flatten()]
 
 
+def evaluate(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+    """Return the means over all samples: the loss, and the samples' numbers, of which none is left out."""
+    evaluation = springtide.batches((x, y, torch.arange(float(len(x)))), batch_size=2, train=False)
+    model.eval()
+    for features, classes, numbers in evaluation:
+        with torch.no_grad():
+            loss = nn.functional.cross_entropy(model(features), classes)
+        springtide.report(held_out=loss, number=numbers.mean())
+    model.train()
+    return evaluation.values
+
+
 def say_refusals() -> None:
     """Make calls that are refused, and print the reasons."""
 
@@ -96,13 +117,13 @@ def say_refusals() -> None:
     refused(lambda: springtide.distribute(model, [optimizer]))
     springtide.distribute(model, optimizer)
     data = torch.zeros(4, 5), torch.zeros(4)
-    refused(lambda: springtide.batches(data, batch_size=2, train=False))
     refused(lambda: springtide.batches(data, batch_size=2, rehearsals=1))
     refused(springtide.mesh)
 
 
 def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    options |= options.get("only", {}).get(os.environ.get("SPRINGTIDE_POD_NAME"), {})
     # Of one process of the pod alone.
     if fault := options.get("faults", {}).get(os.environ.get("LOCAL_RANK", "0")):
         os.environ["SPRINGTIDE_FAULT"] = f"{os.environ.get('SPRINGTIDE_FAULT', '')};{fault}".strip(";")
@@ -131,6 +152,9 @@ def main() -> None:
         micro_batch=options.get("micro_batch"),
     )
     pieces = options.get("pieces", 1)
+    runtime = springtide.api.active_runtime
+    assert runtime is not None
+    evaluated: dict[int, dict[str, float]] = {}
     for batch in loops:
         with springtide.step():
             optimizer.zero_grad()
@@ -142,15 +166,21 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
         time.sleep(options.get("pace", 0.0))
+        step = runtime.position.cursor.step
+        if [step, springtide.local_rank()] == options.get("spoilt"):
+            with torch.no_grad():
+                model.idle.to_local().add_(1.0)  # type: ignore[attr-defined]
+        if step in options.get("evaluate", []):
+            evaluated[step] = evaluate(model, x, y)
     trained = {name: whole(parameter) for name, parameter in model.named_parameters()}
     held = {
         name: {key: whole(value) for key, value in optimizer.state[parameter].items()}
         for name, parameter in model.named_parameters()
     }
-    runtime = springtide.api.active_runtime
-    assert runtime is not None
     name = f"{runtime.settings.pod_name or 'alone'}.{springtide.local_rank()}.json"
-    (folder / name).write_text(json.dumps({"parameters": trained, "optimizer": held}))
+    buffers = {name: whole(buffer) for name, buffer in model.named_buffers()}
+    found = {"parameters": trained, "optimizer": held, "buffers": buffers, "evaluated": evaluated}
+    (folder / name).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -34,11 +34,13 @@ class FakeCluster:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.version = 0
+        self.created = 0  # objects, also those that a restored backup does not have
         self.down = False
         self.apis: set[str] = set()  # optional ones that are served
         self.unknown_to_crd: set[str] = set()  # fields of a job's status that the CRD does not know
         self.before: Callable[[str, str], None] = lambda method, name: None
         self.calls: Counter[str] = Counter()
+        self.events: dict[str, Object] = {}  # by name
         self.watchers: list[Callable[[str, str, Object], None]] = []
         self._shown: dict[tuple[str, str, str], Object] = {}  # of kinds whose specs are counted
 
@@ -111,7 +113,8 @@ class FakeCluster:
         if (plural, meta["namespace"], meta["name"]) in self.objects:
             raise ApiError(409, "AlreadyExists", f'{plural} "{meta["name"]}" already exists')
         obj = copy.deepcopy(obj)
-        obj["metadata"] |= {"uid": f"uid-{self.version}", "creationTimestamp": timestamp(time.time())}
+        self.created += 1
+        obj["metadata"] |= {"uid": f"uid-{self.created}", "creationTimestamp": timestamp(time.time())}
         return self.put(plural, obj, "ADDED")
 
     def _list(self, plural: str) -> Listing:
@@ -335,6 +338,13 @@ class FakeCluster:
 
     async def create_event(self, event: Object) -> None:
         await self._call("create_event", event["reason"])
+        self.events[event["metadata"]["name"]] = event
+
+    async def count_event(self, namespace: str, name: str, count: int, at: str) -> None:
+        await self._call("count_event", name)
+        if name not in self.events:
+            raise ApiError(404, "NotFound", f"the event {name} is gone")
+        self.events[name] |= {"count": count, "lastTimestamp": at}
 
     async def get_lease(self, namespace: str, name: str) -> Object:
         await self._call("get_lease", name)

@@ -22,6 +22,8 @@ class FakeLists:
 
     async def anew(self, plural: str) -> None:
         """List a kind. Raises ApiError as the cluster does."""
+        assert self.feed is not None
+        self.feed.begins(plural, "")
         _hand_over(self.feed, plural, await self._cluster.list_of(plural))
 
 
@@ -35,6 +37,8 @@ class ApiLists:
     async def anew(self, plural: str) -> None:
         """List a kind. Raises ApiError as the server does."""
         path = PATHS.get(plural, f"/api/v1/{plural}")
+        assert self.feed is not None
+        self.feed.begins(plural, "")
         page = await self._kube.page(path, {}, records.reader_for(path))
         version = str(page.around["metadata"]["resourceVersion"])
         _hand_over(self.feed, plural, Listing(page.items, version))
@@ -44,8 +48,7 @@ class ApiLists:
         await self._kube.close()
 
 
-def _hand_over(feed: Feed | None, plural: str, found: Listing) -> None:
-    assert feed is not None
+def _hand_over(feed: Feed, plural: str, found: Listing) -> None:
     for item in found.items:
         feed.take_event(plural, None, item)
     uids = {str(item["metadata"].get("uid")) for item in found.items}

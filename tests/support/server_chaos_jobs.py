@@ -106,7 +106,12 @@ _FOURTH = (
     Job("ParameterServer", "BoundedStaleness", SUMS, copies=1, group=2),
     TOGETHER,
 )
-JOBS: dict[int, tuple[Job, ...]] = {1: _FIRST, 2: _FIRST, 3: _THIRD, 4: _FOURTH, 5: _FOURTH, 6: _FOURTH}
+JOBS: dict[int, tuple[Job, ...]] = {
+    1: _FIRST,
+    2: _FIRST,
+    3: _THIRD,
+    **dict.fromkeys((4, 5, 6, 7), _FOURTH),
+}
 """By version of the seed."""
 
 

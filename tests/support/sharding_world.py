@@ -20,6 +20,7 @@ from springtide.comm.layout import Layout, field_of, plan_layout
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
 from springtide.sharding.backend import ShardedOptimizer, ShardsLostError
+from springtide.sharding.collectives import LEAST_UNDER_WAY
 from springtide.sharding.filling import AT_ONCE
 from springtide.sharding.pieces import State, Stretch
 from springtide.sharding.shard_map import Shard
@@ -27,7 +28,7 @@ from springtide.train_step.master_weights import MASTER
 from springtide_protocol.names import GenerationName, StateName
 
 BUCKET_BYTES = 4096
-MOST_UNDER_WAY = 6000
+FEW_UNDER_WAY = 6000
 SCALE = 0.5
 MOST_MEMBERS = 9
 
@@ -228,7 +229,7 @@ class Member:
         variant: Variant,
         seed: int,
         keeps_gradients: bool,
-        most_under_way: int | None,
+        least_under_way: int,
     ) -> None:
         self.name, self.node = name, node
         self.parameters = variant.parameters(seed)
@@ -242,7 +243,7 @@ class Member:
             node=node,
             keeps_gradients=keeps_gradients or variant.exact,
             masters=variant.masters,
-            most_under_way=most_under_way,
+            least_under_way=least_under_way,
             at_once=variant.at_once,
         )
         self.home.waits_for_values = variant.reads
@@ -284,7 +285,7 @@ class Member:
             self._sum(group, gradients)
         else:
             self._sum_exactly(self.exact, group, gradients)
-        home.commit(SCALE, unused, skip)
+        home.commit([SCALE], unused, skip)
         exponents = None if self.exact is None else self.exact.exponents.values
         if self.exact is not None:
             self.exact.commit(self.step + 1)
@@ -387,8 +388,8 @@ class World:
         place = self._draw.randrange(len(self.members) + 1)
         name, seed = f"m{self._count}", 1000 + self._count
         # In half of all worlds buckets leave in several chunks.
-        most = None if self._seed % 4 < 2 else MOST_UNDER_WAY
-        member = Member(name, node, self._variant, seed, self._seed % 2 == 0, most)
+        least = LEAST_UNDER_WAY if self._seed % 4 < 2 else FEW_UNDER_WAY
+        member = Member(name, node, self._variant, seed, self._seed % 2 == 0, least)
         self.members.insert(place, member)
 
     def lose(self, members: Collection[Member]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 from chaos_points import chance_of_any_step, points
 from chaos_seeds import Seed
@@ -18,7 +19,23 @@ from worker_cluster import Worker, WorkerCluster
 from worker_reference import Reference
 
 MOST_WORKERS = 5
+SPEED_FROM = 7
+"""The first version of the seeds of which some have parts by speed."""
 _ACTIONS = ("kill", "kill", "stop=0.3", "stop=3", "raise", "term", "sleep=0.4")
+
+
+def speed_of(seed: Seed) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return options and environment that have every second seed's job cut its batches by speed.
+
+    Its workers take 2, 4 or 6 ms a sample.
+
+    Args:
+        seed: of the job.
+    """
+    if seed.version < SPEED_FROM or seed.number % 2 == 0:
+        return {}, {}
+    speeds = {str(slot): 0.002 * (1 + slot % 3) for slot in range(64)}
+    return {"sample_seconds": speeds, "pace": 0}, {"SPRINGTIDE_BALANCE": "Speed"}
 
 
 class Chaos:

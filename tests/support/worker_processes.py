@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import standstill
+from forked_start import forked
 
 from springtide.coordination import outcome
 
@@ -26,7 +27,10 @@ _ZYGOTE = Path(__file__).with_name("worker_zygote.py")
 
 
 class Zygote:
-    """Makes worker processes that have torch imported; one for all tests of a session."""
+    """Makes worker processes that have torch imported; one for all tests of a session.
+
+    It is forked itself by the fork server where it is of this tree.
+    """
 
     def __init__(self, **environment: str) -> None:
         """environment: what must be set before torch is imported."""
@@ -35,13 +39,15 @@ class Zygote:
             "PYTHONPATH": os.pathsep.join(ROOTS),
             **environment,
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(_ZYGOTE)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        ours = environment["PYTHONPATH"] == os.pathsep.join(ROOTS)
+        with forked() if ours else contextlib.nullcontext():
+            self._process = subprocess.Popen(
+                [sys.executable, str(_ZYGOTE)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
         self._changed = threading.Condition()
         self._made: list[int] = []
         self._codes: dict[int, int] = {}

@@ -1,5 +1,5 @@
 """Forks worker processes that have torch imported already, so that a test need not pay for the import each
-time.
+time. In them, warnings are errors.
 
 Reads JSON lines from standard input: {"env": {...}, "argv": [...], "log": PATH}; answers {"pid": N} for each,
 and {"pid": N, "code": N} when a child has ended. Children are real processes with their own signals. It ends,
@@ -19,12 +19,16 @@ import select
 import signal
 import sys
 import threading
+import warnings
+import weakref
 from typing import Any, NoReturn
 
-import torch
-import torch._dynamo  # the first optimizer of a process would import it, for seconds
+warnings.simplefilter("error")
 
-import springtide.api  # noqa: F401 (imported once for all children)
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402 (the first optimizer of a process would import it, for seconds)
+
+import springtide.api  # noqa: E402, F401 (imported once for all children)
 
 # What children would each import for half of their processor time: coordinators, servers, and scripts.
 PROGRAMS = (
@@ -63,8 +67,12 @@ def serve() -> dict[str, Any] | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: set[int] = set()
     buffered = b""
-    # What is here lives for ever, so collecting garbage in a child must not copy the pages that it is in.
+    # What is here lives for ever: no child's end must take it apart, as torch does with its libraries one by
+    # one, nor must collecting garbage in a child copy the pages that it is in.
     gc.collect()
+    for thing in gc.get_objects():
+        if type(thing) is weakref.finalize:
+            thing.atexit = False
     gc.freeze()
     while True:
         select.select([0, wake_read], [], [], 0.2)

@@ -283,7 +283,7 @@ def batches(
     runtime = _get("batches()")
     runtime.trainers.require("batches()")
     if runtime.pod is not None and runtime.pod.processes > 1:
-        _check_pod_loop(train, rehearsals)
+        _check_pod_loop(rehearsals)
     if not train:
         return runtime.evaluations.evaluate(make_source(dataset, collate_fn), batch_size, epochs)
     plan = plan_loop(
@@ -310,14 +310,8 @@ def batches(
     return runtime.loops.batches(replace(plan, source=source), loader, rehearsals, read_marks)
 
 
-def _check_pod_loop(train: bool, rehearsals: int) -> None:
+def _check_pod_loop(rehearsals: int) -> None:
     """Raise UsageError for a loop that the processes of a pod with a mesh cannot run together."""
-    if not train:
-        raise UsageError(
-            "batches(train=False) deals samples to each process by itself, and the processes of a pod with "
-            "mesh() compute together: evaluate the checkpoints in a job of its own, or report() the training "
-            "loss"
-        )
     if rehearsals:
         raise UsageError(
             "batches(rehearsals=) tries a body out in one process, and the processes of a pod with mesh() "

@@ -54,8 +54,14 @@ class Settings:
     shards_at_once_mib: float = 32.0
     """State that a worker sends or receives before a generation's first step, of what could wait until
     training goes on: copies of what lost workers had. The smallest of all workers' counts."""
+    shards_under_way_mib: float = 5.0
+    """Memory that a worker has for gradients, sums or values on their way, however small the model is: with
+    less there are more chunks. The smallest of all workers' counts."""
     balance: str = "Even"
     """How global batches are cut: by the workers' Speed, or in Even parts."""
+    salvage: str = "Auto"
+    """Whether what survivors have computed of a dropped step is kept: Always, Never, or where copies of
+    gradients take next to no time of a step (Auto)."""
     strategy: str = "AllReduce"
     node: str = ""
     """The node's name, where the operator says it."""
@@ -196,7 +202,9 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         top_k_ratio=min(number("SPRINGTIDE_TOP_K_RATIO", 0.01, 1e-6), 1.0),
         shard=choice("SHARD", ("None", "Optimizer", "Gradients")),
         shards_at_once_mib=number("SPRINGTIDE_SHARDS_AT_ONCE_MIB", 32.0, 0),
+        shards_under_way_mib=number("SPRINGTIDE_SHARDS_UNDER_WAY_MIB", 5.0, 0.001),
         balance=choice("BALANCE", ("Even", "Speed")),
+        salvage=choice("SALVAGE", ("Auto", "Always", "Never")),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
         node=text("NODE"),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),

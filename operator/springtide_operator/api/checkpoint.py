@@ -20,7 +20,7 @@ class Checkpoint(ApiModel):
     uri: Uri = Field(
         description="A path that all worker pods have mounted, file:// and such a path, s3://BUCKET/PREFIX,"
         " or whatever else fsspec knows in the worker's image. The job's checkpoints are in a folder of its"
-        " own below it: NAMESPACE-NAME-UID8. Immutable.",
+        " own below it: NAMESPACE-NAME-UID8. Immutable; a checkpoint can be added to a job, and not removed.",
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule("self == oldSelf", "checkpoint.uri is immutable: create a new job with restoreFrom")

@@ -377,6 +377,13 @@ class TrainingJobSpec(ApiModel):
                     reason="FieldValueForbidden",
                     fieldPath=".managedBy",
                 ),
+                # A rule of the field itself does not run where the whole checkpoint goes and comes again.
+                rule(
+                    "!has(oldSelf.checkpoint) || has(self.checkpoint)",
+                    "checkpoint cannot be removed, since its uri is immutable: create a new job",
+                    reason="FieldValueForbidden",
+                    fieldPath=".checkpoint",
+                ),
                 rule(
                     "self.elasticity.policy != 'Capacity' || has(self.workers.maxReplicas)",
                     "elasticity.policy Capacity needs workers.maxReplicas: it says how many extra workers"

@@ -76,6 +76,19 @@ def with_defaults(pod: Object, defaults: PodDefaults, container: str) -> Object:
     return result
 
 
+def on_linux(pod: Object) -> Object:
+    """Send a pod to nodes with Linux, which all images are for, where it does not choose by itself.
+
+    Args:
+        pod: the Pod, which is changed in place.
+
+    Returns:
+        The same.
+    """
+    pod["spec"].setdefault("nodeSelector", {}).setdefault("kubernetes.io/os", "linux")
+    return pod
+
+
 def _fill(target: Object, default: Object) -> None:
     for key, value in default.items():
         own = target.get(key)

@@ -10,7 +10,7 @@ from springtide_operator.api import names
 from springtide_operator.api.job import Job
 from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.manifests.coordinator import coordinator_pod, secret
-from springtide_operator.manifests.defaults import PodDefaults, with_defaults
+from springtide_operator.manifests.defaults import PodDefaults, on_linux, with_defaults
 from springtide_operator.manifests.protection import Doors, network_policy
 from springtide_operator.manifests.server import CONTAINER as SERVER_CONTAINER
 from springtide_operator.manifests.server import server_pod
@@ -58,7 +58,7 @@ class ManifestMaker:
         own = self.credentials(job).operator_token
         image = image or self.coordinator_image
         pod = coordinator_pod(job, incarnation, image, self.pull_policy, avoid, own)
-        return with_defaults(pod, self.defaults, names.ROLE_COORDINATOR)
+        return on_linux(with_defaults(pod, self.defaults, names.ROLE_COORDINATOR))
 
     def worker(self, job: Job, slot: int, attempt: int, address: str, avoid: str | None = None) -> Object:
         """Return a worker's pod.
@@ -74,7 +74,7 @@ class ManifestMaker:
             TemplateError: no pod can be made of the template.
         """
         pod = worker_pod(job, slot, attempt, address, avoid)
-        return with_defaults(pod, self.defaults, main_container_name(job.spec.workers.template))
+        return on_linux(with_defaults(pod, self.defaults, main_container_name(job.spec.workers.template)))
 
     def server(self, job: Job, slot: int, attempt: int, address: str, image: str = "") -> Object:
         """Return a parameter server's pod.
@@ -90,4 +90,4 @@ class ManifestMaker:
             TemplateError: no pod can be made of the template.
         """
         pod = server_pod(job, slot, attempt, address, image or self.server_image, self.pull_policy)
-        return with_defaults(pod, self.defaults, SERVER_CONTAINER)
+        return on_linux(with_defaults(pod, self.defaults, SERVER_CONTAINER))

@@ -203,6 +203,8 @@ def _shared_memory(spec: Object, container: Object) -> None:
             f"spec.workers.template.spec.volumes: the name {SHM_VOLUME!r} is taken by Springtide;"
             f" rename the volume, or mount it at {SHM_PATH}"
         )
+    # No sizeLimit: its pages count as the container's memory, whose limit bounds them, and the kubelet makes
+    # it no larger than that. Without such a limit the heap has none either, and a guess would end loaders.
     volumes.append({"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
     mounts.append({"name": SHM_VOLUME, "mountPath": SHM_PATH})
 

@@ -78,15 +78,17 @@ def after_the_end(
     actions: list[Action] = []
     wake_at: float | None = None
     policy = job.spec.pod_cleanup
-    patient_until = ended_at + PATIENCE_SECONDS
+    ended = ended_at if observation.steady is None else observation.ended_since
+    # Counted by the steady clock, and from the round on that ends the job.
+    patient_for = PATIENCE_SECONDS - (0.0 if ended is None else observation.seen_for(ended, now))
     for pod in observation.workers:
         if pod.deleting or policy is PodCleanup.NONE:
             continue
         if pod.end is not None and pod.terminal:
             if policy is PodCleanup.ALL:
                 actions.append(_over(pod, "podCleanup is All"))
-        elif succeeded and pod.running and pod.end is None and now < patient_until:
-            wake_at = patient_until
+        elif succeeded and pod.running and pod.end is None and patient_for > 0:
+            wake_at = now + patient_for
         else:
             actions.append(_over(pod, "the job has ended"))
     if all(pod.end is not None for pod in observation.workers):

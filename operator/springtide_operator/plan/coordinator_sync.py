@@ -84,6 +84,7 @@ class CoordinatorUpdate:
     consistency: str = ""  # wanted; "": no parameters on servers
     staleness: int = 0  # with BoundedStaleness
     suspend_by: float = 0.0  # unix time at which all members leave, whatever is saved; 0: they stay
+    suspend_at: float = 0.0  # the same by the operator's steady clock
     saved: str = ""  # name of the checkpoint that the job was put away with
     now: float = field(default=0.0, compare=False)  # unix seconds, when it was made
     steady: float = field(default=0.0, compare=False)  # the same by the operator's steady clock
@@ -134,6 +135,7 @@ def make_sync(
         job.spec.servers,
         tuple(serving),
         suspend_by=suspend.leave_by(job),
+        suspend_at=suspend.leave_at(job, observation),
         saved=suspend.saved_name(job.status),
         now=now,
         steady=now if observation.steady is None else observation.steady,

@@ -31,6 +31,7 @@ from springtide_operator.plan import (
     security,
     servers,
     sizing,
+    store_size,
     suspend,
     template,
 )
@@ -103,7 +104,8 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
         events += said
         actions += servers.decide(job, observation, ledger, now)
         actions += sizing.decide(job, observation, ledger, now)
-        actions += servers.renew(job, observation, ledger)
+        if observation.secret_made:  # successors read it
+            actions += servers.renew(job, observation, ledger)
         replaced, told = outdated.decide(job, observation, ledger, now)
         actions += replaced
         events += told
@@ -118,7 +120,7 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
     later = [refusal.retry_at for refusal in observation.refusals.values()]
     later += [backoff.until for backoff in ledger.backoffs.values()]
     later += completion.wakes(job)
-    later += suspend.wakes(job, observation)
+    later += suspend.wakes(job, observation, now)
     later += nodes.later(job, observation, now)
     later += conditions.wakes(old, observation, ledger, now)
     later += sized.wakes
@@ -128,11 +130,14 @@ def plan(job: Job, observation: Observation, now: float) -> Plan:
 
 
 def _doubts(job: Job) -> list[Event]:
-    """Return events about likely typing errors, once for each version of the spec."""
+    """Return events about likely errors of the manifest, once for each version of the spec."""
     if job.status.get("observedGeneration") == job.generation:
         return []
     found = rules.doubts(job.spec.failure_policy.rules)
-    return [Event(reasons.EVENT_REASON_UNKNOWN, text, warning=True) for text in found]
+    events = [Event(reasons.EVENT_REASON_UNKNOWN, text, warning=True) for text in found]
+    if text := store_size.doubt(job):
+        events.append(Event(reasons.EVENT_TOO_MANY_PROCESSES, text, warning=True))
+    return events
 
 
 def invalid(

@@ -15,14 +15,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from springtide_operator.api import names
+from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job, JobKey
-from springtide_operator.plan.observation import CoordinatorPod, Observation, ServerPod
+from springtide_operator.plan.observation import CoordinatorPod, Observation, Problem, ServerPod
 from springtide_operator.plan.values import timestamp
 
 STATUS = "keys"
 RENEW_AT = 2 / 3  # of the validity of a certificate
 SPREAD = 1 / 12  # of it, by job: certificates that were made together are not renewed together
+LATE = 1 / 6  # of it: a pod whose certificate ends so soon should have had a successor long ago
 
 
 def with_keys(job: Job, observation: Observation, now: float) -> Job:
@@ -107,14 +108,15 @@ def with_secret(job: Job, observation: Observation) -> Observation:
 
 
 def outdated_coordinator(job: Job, observation: Observation, pod: CoordinatorPod | None) -> str:
-    """Return why a coordinator has to be made anew; "" where it knows the keys that it has to.
+    """Return why a coordinator has to be made anew; "" where it knows the keys that it has to, and until the
+    Secret is made that its successor reads: where that is refused, the one that runs must stay.
 
     Args:
         job: with its keys.
         observation: of the job.
         pod: of the coordinator; None: there is none.
     """
-    if not observation.key or pod is None:
+    if not observation.key or pod is None or not observation.secret_made:
         return ""
     wanted = tuple(key.name for key in job.keys)
     if pod.keys == wanted:
@@ -135,6 +137,30 @@ def outdated_server(job: Job, server: ServerPod) -> bool:
         server: the pod.
     """
     return server.key != job.keys[0].name
+
+
+def problem(job: Job, observation: Observation, now: float) -> Problem | None:
+    """Say that a certificate ends soon, or has ended, which was not renewed in time; None where none does.
+
+    Args:
+        job: with its keys.
+        observation: of the job.
+        now: in unix seconds.
+    """
+    if not job.tls:
+        return None
+    shown = [(pod.name, pod.keys[0]) for pod in observation.coordinators if pod.live and pod.keys]
+    shown += [(pod.name, pod.key) for pod in observation.servers if pod.live and pod.key]
+    ends = [(JobKey.parse(key).certificate_ends, name) for name, key in shown]
+    at, name = min((end for end in ends if end[0]), default=(0, ""))
+    if not at or now < at - LATE * observation.certificate_seconds:
+        return None
+    when = f"{'has ended' if now >= at else 'ends'} at {timestamp(at)}"
+    text = (
+        f"the certificate of {name} {when}, and no successor with a newer one has come: processes that"
+        " connect after it has ended are refused"
+    )
+    return Problem(reasons.CERTIFICATE_ENDING, text)
 
 
 def _carried(observation: Observation) -> dict[str, JobKey]:

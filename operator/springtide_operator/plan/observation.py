@@ -409,6 +409,7 @@ class Report:
         return frozenset(members | {server.pod_uid for server in self.servers if server.connected})
 
     asked_living: frozenset[str] | None = None  # worker pods (uids) called living in the question
+    steady_at: float | None = None  # when the operator got it, by its steady clock
 
     @property
     def training(self) -> bool:
@@ -480,12 +481,18 @@ class Observation:
     policy_missing: bool = False  # a NetworkPolicy is wanted, and this process has not applied it
     report: Report | None = None
     unreachable_since: float | None = None  # the coordinator's calls fail since
+    deaf_since: float | None = None  # the same by the steady clock
     unreachable_why: str = ""
     sight: Sight | None = None  # None while the coordinator answers and waits for nobody
     # By the steady clock: when the coordinator last said of each pod (uid) that it is connected, and since
     # when this process has had its word.
     heard_at: Mapping[str, float] = field(default_factory=dict)
     listening_since: float | None = None
+    # By the steady clock: since when this process has seen that the job is halted, that it is and no worker
+    # is left, that it has ended (`first_seen`).
+    halted_since: float | None = None
+    left_since: float | None = None
+    ended_since: float | None = None
     refusals: Mapping[str, Refusal] = field(
         default_factory=dict
     )  # by role: worker, coordinator, service, secret

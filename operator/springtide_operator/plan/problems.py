@@ -16,6 +16,7 @@ from springtide_operator.plan import (
     elasticity,
     gang,
     hangs,
+    keys,
     kueue,
     memory,
     nodes,
@@ -75,7 +76,13 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_held_back(observation),
         *memory.problems(job, observation.report_of(ledger.incarnation), job.status),
         *_checkpoints(observation),
+        *_certificates(job, observation, now),
     ]
+
+
+def _certificates(job: Job, observation: Observation, now: float) -> list[Problem]:
+    found = keys.problem(job, observation, now)
+    return [found] if found is not None else []
 
 
 def _unknown_nodes(observation: Observation, now: float) -> list[Problem]:

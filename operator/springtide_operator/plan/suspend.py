@@ -7,7 +7,7 @@ gone (ProgressNotSaved).
 A job with checkpoints is halted in two steps. First its workers are told to leave, by way of the coordinator:
 they stop after the same step, write a checkpoint, and go. When the coordinator has told what was saved, the
 pods are deleted, as those of any halted job. Whatever cannot be saved is not waited for longer than
-SAVE_SECONDS.
+SAVE_SECONDS, counted from when this process first saw that the job is halted (`first_seen`).
 """
 
 from __future__ import annotations
@@ -131,12 +131,23 @@ DEAF_SECONDS = 30.0  # a coordinator that does not answer for so long tells nobo
 LAST_REPORT_SECONDS = 30.0  # for the coordinator to tell, after the last worker's end, what was saved
 
 
-def leave_by(job: Job) -> float:
-    """Unix time at which the members leave whatever is saved; 0 while they are not told to.
+def leave_at(job: Job, observation: Observation) -> float:
+    """Return when the members leave whatever is saved, by the operator's steady clock; 0 while they are not
+    told to.
 
     They are told when status says so: an operator that dies in between must find it there.
+
+    Args:
+        job: with its status.
+        observation: of the job.
     """
-    since = _halted_since(job)
+    since = _halted_since(job, observation)
+    return since + SAVE_SECONDS if since is not None and saves(job) else 0.0
+
+
+def leave_by(job: Job) -> float:
+    """Return the same in unix time, for coordinators that know no durations; 0 while they are not told to."""
+    since = _halted_at(job)
     return since + SAVE_SECONDS if since is not None and saves(job) else 0.0
 
 
@@ -159,34 +170,52 @@ def waits(job: Job, observation: Observation, ledger: Ledger, now: float) -> boo
     """
     if not saves(job) or coordinator_policy.current(observation, ledger) is None:
         return False
-    since = _halted_since(job)
+    since = _halted_since(job, observation)
     if since is None:
         return True  # status says so with this round
-    until = since + SAVE_SECONDS
-    if not sizing.live_pods(observation):
-        until = min(until, _left_at(observation, since) + LAST_REPORT_SECONDS)
-    deaf_since = observation.unreachable_since
-    if now >= until or (deaf_since is not None and now - deaf_since >= DEAF_SECONDS):
+    if observation.seen_for(_until(observation, since), now) >= 0:
+        return False
+    deaf_since = observation.unreachable_since if observation.steady is None else observation.deaf_since
+    if deaf_since is not None and observation.seen_for(deaf_since, now) >= DEAF_SECONDS:
         return False
     report = observation.report_of(ledger.incarnation)
-    return report is None or report.at < since or not report.put_away
+    if report is None or not report.put_away:
+        return True
+    at = report.at if observation.steady is None else report.steady_at
+    return at is None or at < since
 
 
-def wakes(job: Job, observation: Observation) -> list[float]:
+def wakes(job: Job, observation: Observation, now: float) -> list[float]:
     """Return when to look again, in unix seconds.
 
     Args:
         job: that is halted.
         observation: of its pods.
+        now: in unix seconds.
     """
-    until, since = leave_by(job), _halted_since(job)
-    if not until or since is None:
+    since = _halted_since(job, observation)
+    if since is None or not saves(job):
         return []
-    return [until, _left_at(observation, since) + LAST_REPORT_SECONDS]
+    return [now - observation.seen_for(_until(observation, since), now)]
+
+
+def _until(observation: Observation, since: float) -> float:
+    """Return until when a halted job is waited for, by the steady clock.
+
+    Args:
+        observation: of the job.
+        since: when it was halted, by that clock.
+    """
+    until = since + SAVE_SECONDS
+    if sizing.live_pods(observation):
+        return until
+    return min(until, _left_at(observation, since) + LAST_REPORT_SECONDS)
 
 
 def _left_at(observation: Observation, since: float) -> float:
-    """Return when the last known worker ended, and not before the job was halted; in unix seconds."""
+    """Return when the last known worker ended, and not before the job was halted; by the steady clock."""
+    if observation.steady is not None:
+        return observation.left_since if observation.left_since is not None else observation.steady
     ends = [pod.end.at for pod in observation.workers if pod.end is not None and pod.end.at is not None]
     return max([since, *ends])
 
@@ -248,7 +277,14 @@ def events_of_saving(old: dict[str, Any], new: dict[str, Any], observation: Obse
     return [Event(reasons.EVENT_RESTORED, text[:1000], warning=bool(report.not_restored))]
 
 
-def _halted_since(job: Job) -> float | None:
+def _halted_since(job: Job, observation: Observation) -> float | None:
+    """Return since when the job is halted, by the steady clock; None while status does not say that it is."""
+    at = _halted_at(job)
+    return at if at is None or observation.steady is None else observation.halted_since
+
+
+def _halted_at(job: Job) -> float | None:
+    """Return since when the job is halted, in unix seconds; None while status does not say that it is."""
     condition = conditions.find(job.status, reasons.SUSPENDED)
     if not job.halted or condition is None or condition.get("status") != "True":
         return None

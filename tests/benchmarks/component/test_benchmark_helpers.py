@@ -10,10 +10,12 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
+from forked_start import forked
 
 from benchmarks import operator_scale, ps_consistency, ps_overlap, recovery
 from springtide_local.cluster import Cluster
@@ -30,10 +32,19 @@ def host() -> str:
     return f"127.{30 + os.getpid() % 200}.251.{1 + os.getppid() % 250}"
 
 
+@pytest.fixture(scope="module")
+def begun() -> None:
+    """Begin the fork server before a test that must leave no child behind."""
+    with forked():
+        return
+
+
 @pytest.fixture(autouse=True)
-def modules_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+def modules_of_the_checkout(monkeypatch: pytest.MonkeyPatch, begun: None) -> Iterator[None]:
     """Have benchmarks import modules below the repository's root, which `make bench` does, too."""
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with forked():
+        yield
 
 
 def test_coordinator_stand_in_reports_all_running_as_training(host: str) -> None:

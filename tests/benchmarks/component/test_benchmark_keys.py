@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from benchmarks import checkpoint, exact, hostile, recovery, steady_state, transfer
-from benchmarks.peers import torchrun
+from benchmarks.peers import torchft, torchrun
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,11 +37,12 @@ def test_recovery_counts_by_kind_and_says_why_a_peer_is_missing() -> None:
         "samples_lost": 0,
         "repeats": 3,
     }
-    result = recovery.report(ours, 0.05, {"gap_seconds_p50": 60.0, "censored": 1})
+    result = recovery.report(ours, 0.05, {"gap_seconds_p50": 60.0, "censored": 1}, NO_TORCHFT)
     assert result["heartbeat_limit_seconds"] > 0
     assert result["ratio_to_torchrun"] == pytest.approx(0.2 / 60)
     assert result["torchft"] is None
-    assert result["torchft_reason"]
+    assert result["torchft_reason"] == torchft.MISSING
+    assert result["kill_ratio_to_torchft"] is None
 
 
 def test_recovery_without_a_figure() -> None:
@@ -49,9 +51,55 @@ def test_recovery_without_a_figure() -> None:
     assert none["samples_lost"] is None
     assert none["reason"].startswith("waited")
     ours = dict.fromkeys(recovery.KINDS, none)
-    result = recovery.report(ours, None, {"gap_seconds_p50": None, "censored": None, "reason": "no steps"})
+    nothing = {"gap_seconds_p50": None, "censored": None, "reason": "no steps"}
+    result = recovery.report(ours, None, nothing, NO_TORCHFT)
     assert result["ratio_to_torchrun"] is None
+    assert result["hang_ratio_to_torchft"] is None
     assert result["torchrun"]["kill_worker"]["reason"] == "no steps"
+
+
+NO_TORCHFT = torchft.figures({0.1: torchft.Seen(reason=torchft.MISSING)})
+
+
+def test_recovery_is_compared_with_the_best_join_timeout() -> None:
+    seen = {
+        0.1: torchft.Seen({"kill_worker": [0.9], "hang_worker": [5.5, 5.1, 5.3]}, 0.3),
+        1.0: torchft.Seen({"kill_worker": [0.7, 0.5, 0.6]}, 0.2, "waited 60 s"),
+        10.0: torchft.Seen({"kill_worker": [5.0], "hang_worker": [6.0]}, 0.1),
+    }
+    theirs = torchft.figures(seen)
+    assert theirs["kill_worker"]["join_timeout_seconds"] == 1.0
+    assert theirs["kill_worker"]["by_join_timeout"] == {"0.1": 0.9, "1": 0.6, "10": 5.0}
+    assert theirs["hang_worker"]["gap_seconds_p50"] == 5.3
+    assert (theirs["median_step_seconds"], theirs["reason"]) == (0.2, "waited 60 s")
+    ours = {kind: recovery.figures([0.3], [0, 0, 0]) for kind in recovery.KINDS}
+    result = recovery.report(ours, 0.25, {"gap_seconds_p50": None}, theirs)
+    assert result["kill_ratio_to_torchft"] == pytest.approx(0.05 / 0.4)
+    assert result["hang_ratio_to_torchft"] == pytest.approx(0.3 / 5.3)
+    assert result["torchft"] == theirs
+
+
+def test_pause_of_torchft_ends_with_steps_of_the_others() -> None:
+    seen = [(1.0, 1, 3), (1.3, 2, 3), (1.1, 1, 3), (1.6, 3, 3), (2.5, 4, 2), (9.0, 5, 2), (2.6, 4, 2)]
+    steps = torchft.curve(torchft.Step(*step) for step in seen)
+    assert [(step.unix_time, step.number) for step in steps[:2]] == [(1.0, 1), (1.3, 2)]
+    assert torchft.pause(steps[:3], 1.4) is None
+    assert torchft.pause(steps[:4], 1.4) is None  # another one may be missing there
+    assert torchft.pause(steps, 1.4) == pytest.approx(6.5)
+    assert torchft.pause([*steps[:4], torchft.Step(2.7, 5, 2)], 1.4) == pytest.approx(0.9)
+    assert torchft.pause(steps, 0.5) is None
+
+
+def test_torchft_that_is_not_installed_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert torchft.measure(torchft.QUICK_TRIES) == NO_TORCHFT
+    assert NO_TORCHFT["reason"] == torchft.MISSING
+    assert NO_TORCHFT["hang_worker"]["gap_seconds_p50"] is None
+
+
+def test_loss_while_all_live_is_a_false_one() -> None:
+    losses = [MagicMock(number=number) for number in (2, 4, 7)]
+    assert [recovery.false_losses(before, losses) for before in (7, 3, 0)] == [0, 2, 3]
 
 
 def test_steady_state_takes_the_median_and_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:

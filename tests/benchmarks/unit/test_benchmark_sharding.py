@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks import sharding
 from benchmarks.peers import fsdp2, torchrun
 from benchmarks.sharding import GRADIENTS, OPTIMIZER, PEER, UNSHARDED, Kills
+from benchmarks.support import sides
+from benchmarks.support.sides import Side, Turn
 from benchmarks.support.turns import Report, slowest
 
 FIGURES = (
@@ -55,6 +58,11 @@ class Played:
         return reports(seconds, steps, made, held, *gradients, 300, 0.5 * made, 0.25 * made)
 
 
+def play(played: Played, reasons: dict[str, str], rounds: int) -> dict[str, Side]:
+    turn = Turn(sharding.WARM_UP, sharding.STEPS, rounds)
+    return sides.by_turns(played.take, (*sharding.SHARDS, PEER), reasons, turn)
+
+
 def test_first_step_of_a_turn_and_faster_workers_are_left_out() -> None:
     assert slowest([Report([9.0, 1.0, 2.0]), Report([1.0, 3.0, 1.0])]) == [3.0, 2.0]
     assert slowest([]) == []
@@ -63,16 +71,16 @@ def test_first_step_of_a_turn_and_faster_workers_are_left_out() -> None:
 def test_sides_take_turns_in_another_order_each_time() -> None:
     played = Played()
     reasons = {PEER: ""}
-    sides = sharding.by_turns(played.take, reasons, 4)
+    seen = play(played, reasons, 4)
     rounds = [played.order[at : at + 4] for at in range(0, len(played.order), 4)]
     assert len(rounds) == 5
     assert {order[0] for order in rounds[1:]} == {UNSHARDED, OPTIMIZER, GRADIENTS, PEER}
-    assert {len(side.seconds) for side in sides.values()} == {4 * sharding.STEPS}
+    assert {len(side.seconds) for side in seen.values()} == {4 * sharding.STEPS}
 
 
 def test_case_has_ratios_to_unsharded_and_to_the_peer() -> None:
     reasons = {PEER: ""}
-    case = sharding.case_figures(sharding.by_turns(Played().take, reasons, 2), reasons[PEER])
+    case = sharding.case_figures(play(Played(), reasons, 2), reasons[PEER])
     assert set(sharding.CASE_KEYS) <= case.keys()
     assert case["optimizer_bytes_ratio"] == pytest.approx(134 / 201)
     assert case["gradient_bytes_ratio"] == pytest.approx(0.6)
@@ -88,7 +96,7 @@ def test_case_has_ratios_to_unsharded_and_to_the_peer() -> None:
 @pytest.mark.parametrize("at", [0, 2])
 def test_peer_that_fails_is_null_with_a_reason(at: int) -> None:
     reasons = {PEER: ""}
-    case = sharding.case_figures(sharding.by_turns(Played(PEER, at).take, reasons, 3), reasons[PEER])
+    case = sharding.case_figures(play(Played(PEER, at), reasons, 3), reasons[PEER])
     assert case["step_ratio_to_fsdp2"] is None
     assert case["step_ratio_to_fsdp2_reason"] == "a process of fsdp2 ended"
     assert case["step_ratio_to_unsharded"] == pytest.approx(1.3 / 1.1)
@@ -96,7 +104,7 @@ def test_peer_that_fails_is_null_with_a_reason(at: int) -> None:
 
 def test_own_side_that_fails_is_raised() -> None:
     with pytest.raises(RuntimeError, match="a process of optimizer ended"):
-        sharding.by_turns(Played(OPTIMIZER, 1).take, {PEER: ""}, 3)
+        play(Played(OPTIMIZER, 1), {PEER: ""}, 3)
 
 
 def test_top_figure_is_the_worse_model_and_null_without_one() -> None:
@@ -117,11 +125,14 @@ def test_step_committed_by_two_generations_is_lost_once() -> None:
 
 
 def test_kills_are_compared_by_their_medians() -> None:
-    seen = {OPTIMIZER: Kills([0.3, 0.9, 0.4], 1, 2, 3, 4), UNSHARDED: Kills([0.2, 0.1])}
+    ours, plain = Kills([0.3, 0.9, 0.4], [0.7, 0.5, 0.6], 1, 2, 3, 4), Kills([0.2, 0.1], [0.4, 0.3])
+    seen = {OPTIMIZER: ours, UNSHARDED: plain}
     found = sharding.kill_figures(seen, "")
     assert found["kill_gap_seconds_p50"] == 0.4
     assert found["unsharded_kill_gap_seconds_p50"] == pytest.approx(0.15)
     assert found["kill_gap_ratio"] == pytest.approx(0.4 / 0.15)
+    assert found["join_gap_seconds"] == 0.6
+    assert found["unsharded_join_gap_seconds"] == pytest.approx(0.35)
     names = ("steps_lost", "samples_repeated", "samples_lost", "checkpoints_read", "kills")
     assert [found[name] for name in names] == [1, 2, 3, 4, 3]
     none = sharding.kill_figures({OPTIMIZER: Kills([0.3]), UNSHARDED: Kills()}, "waited 60 s")
@@ -156,7 +167,12 @@ def test_bytes_of_other_tensors_are_counted_once_by_memory() -> None:
     objects = [known, "no tensor", memory, *views, nothing, traced]
     assert sharding.other_bytes([known], objects) == 4 * 4096
     assert sharding.other_bytes([known, views[1]], objects) == 0
-    assert sharding.other_bytes([]) >= 4 * (1000 + 4096)
+    gc.freeze()  # as a worker does before it trains
+    try:
+        assert sharding.other_bytes([]) >= 4 * (1000 + 4096)
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_kill_costs_the_pause_and_the_steps_behind_a_checkpoint() -> None:

@@ -7,8 +7,10 @@ import time
 import pytest
 
 from benchmarks import uneven
+from benchmarks.support import sides
+from benchmarks.support.sides import Side, Turn
 from benchmarks.support.turns import Report
-from benchmarks.uneven import EXACT_EVEN, EXACT_SPEED, PEER, SIDES, SPEED
+from benchmarks.uneven import DDP, EXACT_EVEN, EXACT_SPEED, PEERS, SIDES, SPEED, TORCHFT
 
 
 class Played:
@@ -23,36 +25,41 @@ class Played:
         if side == self._failing:
             raise RuntimeError(f"a process of {side} ended")
         seconds = {SPEED: 0.2, EXACT_SPEED: 0.24, "equal_speed": 0.161, "equal_even": 0.16}.get(side, 0.32)
-        figures = {"digest": self._digest if side == EXACT_EVEN else 7.0} if look and side != PEER else {}
+        figures = (
+            {"digest": self._digest if side == EXACT_EVEN else 7.0} if look and side not in PEERS else {}
+        )
         return [Report([9.0] + [seconds - 0.01 * worker] * (steps - 1), figures) for worker in range(3)]
+
+
+def play(played: Played, rounds: int) -> tuple[dict[str, Side], dict[str, str]]:
+    reasons = dict.fromkeys(PEERS, "")
+    turn = Turn(uneven.WARM_UP, uneven.STEPS, rounds)
+    return sides.by_turns(played.take, (*SIDES, *PEERS), reasons, turn), reasons
 
 
 def test_fractions_are_of_what_all_workers_could_do() -> None:
     assert uneven.fraction([0.192]) == pytest.approx(1.0)
     assert uneven.fraction([0.16], uneven=False) == pytest.approx(1.0)
-    played = Played()
-    sides, reason = uneven.by_turns(played.take, "", 3)
-    names = [*SIDES, PEER]
-    assert played.order[:14] == [*names, *names[1:], names[0]], "each begins another round"
-    found = uneven.figures(sides, reason)
+    found = uneven.figures(*play(Played(), 3))
     assert set(uneven.KEYS) <= found.keys()
     assert found["fraction_of_sum_of_speeds"] == pytest.approx(0.96)
     assert found["ddp_fraction_of_sum_of_speeds"] == pytest.approx(0.6)
+    assert found["torchft_fraction_of_sum_of_speeds"] == pytest.approx(0.6)
     assert found["even_cost"] == pytest.approx(0.00625)
     assert found["exact_hash_equal"] is True
     assert found["steps"] == 3 * uneven.STEPS
-    assert found["torchft_fraction_of_sum_of_speeds"] is None
-    assert found["torchft_reason"]
+    assert not [key for key in found if key.endswith("reason")]
 
 
 def test_other_bits_and_a_missing_peer_are_told() -> None:
-    sides, reason = uneven.by_turns(Played(PEER, 8.0).take, "", 2)
-    found = uneven.figures(sides, reason)
-    assert found["exact_hash_equal"] is False
-    assert found["ddp_fraction_of_sum_of_speeds"] is None
-    assert found["ddp_reason"] == "a process of ddp ended"
+    for peer, other in ((DDP, TORCHFT), (TORCHFT, DDP)):
+        found = uneven.figures(*play(Played(peer, 8.0), 2))
+        assert found["exact_hash_equal"] is False
+        assert found[f"{peer}_fraction_of_sum_of_speeds"] is None
+        assert found[f"{peer}_reason"] == f"a process of {peer} ended"
+        assert found[f"{other}_fraction_of_sum_of_speeds"] == pytest.approx(0.6)
     with pytest.raises(RuntimeError, match="a process of even ended"):
-        uneven.by_turns(Played("even").take, "", 2)
+        play(Played("even"), 2)
 
 
 def test_held_back_worker_takes_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,9 @@ def test_selectors_find_the_operator_and_no_pod_of_a_job(file: Path) -> None:
         assert monitor["spec"]["selector"] == {
             "matchExpressions": [{"key": names.LABEL_JOB, "operator": "Exists"}]
         }
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["honorLabels"] is False  # a worker's page says nothing about others' jobs
+        assert {one["targetLabel"] for one in endpoint["relabelings"]} == {"training_job", "job_namespace"}
         assert names.LABEL_JOB in of_a_job
         assert names.LABEL_JOB not in pod
     for monitor in (o for o in objects if o["kind"] == "ServiceMonitor"):

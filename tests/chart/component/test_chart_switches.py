@@ -11,6 +11,7 @@ from chart_render import CHART, MONITORING, Object, kinds, pick, render
 from chart_rights import granted
 
 OPERATOR = "springtide-operator"
+LINUX = {"kubernetes.io/os": "linux"}
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
@@ -176,7 +177,7 @@ CASES: list[Case] = [
         None,
         "b",
     ),
-    ("nodeSelector", {"a": "b"}, lambda o: pod(o).get("nodeSelector"), None, {"a": "b"}),
+    ("nodeSelector", {"a": "b"}, lambda o: pod(o)["nodeSelector"], LINUX, LINUX | {"a": "b"}),
     (
         "tolerations",
         [TOLERATION],

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND_SECONDS = 600
 EXAMPLE = Path("examples/digits/train.py")
-# A fifth of the example: long enough for five workers and an upgrade. The page says nothing of its length.
-EPOCHS = 50
+# Steps that wait, long enough for five workers and an upgrade: the page says nothing of how many there are.
+EPOCHS, PAUSE = 12, 0.1
 
 
 def commands(heading: str) -> list[str]:
@@ -59,12 +59,15 @@ class Shell:
 
 
 def shorter_example(root: Path) -> None:
-    """Write the example that the page trains, with EPOCHS epochs, into an image's working directory.
+    """Write the example that the page trains, with EPOCHS epochs of slow steps, into an image's working
+    directory.
 
     It begins without torch's compiler, as the scripts of other pods do.
     """
-    text, changed = re.subn(r'("DIGITS_EPOCHS", )"\d+"', rf'\1"{EPOCHS}"', (ROOT / EXAMPLE).read_text())
-    assert changed == 1
+    text = (ROOT / EXAMPLE).read_text()
+    for name, value in (("DIGITS_EPOCHS", EPOCHS), ("DIGITS_PAUSE_SECONDS", PAUSE)):
+        text, changed = re.subn(rf'("{name}", )"\d+"', rf'\1"{value}"', text)
+        assert changed == 1
     (root / EXAMPLE).parent.mkdir(parents=True)
     (root / EXAMPLE).write_text(uncompiled(text))
 

@@ -108,3 +108,32 @@ def test_programs_that_need_an_interpreter_anew_get_one(tmp_path: Path) -> None:
         seeded = os.environ | {"PYTHONHASHSEED": "1"}
         anew = subprocess.run(words, env=seeded, capture_output=True, text=True, check=True)
     assert (usual.stdout, anew.stdout) == ("True\n", "False\n")
+
+
+def test_forked_process_multiplies_as_its_environment_says() -> None:
+    """The library that multiplies matrices has not read its environment in the server."""
+    code = "import torch; torch.ones(64, 64) @ torch.ones(64, 64); print(torch.backends.mkl.is_available())"
+    for way in ("COMPATIBLE", "AUTO"):
+        environment = os.environ | {"MKL_CBWR": way, "MKL_VERBOSE": "1"}
+        with forked():
+            words = [sys.executable, "-c", code]
+            done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        assert f"CNR:{way}" in done.stdout or done.stdout == "False\n"
+
+
+def test_end_of_forked_process_leaves_what_its_server_had() -> None:
+    """Finalizers of the server's modules are not called; those of the process's own objects are."""
+    code = """
+import atexit, os, weakref
+import torch
+inherited = [*weakref.finalize._registry]
+assert any(finalizer.peek()[1].__qualname__ == "_del_library" for finalizer in inherited)
+weakref.finalize(torch, print, "own")
+# Called after all others: what begins first ends last.
+atexit._clear()
+atexit.register(lambda: print(sum(finalizer.alive for finalizer in inherited) == len(inherited)))
+atexit.register(weakref.finalize._exitfunc)
+"""
+    with forked():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "own\nTrue\n"

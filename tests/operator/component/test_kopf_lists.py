@@ -68,6 +68,9 @@ class Taker:
     def take_event(self, plural: str, kind: str | None, obj: Object) -> None:
         self.names.append(obj["metadata"]["name"])
 
+    def begins(self, plural: str, namespace: str) -> None:
+        pass
+
     def listed(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
         self.whole.append((namespace, resource_version))
 

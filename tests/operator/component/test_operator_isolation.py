@@ -398,6 +398,9 @@ class Recorder:
     def take_event(self, plural: str, kind: str | None, obj: dict[str, Any]) -> None:
         self.objects.append((plural, kind, obj["metadata"]["name"]))
 
+    def begins(self, plural: str, namespace: str) -> None:
+        pass
+
     def listed(self, plural: str, namespace: str, uids: set[str], resource_version: str) -> None:
         self.lists.append((plural, namespace, uids, resource_version))
 

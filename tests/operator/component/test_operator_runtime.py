@@ -405,3 +405,29 @@ async def test_an_operator_that_ends_as_told_stays_ready() -> None:
         await made.stop()
     assert seen
     assert set(seen) == {None}
+
+
+async def test_event_that_happens_again_is_counted_in_its_object() -> None:
+    cluster = FakeCluster()
+    cluster.add_job(replicas=1)
+
+    def suspend(value: bool) -> None:
+        job = cluster.job()
+        job["spec"]["suspend"] = value
+        job["metadata"]["generation"] += 1
+        cluster.put("trainingjobs", job)
+
+    def counts(reason: str) -> list[int]:
+        return [event["count"] for event in cluster.events.values() if event["reason"] == reason]
+
+    async with operator(cluster):
+        await until(lambda: cluster.pods(), "a worker")
+        for turn in (1, 2):
+            suspend(True)
+            await until(lambda: sum(counts("JobSuspended")) == turn, f"suspension {turn}")  # noqa: B023
+            suspend(False)
+            await until(lambda: sum(counts("JobResumed")) == turn, f"resumption {turn}")  # noqa: B023
+        assert counts("JobSuspended") == counts("JobResumed") == [2]
+        cluster.events.clear()  # as an API server does after an hour
+        suspend(True)
+        await until(lambda: counts("JobSuspended") == [1], "a new object")

@@ -17,7 +17,7 @@ from operator_running import operator, until
 from springtide_operator import kube as kube_module
 from springtide_operator.intervals import busy_seconds
 from springtide_operator.kube import Kube
-from springtide_operator.priority_semaphore import PrioritySemaphore
+from springtide_operator.priority_semaphore import PATIENCE, PrioritySemaphore
 
 
 async def test_turns_are_limited_and_urgent_ones_come_first() -> None:
@@ -38,6 +38,25 @@ async def test_turns_are_limited_and_urgent_ones_come_first() -> None:
     assert most == 2
     assert order == ["a", "b", "d", "f", "c", "e"]
     assert semaphore.waiting == 0
+
+
+async def test_urgent_ones_that_never_end_starve_no_other() -> None:
+    """Jobs that train come again at once, round after round."""
+    semaphore, order = PrioritySemaphore(1, 1), []
+
+    async def trains(name: str) -> None:
+        for _ in range(40):
+            async with semaphore.turn(urgent=True):
+                order.append(name)
+                await asyncio.sleep(0)
+
+    async def begins(name: str) -> None:
+        async with semaphore.turn():
+            order.append(name)
+
+    await asyncio.gather(*(trains(f"trains {number}") for number in range(3)), begins("new"), begins("newer"))
+    assert order.index("new") == PATIENCE + 1  # the first had its turn before anybody waited
+    assert order.index("newer") == 2 * (PATIENCE + 1)
 
 
 @settings(max_examples=100, deadline=None)

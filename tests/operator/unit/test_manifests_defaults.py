@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from chart_podsecurity import restricted_violations
 from chart_render import KUBERNETES_VERSIONS, schema_errors
 
 from springtide_operator.api.job import Job
+from springtide_operator.job_credentials import JobCredentials
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.defaults import PodDefaults, with_defaults
+from springtide_operator.manifests.maker import ManifestMaker
 from springtide_operator.manifests.worker import worker_pod
 
 MANY = PodDefaults.parse(
@@ -52,6 +55,19 @@ def job(**spec: Any) -> Job:
 
 def worker(defaults: PodDefaults = MANY, **spec: Any) -> dict[str, Any]:
     return with_defaults(worker_pod(job(**spec), 0, 0, "10.0.0.1:7070"), defaults, "worker")
+
+
+def test_pods_go_to_linux_unless_they_choose() -> None:
+    made = ManifestMaker(partial(JobCredentials.of, b"k" * 16), "img")
+    for pod in (
+        made.worker(job(), 0, 0, "a:1"),
+        made.coordinator(job(), 1),
+        made.server(job(), 0, 0, "a:1"),
+        made.worker(job(nodeSelector={"pool": "own"}), 0, 0, "a:1"),
+    ):
+        assert pod["spec"]["nodeSelector"]["kubernetes.io/os"] == "linux"
+    chosen = made.worker(job(nodeSelector={"kubernetes.io/os": "other"}), 0, 0, "a:1")
+    assert chosen["spec"]["nodeSelector"] == {"kubernetes.io/os": "other"}
 
 
 def test_silence_is_filled() -> None:

@@ -70,6 +70,7 @@ def degraded(world: World) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("nodes", "zones", "lost", "held"),
     [
+        (1, 1, 1, "the only node looks lost"),
         (2, 1, 1, ""),  # one of two: more than a third, and one by one
         (3, 1, 2, ""),
         (5, 1, 2, ""),
@@ -80,6 +81,7 @@ def degraded(world: World) -> tuple[str, str]:
         (12, 3, 3, "3 of 4 nodes of zone z2 look lost"),
         (30, 3, 4, "4 of 10 nodes of zone z2 look lost"),
         (30, 3, 3, ""),
+        (6, 3, 2, ""),  # a whole zone of two, in a cluster that is heard
     ],
 )
 def test_brake_holds_from_a_third_of_the_nodes_on(nodes: int, zones: int, lost: int, held: str) -> None:

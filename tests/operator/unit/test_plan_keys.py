@@ -87,8 +87,8 @@ def test_new_key_makes_a_coordinator_that_knows_both() -> None:
     world = started()
     workers, old = uids(world.workers()), world.coordinators()[0]
     world.key = SECOND
+    assert [type(action) for action in world.round().actions] == [EnsureSecret]
     decided = world.round()
-    assert [type(action) for action in decided.actions][:2] == [EnsureSecret, CreateCoordinator]
     assert reasons_of(decided) == ["the job has a new key"]
     deleted = [action.uid for action in decided.actions if isinstance(action, DeletePod)]
     assert deleted == [old["metadata"]["uid"]], "no worker ends"
@@ -226,6 +226,7 @@ def test_certificate_is_renewed_in_time_by_a_new_coordinator() -> None:
     world.now = first.certificate_ends - 31 * DAY - 90 / 12 * DAY
     assert world.plan().actions == ()
     world.now = first.certificate_ends - 29 * DAY
+    assert [type(action) for action in world.round().actions] == [EnsureSecret]
     decided = world.round()
     assert reasons_of(decided) == ["its certificate ends soon"]
     world.settle()
@@ -235,6 +236,37 @@ def test_certificate_is_renewed_in_time_by_a_new_coordinator() -> None:
     assert second.certificate_ends > first.certificate_ends + 59 * DAY
     assert secrets_of(coordinator)["SPRINGTIDE_TLS_CERTIFICATE"] == f"{second.name}:tls.crt"
     assert uids(world.workers()) == workers, "what they trust has not changed"
+
+
+def degraded(world: World) -> tuple[str, str, str]:
+    said = next(c for c in world.status["conditions"] if c["type"] == "Degraded")
+    return said["status"], said["reason"], said["message"]
+
+
+def test_certificate_that_nobody_renews_is_said_before_its_end() -> None:
+    world = started(tls=True, servers=1)
+    (coordinator,), (server,) = world.coordinators(), world.servers()
+    ends = key_of(coordinator).certificate_ends
+    act = world.act
+    world.act = lambda action: isinstance(action, EnsureSecret) or act(action)  # type: ignore
+    for days, said in ((16, ""), (14, "of digits-coordinator-1 ends at"), (-1, "-1 has ended at")):
+        world.now = ends - days * DAY
+        world.reports()
+        world.round()
+        status, _, text = degraded(world)
+        assert (status, "certificate" in text) == (str(bool(said)), bool(said)), text
+        assert said in text
+    assert degraded(world)[1] == "CertificateEnding"
+    assert world.coordinators() == [coordinator], "the Secret that a successor reads is not there"
+    assert world.servers() == [server]
+    world.act = act  # type: ignore[method-assign]
+    for _ in range(2):
+        world.round()
+        world.kubelet()
+    world.round()
+    assert "certificate of digits-ps-0-0 has ended at" in degraded(world)[2]
+    assert roll(world) == {server["metadata"]["uid"]}
+    assert "certificate" not in degraded(world)[2]
 
 
 def test_plan_wakes_when_a_certificate_is_due() -> None:

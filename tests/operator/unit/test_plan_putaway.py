@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from operator_world import World, job_object
+from operator_world import World, finished_message, job_object
 from pydantic import ValidationError
 
 from springtide_operator.api.checkpoint import Checkpoint
+from springtide_operator.coordinator_connection import to_request
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.worker import worker_pod
 from springtide_operator.plan.actions import DeletePod
+from springtide_operator.plan.cleanup import PATIENCE_SECONDS
 from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, make_sync
-from springtide_operator.plan.observation import CheckpointReport
+from springtide_operator.plan.first_seen import FirstSeen, with_first_seen
+from springtide_operator.plan.observation import CheckpointReport, Observation
 from springtide_operator.plan.suspend import DEAF_SECONDS, LAST_REPORT_SECONDS, SAVE_SECONDS
 
 NAME = "step-000000000030-g1.0.1"
 
 
-def training(**checkpoint: Any) -> World:
-    world = World(job=job_object(2))
+@dataclass
+class SteadyWorld(World):
+    """An operator with a steady clock beside the wall clock, which may jump."""
+
+    steady: float = 1000.0
+    seen: FirstSeen = field(default_factory=FirstSeen)
+    deaf_since: float | None = None
+
+    def observe(self) -> Observation:
+        found = replace(super().observe(), steady=self.steady, deaf_since=self.deaf_since)
+        return with_first_seen(self.observe_job(), found, self.seen)
+
+    def die(self) -> None:
+        super().die()
+        self.seen = FirstSeen()
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.steady += seconds
+
+
+def suspended(jump: float = 0.0) -> SteadyWorld:
+    """A job whose workers were told to save, by an operator whose clock jumps then."""
+    world = training(SteadyWorld(job=job_object(2)))
+    suspend(world)
+    world.round()
+    world.now += jump
+    world.round()
+    return world
+
+
+def training(world: World | None = None, **checkpoint: Any) -> Any:
+    world = world or World(job=job_object(2))
     world.job["spec"]["checkpoint"] = {"uri": "/volume", **checkpoint}
     world.settle()
     world.reports()
@@ -37,7 +71,8 @@ def suspend(world: World, value: bool = True) -> None:
 def tell(world: World, **fields: Any) -> None:
     """The coordinator answers a call."""
     assert world.report is not None
-    world.report = replace(world.report, at=world.now, **fields)
+    steady = getattr(world, "steady", None)
+    world.report = replace(world.report, at=world.now, steady_at=steady, **fields)
 
 
 def saved(step: int = 30) -> CheckpointReport:
@@ -187,6 +222,78 @@ def test_what_cannot_be_saved_is_not_waited_for(why: str, seconds: float) -> Non
     assert len(deleted(world)) == 2
     world.settle()
     assert condition(world, "Degraded")["reason"] == "ProgressNotSaved"
+
+
+@pytest.mark.parametrize("jump", [SAVE_SECONDS + 60, -SAVE_SECONDS - 60])
+def test_clock_that_jumps_leaves_workers_their_time_to_save(jump: float) -> None:
+    world = suspended(jump)
+    tell(world)
+    assert deleted(world) == []
+    assert to_request(said(world)).suspend_in_seconds == pytest.approx(SAVE_SECONDS)
+    world.passes(SAVE_SECONDS - 1)
+    decided = world.round()
+    assert not [action for action in decided.actions if isinstance(action, DeletePod)]
+    assert decided.wake_at == pytest.approx(world.now + 1)
+    world.passes(1)
+    assert len(deleted(world)) == 2
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_clock_that_jumps_makes_no_silence_and_no_answer(jump: float) -> None:
+    world = training(SteadyWorld(job=job_object(2)))
+    tell(world, put_away=True)  # of an earlier suspension
+    world.passes(1)
+    suspend(world)
+    world.round()
+    world.deaf_since, world.unreachable_since = world.steady, world.now
+    world.now += jump
+    assert deleted(world) == []
+    world.passes(DEAF_SECONDS - 1)
+    assert deleted(world) == []
+    world.passes(1)
+    assert len(deleted(world)) == 2
+
+
+def test_clock_that_jumps_leaves_the_coordinator_its_last_word() -> None:
+    world = suspended()
+    for pod in world.workers():
+        world.end(pod, 0, '{"outcome": "Left", "reason": "the job is suspended"}')
+    world.round()
+    world.now += 3600
+    world.round()
+    world.passes(LAST_REPORT_SECONDS - 1)
+    world.round()
+    assert len(world.coordinators()) == 1
+    world.passes(1)
+    world.round()
+    assert world.coordinators() == []
+
+
+def test_operator_that_takes_over_gives_workers_time_anew() -> None:
+    world = suspended()
+    world.passes(SAVE_SECONDS - 10)
+    report = world.report
+    world.die()
+    world.report, world.secret_made = report, True
+    tell(world)
+    assert deleted(world) == []
+    world.passes(SAVE_SECONDS - 1)
+    assert deleted(world) == []
+
+
+def test_clock_that_jumps_ends_no_worker_of_a_finished_job() -> None:
+    world = training(SteadyWorld(job=job_object(2)))
+    first, second = world.workers()
+    world.end(first, 0, finished_message(1))
+    tell(world, asked_living=frozenset({second["metadata"]["uid"]}))
+    world.round()
+    assert world.status["state"] == "Succeeded"
+    world.now += 3600
+    assert deleted(world) == []
+    world.passes(PATIENCE_SECONDS - 1)
+    assert deleted(world) == []
+    world.passes(1)
+    assert second["metadata"]["name"] in deleted(world)
 
 
 def test_an_older_checkpoint_is_told_as_what_it_is() -> None:

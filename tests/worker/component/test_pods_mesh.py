@@ -74,8 +74,14 @@ def until_steps(cluster: WorkerCluster, pod: Worker, count: int) -> None:
     cluster.until(lambda: steps(pod, 0) >= count, f"{count} steps of {pod.name}")
 
 
-def check_like_alone(alone: Path, cluster: WorkerCluster, pods: list[Worker], processes: int = 2) -> None:
-    """Losses, parameters and the optimizer's state are those of one process."""
+def check_like_alone(
+    alone: Path, cluster: WorkerCluster, pods: list[Worker], processes: int = 2, means: bool = False
+) -> None:
+    """Losses, parameters and the optimizer's state are those of one process.
+
+    Buffers are equal everywhere; means: where a body has one forward, a batch norm's mean is that of the one
+    process, too.
+    """
     wanted = json.loads((alone / "alone.0.json").read_text())
     expected = losses(alone / "steps")
     seen: dict[int, float] = {}
@@ -91,7 +97,13 @@ def check_like_alone(alone: Path, cluster: WorkerCluster, pods: list[Worker], pr
         assert isinstance(end, outcome.Finished), cluster.logs()
         assert (end.data["repeated"], end.data["lost"]) == (0, 0)
         for rank in range(processes):
-            assert flat(results(pod, rank)) == pytest.approx(flat(wanted), abs=1e-5)
+            found = results(pod, rank)
+            assert found["buffers"] == results(pods[0], 0)["buffers"]
+            for kind in ("parameters", "optimizer"):
+                assert flat(found[kind]) == pytest.approx(flat(wanted[kind]), abs=1e-5)
+            if means:
+                mean = wanted["buffers"]["seen.running_mean"]
+                assert found["buffers"]["seen.running_mean"] == pytest.approx(mean, abs=1e-5)
 
 
 @pytest.fixture
@@ -165,7 +177,60 @@ def test_two_dimensions_are_saved_and_restored_by_another_mesh(
     saved = {
         name: tensor.flatten().tolist() for name, tensor in load_file(tmp_path / "model.safetensors").items()
     }
-    assert flat(saved) == flat(results(second, 0)["parameters"])
+    end = results(second, 0)
+    assert {name: saved[name] for name in end["parameters"]} == end["parameters"]
+    assert {name: saved[name] for name in end["buffers"]} == end["buffers"]
+
+
+def test_two_pods_of_two_dimensions_lose_a_process(
+    make_cluster: Callable[..., WorkerCluster], train_alone: Callable[[dict[str, Any]], Path]
+) -> None:
+    """fully_shard over tensor parallelism. One process's part drifts away, and its pod is sent the state.
+
+    Then a process of the other pod dies in an evaluation, and the first pod finishes that and goes on.
+    """
+    options = {"epochs": 4, "clip_norm": 0.5, "evaluate": [5, 19], **PACE}
+    alone = train_alone(options)
+    mishaps = {"worker-0": {"faults": {"3": "evaluation:19:kill"}}, "worker-1": {"spoilt": [12, 3]}}
+    mesh = [["dp_shard", "tp"], [2, 2]]
+    cluster = make_cluster(options | {"mesh": mesh, "only": mishaps}, processes=4)
+    first, second = cluster.start(2)
+    doomed, before = launched(first), launched(second)
+    cluster.until(lambda: not first.running, "the end of the first pod")
+    assert not any(alive(pid) for pid in doomed.values())
+    cluster.until_done()
+    assert launched(second) == before
+    assert "restored" not in second.log()
+    check_like_alone(alone, cluster, [second], processes=4, means=True)
+    drifted = [line for line in second.log().splitlines() if "are not those of the other workers" in line]
+    assert len(drifted) == 4, cluster.logs()  # each process tells
+    for line in drifted:
+        assert "step 16: the parameters of worker-1 are not" in line
+        assert "(seen in idle); it is sent the state again" in line
+    wanted = json.loads((alone / "alone.0.json").read_text())["evaluated"]
+    assert wanted["19"]["number"] == 22.0
+    for rank in range(4):
+        found = results(second, rank)["evaluated"]
+        assert list(found) == list(wanted) == ["5", "19"]
+        assert flat(found) == pytest.approx(flat(wanted), abs=1e-5)
+
+
+def test_two_pods_with_copies_lose_a_process(
+    make_cluster: Callable[..., WorkerCluster], train_alone: Callable[[dict[str, Any]], Path]
+) -> None:
+    """fully_shard with two copies in each pod: the other pod goes on from the same step."""
+    options = {"epochs": 2, "clip_norm": 0.5, **PACE}
+    alone = train_alone(options)
+    cluster = make_cluster(options | {"mesh": [["dp_replicate", "dp_shard"], [2, 2]]}, processes=4)
+    first, second = cluster.start(2)
+    until_steps(cluster, first, 3)
+    before, doomed = launched(first), launched(second)
+    os.kill(doomed[3], signal.SIGKILL)
+    cluster.until(lambda: not second.running, "the end of the second pod")
+    assert not any(alive(pid) for pid in doomed.values())
+    cluster.until_done()
+    assert launched(first) == before
+    check_like_alone(alone, cluster, [first], processes=4, means=True)
 
 
 @pytest.mark.timeout(600)
@@ -247,9 +312,8 @@ def test_calls_that_do_not_go_with_a_mesh_are_refused(
     for problem in (
         "mesh(): the sizes (3,) of ('dp_shard',) must be 1 numbers whose product is the 2 processes",
         "mesh() was called for dp_shard 2 before: a pod has one mesh, got tp 2",
-        "distribute(): the gradient of begin.weight would not be summed over dp_shard of the mesh",
+        "distribute(): the gradient of idle would not be summed over dp_shard of the mesh",
         "distribute(): with mesh() a body makes one optimizer step: give one optimizer, not a list",
-        "batches(train=False) deals samples to each process by itself",
         "batches(rehearsals=) tries a body out in one process",
         "mesh() after distribute(): call it before the model is divided and distributed",
     ):

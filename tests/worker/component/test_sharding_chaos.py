@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
 from checkpoint_chaos import ShardChaos, saving_cluster
-from worker_chaos import survive
+from worker_chaos import speed_of, survive
 from worker_cluster import Zygote
 from worker_reference import Reference
 
@@ -37,7 +37,9 @@ def test_survivors_with_shards_have_the_undisturbed_numbers(
     def one(seed: Seed) -> str:
         folder = tmp_path / str(seed).replace(":", "-")
         folder.mkdir()
-        cluster = saving_cluster(zygote, folder, OPTIONS)
+        options, environment = speed_of(seed)
+        cluster = saving_cluster(zygote, folder, OPTIONS | options)
+        cluster.environment |= environment
         cluster.environment["SPRINGTIDE_SHARD"] = "Gradients" if seed.number % 2 else "Optimizer"
         if seed.version >= 6 and seed.number % 4 < 2:  # second copies are made while training goes on
             cluster.environment["SPRINGTIDE_SHARDS_AT_ONCE_MIB"] = "0"

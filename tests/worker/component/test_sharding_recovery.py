@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_capabilities import needs_cuda
+from prometheus_client.parser import text_string_to_metric_families
 from worker_checks import check
-from worker_cluster import WorkerCluster, Zygote
+from worker_cluster import Worker, WorkerCluster, Zygote
+from worker_processes import FORMED
 from worker_reference import Reference, train_alone
 
 from springtide.checkpoint import names, restore
@@ -25,7 +28,11 @@ OPTIONS: dict[str, Any] = {
     "lr": 0.003,
     "hidden": 96,
 }
+# 32 steps, where whoever is lost is so by a step in the first half of them.
+SHORT = {"epochs": 4}
 ENVIRONMENT = {"SPRINGTIDE_SHARD": "Optimizer"}
+ALL_AGAIN = "all shards are at two workers again"
+"""A line of a worker's log."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -54,50 +61,78 @@ def reference_of(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Ca
     return run
 
 
+METRICS_PORT = 9400
+WHOLE = 2 * 4 * (13 * 96 + 97 * 96 + 97 * 3)
+"""Bytes of Adam's two moments of all parameters."""
+
+
+def check_metrics(workers: list[Worker]) -> None:
+    """Find two copies of the optimizer's state in what workers say of theirs, and one wait for each step."""
+    held = []
+    for worker in workers:
+        with urllib.request.urlopen(f"http://{worker.address}:{METRICS_PORT}/metrics", timeout=10) as reply:
+            families = text_string_to_metric_families(reply.read().decode())
+        own = {sample.name: sample.value for family in families for sample in family.samples}
+        held.append(own["springtide_worker_optimizer_bytes"])
+        assert own["springtide_worker_values_seconds_count"] == own["springtide_worker_steps_total"] >= 5
+        assert own["springtide_worker_values_seconds_sum"] > 0
+    # Besides the moments, each piece has its own count of steps.
+    assert 2 * WHOLE < sum(held) < 2.1 * WHOLE
+    assert max(held) < 0.75 * WHOLE
+
+
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_undisturbed_equals_one_process(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], shard: str
 ) -> None:
-    cluster = make_cluster(options={"pace": 0.0}, environment={"SPRINGTIDE_SHARD": shard})
+    environment = {"SPRINGTIDE_SHARD": shard, "SPRINGTIDE_METRICS_PORT": str(METRICS_PORT)}
+    cluster = make_cluster(options={"pace": 0.0, **SHORT}, environment=environment)
     workers = cluster.start(3)
+    cluster.until_step(5)
+    check_metrics(workers)
     cluster.until_done()
-    check(cluster, reference, workers)
+    check(cluster, reference_of(**SHORT), workers)
     assert all("of optimizer state" in worker.log() for worker in workers)
 
 
-@pytest.mark.parametrize(
-    ("point", "shard"),
-    [
-        ("body", "Optimizer"),
-        ("backward", "Gradients"),
-        ("gradients", "Optimizer"),
-        ("pushed", "Gradients"),
-        ("prepared", "Optimizer"),
-        ("reduced", "Gradients"),
-        ("stepping", "Optimizer"),
-        ("stepped", "Gradients"),
-        ("committed", "Optimizer"),
-    ],
+POINTS = (
+    "body",
+    "backward",
+    "gradients",
+    "pushed",
+    "prepared",
+    "reduced",
+    "stepping",
+    "stepped",
+    "committed",
 )
-def test_killed_in_a_step(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str, shard: str
+"""Of a step, in their order."""
+MANY_CHUNKS = {"SPRINGTIDE_SHARDS_UNDER_WAY_MIB": "0.004"}
+"""So little memory for what is on its way that a large layer leaves in several exchanges."""
+
+
+@pytest.mark.parametrize(("shard", "chunks"), [("Optimizer", {}), ("Gradients", MANY_CHUNKS)])
+def test_killed_at_each_point_of_a_step(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str, chunks: dict[str, str]
 ) -> None:
-    """One of three dies, another comes: nothing is read, nobody goes back."""
-    cluster = make_cluster(environment={"SPRINGTIDE_SHARD": shard})
-    first, second, victim = cluster.start(3, faults={2: f"{point}:6:kill"})
-    cluster.until(lambda: not victim.running, f"the death at {point}")
-    joiner = cluster.add()
+    """One of three dies at each point in turn, another comes: nothing is read, nobody goes back."""
+    cluster = make_cluster(environment={"SPRINGTIDE_SHARD": shard, **chunks})
+    first, second, _ = cluster.start(3, faults={2: f"{POINTS[0]}:3:kill"})
+    for point, following in zip(POINTS, (*POINTS[1:], ""), strict=True):
+        cluster.until(lambda: not cluster.workers[-1].running, f"the death at {point}")
+        assert cluster.workers[-1].code == -9
+        step = first.commits()[-1]["step"] + 4  # not the first one of the process that comes
+        cluster.add(f"{following}:{step}:kill" if following else "")
     cluster.until_done()
-    assert victim.code == -9
-    check(cluster, reference, [first, second, joiner])
+    check(cluster, reference, [first, second, cluster.workers[-1]])
 
 
 @pytest.mark.parametrize("point", ["gathering", "filling", "formed", "transfer"])
 def test_killed_between_steps_and_generations(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], point: str
 ) -> None:
     """One dies when values are waited for, another one when the shards of the first are filled."""
-    cluster = make_cluster()
+    cluster = make_cluster(options=SHORT)
     first, second, third, victim = cluster.start(
         4, faults={3: f"{point}:*:kill" if point == "gathering" else ""}
     )
@@ -109,7 +144,7 @@ def test_killed_between_steps_and_generations(
         cluster.until(lambda: not joiner.running, f"the death at {point}")
     last = cluster.add()
     cluster.until_done()
-    check(cluster, reference, [first, second, third, last])
+    check(cluster, reference_of(**SHORT), [first, second, third, last])
 
 
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
@@ -124,14 +159,47 @@ def test_second_copies_are_made_while_training_goes_on(
     first, second, third, victim = cluster.start(4)
     cluster.until_step(4)
     victim.kill()
-    made = "all shards are at two workers again"
-    cluster.until(lambda: all(made in worker.log() for worker in (first, second, third)), "second copies")
+    cluster.until(
+        lambda: all(ALL_AGAIN in worker.log() for worker in (first, second, third)), "second copies"
+    )
     assert "get their second copy while training goes on" in first.log()
     third.kill()
-    cluster.until(lambda: first.log().count(made) > 1, "second copies of what the other had")
+    cluster.until(lambda: first.log().count(ALL_AGAIN) > 1, "second copies of what the other had")
     joiner = cluster.add()
     cluster.until_done()
     check(cluster, reference, [first, second, joiner])
+
+
+@pytest.mark.parametrize(
+    ("point", "shard"),
+    [
+        ("stepped:6", "Optimizer"),
+        ("gathering:7", "Gradients"),
+        ("filling:7", "Optimizer"),
+        ("reduced:7", "Gradients"),
+    ],
+)
+def test_killed_while_second_copies_are_made(
+    make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str, shard: str
+) -> None:
+    """One of four dies, and the one that shares no shard with it before all others have a second copy."""
+    cluster = make_cluster(
+        environment={"SPRINGTIDE_SHARD": shard, "SPRINGTIDE_SHARDS_AT_ONCE_MIB": "0", **MANY_CHUNKS},
+    )
+    first, second, third, victim = cluster.start(4, faults={1: f"{point}:kill", 3: "committed:5:kill"})
+    cluster.until(lambda: not victim.running and not second.running, "both deaths")
+    cluster.until_done()
+    assert (victim.code, second.code) == (-9, -9)
+    check(cluster, reference, [first, third])
+    for worker in (first, third):
+        _, _, lost, again, *more = worker.log().split(FORMED)
+        assert not more, "a generation of its own"
+        assert "get their second copy while training goes on" in lost
+        assert ALL_AGAIN not in lost
+        assert ALL_AGAIN in again
+        assert "are lost" not in again
+    steps = [commit["step"] for commit in first.commits()]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_losses_through_ten_kills(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
@@ -148,11 +216,11 @@ def test_losses_through_ten_kills(make_cluster: Callable[..., WorkerCluster], re
 
 @pytest.mark.parametrize("split", [1, 3])
 def test_script_that_repeats_backward_loses_one_step_at_most(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, split: int
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], split: int
 ) -> None:
     """Gradients leave in a process's first backward already; who joins knows from the others to wait."""
     cluster = make_cluster(
-        options={"backwards": 2, "split": split},
+        options={"backwards": 2, "split": split, **SHORT},
         environment={"SPRINGTIDE_SHARD": "Gradients"},
     )
     first, second, victim = cluster.start(3)
@@ -160,7 +228,7 @@ def test_script_that_repeats_backward_loses_one_step_at_most(
     victim.kill()
     joiner = cluster.add()
     cluster.until_done()
-    check(cluster, reference, [first, second, joiner])
+    check(cluster, reference_of(**SHORT), [first, second, joiner])
     assert "another backward() of the same samples" in cluster.logs()
     assert "another backward() of the same samples" not in joiner.log()
 
@@ -176,12 +244,12 @@ def test_average_of_weights_survives_a_kill(
     make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], point: str, shard: str
 ) -> None:
     """One dies as it waits for the values that its average reads, while others wait for values of its own."""
-    cluster = make_cluster(options=AVERAGE, environment={"SPRINGTIDE_SHARD": shard})
+    cluster = make_cluster(options=AVERAGE | SHORT, environment={"SPRINGTIDE_SHARD": shard})
     first, second, victim = cluster.start(3, faults={2: f"{point}:kill"})
     cluster.until(lambda: not victim.running, f"the death at {point}")
     joiner = cluster.add()
     cluster.until_done()
-    check(cluster, reference_of(**AVERAGE), [first, second, joiner])
+    check(cluster, reference_of(**AVERAGE, **SHORT), [first, second, joiner])
 
 
 def test_grows_from_one_and_shrinks_to_three(
@@ -201,30 +269,30 @@ def test_grows_from_one_and_shrinks_to_three(
 
 
 def test_two_lost_at_once_that_share_no_shard(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference]
 ) -> None:
-    cluster = make_cluster()
+    cluster = make_cluster(options=SHORT)
     workers = cluster.start(4)
     cluster.until_step(6)
     for worker in (workers[0], workers[2]):
         worker.kill()
     cluster.until_done()
-    check(cluster, reference, [workers[1], workers[3]])
+    check(cluster, reference_of(**SHORT), [workers[1], workers[3]])
 
 
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_one_lost_while_another_leaves_loses_nothing(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], shard: str
 ) -> None:
     """Keep a leaver, which alone has what the lost one held, too, until it has handed that over."""
-    cluster = make_cluster(environment={"SPRINGTIDE_SHARD": shard})
+    cluster = make_cluster(options=SHORT, environment={"SPRINGTIDE_SHARD": shard})
     first, leaver, victim = cluster.start(3)
     cluster.until_step(5)
     leaver.terminate()
     victim.kill()
     cluster.until_done()
     assert isinstance(leaver.outcome(), outcome.Left)
-    check(cluster, reference, [first])
+    check(cluster, reference_of(**SHORT), [first])
 
 
 def test_coordinator_killed_then_a_worker(
@@ -241,15 +309,15 @@ def test_coordinator_killed_then_a_worker(
 
 
 def test_one_killed_after_the_other_until_one_holds_all(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference]
 ) -> None:
-    cluster = make_cluster()
+    cluster = make_cluster(options=SHORT)
     workers = cluster.start(4)
     for number, worker in enumerate(workers[:3]):
         cluster.until_step(5 + 4 * number, workers[3])
         worker.kill()
     cluster.until_done()
-    check(cluster, reference, workers[3:])
+    check(cluster, reference_of(**SHORT), workers[3:])
 
 
 def saving(tmp_path: Path) -> dict[str, str]:
@@ -323,12 +391,12 @@ def test_masters_of_16_bit_parameters_survive_a_kill(
     shard: str,
 ) -> None:
     """One dies between a step's vote and its result; another comes, and gets masters with its shards."""
-    cluster = make_cluster(options=MASTERS, environment={"SPRINGTIDE_SHARD": shard})
+    cluster = make_cluster(options=MASTERS | SHORT, environment={"SPRINGTIDE_SHARD": shard})
     first, second, victim = cluster.start(3, faults={2: "reduced:6:kill"})
     cluster.until(lambda: not victim.running, "the death")
     joiner = cluster.add()
     cluster.until_done()
-    check(cluster, reference_of(**MASTERS), [first, second, joiner], BFLOAT16)
+    check(cluster, reference_of(**MASTERS, **SHORT), [first, second, joiner], BFLOAT16)
 
 
 @pytest.mark.parametrize(("first", "second"), [("Optimizer", "None"), ("None", "Gradients")])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
 from checkpoint_chaos import SavingChaos, saving_cluster
-from worker_chaos import Chaos, survive
+from worker_chaos import Chaos, speed_of, survive
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference
 
@@ -32,7 +32,9 @@ def test_survivors_of_any_faults_have_the_undisturbed_numbers(
         folder.mkdir()
         # Every third time the faults begin before the first commit, so that the job may have to start again.
         early = seed.number % 3 == 0
-        cluster = WorkerCluster(zygote, folder, OPTIONS | {"same_start": early})
+        options, environment = speed_of(seed)
+        options = OPTIONS | options | {"same_start": early}
+        cluster = WorkerCluster(zygote, folder, options, environment=environment)
         return survive(Chaos(cluster, seed), reference, early=early)
 
     each_seed(SEEDS, seconds(20), one)
@@ -44,7 +46,10 @@ def test_all_lost_last_whole_checkpoint_gives_the_same_numbers(
     def one(seed: Seed) -> str:
         folder = tmp_path / str(seed).replace(":", "-")
         folder.mkdir()
-        chaos = SavingChaos(saving_cluster(zygote, folder, OPTIONS), seed)
+        options, environment = speed_of(seed)
+        cluster = saving_cluster(zygote, folder, OPTIONS | options)
+        cluster.environment |= environment
+        chaos = SavingChaos(cluster, seed)
         told = survive(chaos, reference, early=True)
         restored = sum(" restored " in worker.log() for worker in chaos.cluster.workers)
         return f"{told}, {restored} restored a checkpoint"

@@ -11,6 +11,8 @@ from worker_ranks import Rank, on_ranks, seeded
 import springtide
 from springtide.comm.compression import LowRankBuckets, plan_matrix
 from springtide.comm.layout import Field, plan_layout
+from springtide.data.balance import NO_BOUND, Proportions
+from springtide.elastic import balancer
 from springtide.errors import SpringtideError
 from springtide.settings import read_settings
 
@@ -73,6 +75,41 @@ def test_sixteen_bits_are_close_to_the_uncompressed_sum(kind: str, atol: float, 
         assert torch.equal(result["values"], results[0]["values"])
         torch.testing.assert_close(result["values"], expected["values"], rtol=0, atol=atol)
         assert not torch.equal(result["values"], expected["values"])
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (1, 1, 3), (9, 1, 1)])
+def test_sixteen_bits_cost_as_much_in_uneven_parts(
+    times: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum's error is that of the format, however small the parts are that it is made from.
+
+    With a gradient that does not depend on the parameters, the sum of all updates shows it.
+    """
+    cut = Proportions(times, (NO_BOUND,) * len(times))
+    monkeypatch.setattr(balancer, "next_proportions", lambda current, figures: cut)
+
+    def moved(rank: Rank) -> tuple[torch.Tensor, list[int]]:
+        with seeded(4):
+            model = torch.nn.Linear(INPUTS, 20, bias=False)
+        before = model.weight.detach().clone()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        rank.distribute(model, optimizer)
+        sizes = []
+        for batch in rank.batches((X, Y), batch_size=BATCH, epochs=1, seed=0):
+            x, y = batch
+            sizes.append(len(x))
+            with rank.step():
+                (model(x) * y).sum(1).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return before - model.weight.detach(), sizes
+
+    whole = (Y.T @ X) / BATCH
+    compressed = on_ranks(3, moved, compression="BF16")
+    expected = {(1, 1, 1): (6, 5, 5), (1, 1, 3): (7, 7, 2), (9, 1, 1): (2, 7, 7)}[times]
+    assert tuple(sizes[-1] for _, sizes in compressed) == expected
+    error = float((compressed[0][0] - whole).norm() / whole.norm())
+    assert 1e-4 < error < 0.0025
 
 
 def test_thin_matrices_converge_with_error_feedback() -> None:

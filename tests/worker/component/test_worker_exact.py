@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -191,10 +192,11 @@ SHARDED = ("optimizer",)
 def test_shards_have_the_bits_of_a_job_without(
     make_cluster: Callable[..., WorkerCluster], alone: Alone, size: int, shard: str
 ) -> None:
-    cluster = make_cluster({"SPRINGTIDE_SHARD": shard}, clip_norm=None)
+    """Clipped by a norm that the last batch of each epoch, of another weight than the others, has too."""
+    cluster = make_cluster({"SPRINGTIDE_SHARD": shard})
     cluster.start(size)
     cluster.until_done()
-    check(cluster, alone(clip_norm=None), cluster.workers, SHARDED)
+    check(cluster, alone(), cluster.workers, SHARDED)
     assert "of optimizer state" in cluster.logs()
 
 
@@ -202,7 +204,7 @@ def test_equal_bits_in_shards_over_kills_and_joins(
     make_cluster: Callable[..., WorkerCluster], alone: Alone
 ) -> None:
     """Sizes 3, 2, 3, 2, with deaths before the sums are at two members, and after that."""
-    options = {"pace": 0.01, "scaler": True, "clip_norm": None}
+    options = {"pace": 0.01, "scaler": True}
     cluster = make_cluster({"SPRINGTIDE_SHARD": "Optimizer"}, **options)
     first, second, third = cluster.start(3, faults={1: "pushed:3:kill"})
     cluster.until(lambda: not second.running, "the first death")
@@ -217,17 +219,13 @@ def test_equal_bits_in_shards_over_kills_and_joins(
     check(cluster, expected, [third, fifth], SHARDED)
 
 
-def test_clipped_bits_in_shards_depend_on_no_size(make_cluster: Callable[..., WorkerCluster]) -> None:
-    """The norm is added up shard by shard, and multiplied once: not the bits of a job without shards."""
-    environment = {"SPRINGTIDE_SHARD": "Optimizer"}
-    one = make_cluster(environment)
-    (worker,) = one.start(1)
-    one.until_done()
-    expected = worker.result()
-    assert expected is not None
-    cluster = make_cluster(environment, pace=0.01)
-    first, victim, third = cluster.start(3, faults={1: "prepared:4:kill"})
-    cluster.until(lambda: not victim.running, "the death")
-    joiner = cluster.add()
+def test_parts_that_are_over_stay(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
+    """One dies when all its gradients are there, one in the middle of its first part."""
+    cluster = make_cluster({"SPRINGTIDE_SALVAGE": "Always"}, pace=0.03)
+    steady, other, *victims = cluster.start(4, faults={2: "gradients:6:kill", 3: "backward:10:kill"})
+    cluster.until(lambda: not any(victim.running for victim in victims), "both deaths")
     cluster.until_done()
-    check(cluster, expected, [first, third, joiner])
+    pattern = r"step (\d+): (\d+) of 7 parts are computed already, (\d+) of them here"
+    found = re.findall(pattern, steady.log()) + re.findall(pattern, other.log())
+    assert sum(int(own) for _, _, own in found) >= 2, cluster.logs()
+    check(cluster, alone(), [steady, other])

@@ -13,7 +13,7 @@ from chaos_points import NEWEST, SELDOM, VERSIONS, chance_of_any_step, points
 from chaos_seeds import Seed, each_seed, keep, kept, parse
 from server_chaos import CUTS_FROM, ServerChaos, deeds
 from server_chaos_jobs import ROUNDING, ROWS, SUMS, Job, job_of
-from worker_chaos import Chaos
+from worker_chaos import SPEED_FROM, Chaos, speed_of
 from worker_script import make_data, make_model
 
 from springtide import faults
@@ -67,6 +67,13 @@ def test_newer_seed_draws_new_points_and_seldom_any_step() -> None:
     assert chance_of_any_step("asked", 1) == 0.3
     for point, step, action in made:
         faults.parse(f"{point}:{step}:{action}")
+
+
+def test_every_second_new_seed_has_parts_by_speed() -> None:
+    assert speed_of(Seed(5, SPEED_FROM - 1)) == speed_of(Seed(6, SPEED_FROM)) == ({}, {})
+    options, environment = speed_of(Seed(5, SPEED_FROM))
+    assert environment == {"SPRINGTIDE_BALANCE": "Speed"}
+    assert len(set(options["sample_seconds"].values())) == 3
 
 
 def test_seeds_are_read_and_kept_with_their_version(tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ class Processes:
         return found
 
 
+def no_check() -> None:
+    """Let who waits wait on."""
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     able=st.lists(st.booleans(), min_size=2, max_size=4),
@@ -131,6 +135,36 @@ def test_single_process_decides_alone() -> None:
     (pod,) = Processes(1).pods
     assert pod.begins(1)
     assert not pod.commits(1, False)
+    assert pod.ask_as_one("mine", lambda words: f"answer to {words}", no_check) == "answer to ['mine']"
+
+
+def test_first_process_asks_for_all_of_the_pod() -> None:
+    processes, asked = Processes(3), []
+
+    def ask(words: list[str]) -> str:
+        asked.append(words)
+        time.sleep(0.01 * len(asked))  # for others, which may take long
+        return f"answer {len(asked)}"
+
+    for number in range(1, 6):
+        found = processes.all(lambda pod, n=number: pod.ask_as_one(f"{n} of {pod.local_rank}", ask, no_check))
+        assert found == [f"answer {number}"] * 3
+        assert asked[-1] == [f"{number} of {rank}" for rank in range(3)]
+    assert len(asked) == 5
+
+
+def test_process_that_has_no_question_is_named() -> None:
+    processes = Processes(3, seconds=0.2)
+    with pytest.raises(SpringtideError, match="the process with local rank 1, 2 of this pod has not come"):
+        processes.pods[0].ask_as_one("", lambda words: "", no_check)
+
+
+def test_who_waits_for_an_answer_may_be_ended() -> None:
+    def end() -> None:
+        raise SystemExit(143)
+
+    with pytest.raises(SystemExit):
+        Processes(2).pods[1].ask_as_one("", lambda words: "", end)
 
 
 def test_voted_step_follows_the_pod_and_not_the_coordinator() -> None:

@@ -16,6 +16,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.loop import plan_loop
 from springtide.data.partition import pieces, pieces_together
 from springtide.pods.dims import MeshShape, mesh_shape
+from springtide.pods.evaluation import added, forward_passes
 from springtide.pods.grid import grid_of
 from springtide.pods.tensors import make_runs
 
@@ -160,3 +161,34 @@ def test_cut_finds_what_pieces_and_parts_have_in_common(data: st.DataObject) -> 
         for start, stop, at in cut.common_runs(begin, end):
             part[at : at + stop - start] = whole[start:stop]
     assert part.tolist() == chosen
+
+
+@given(
+    st.sampled_from([(("dp_shard",), (3,)), (("dp_shard", "tp"), (2, 2)), (("tp",), (2,))]),
+    st.integers(0, 20),
+    st.integers(1, 30),
+    st.integers(1, 4),
+)
+def test_pod_evaluates_each_sample_once(
+    form: tuple[tuple[str, ...], tuple[int, ...]], start: int, count: int, unit: int
+) -> None:
+    shape, stop = MeshShape(*form), start + count
+    shared = [list(forward_passes(start, stop, unit, shape, rank)) for rank in range(shape.processes)]
+    assert len({len(own) for own in shared}) == 1  # equally many forward passes
+    counted: list[int] = []
+    for rank, own in enumerate(shared):
+        for forward in own:
+            assert 0 < len(forward.ids) <= unit
+            assert set(forward.ids) <= set(range(start, stop))
+            assert forward.weight == (
+                len(forward.ids) if shape.counts(rank) and not forward.is_standin else 0
+            )
+            counted += forward.ids if forward.weight else []
+    assert sorted(counted) == list(range(start, stop))
+    # Those that compute together do so on the same samples.
+    by_index = {shape.data_index(rank): [t.ids for t in own] for rank, own in enumerate(shared)}
+    assert all(by_index[shape.data_index(rank)] == [t.ids for t in own] for rank, own in enumerate(shared))
+
+
+def test_sums_of_processes_are_added_by_name() -> None:
+    assert added([{"a": 1.0, "b": 2.0}, {}, {"a": 0.5}]) == {"a": 1.5, "b": 2.0}

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -18,6 +19,7 @@ from springtide.data.ledger import Ledger
 from springtide.errors import UsageError
 from springtide.pods.checks import check_model, check_settings, check_steps
 from springtide.pods.dims import MeshShape, mesh_shape
+from springtide.pods.fully_shard import reshard
 from springtide.pods.tensors import as_dtensor, is_dtensor, lies_along, local_shard, runs_of, shard_count
 from springtide.settings import Settings
 from springtide.train_step.buffers import Buffers
@@ -113,6 +115,18 @@ def test_state_keeps_parts_and_gives_them_back(mesh_of: Callable[[MeshShape, int
     pairs = state.divided(copied, whole=False)
     assert len(pairs) == 6  # both parameters, and two averages of each
     optimizer.step()
+
+
+def test_whole_parameters_are_freed_after_an_evaluation(
+    mesh_of: Callable[[MeshShape, int], Any],
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4))
+    fully_shard(model, mesh=mesh_of(MeshShape(("dp_shard",), (2,)), 0))
+    with torch.no_grad():
+        model(torch.zeros(1, 3))
+    assert not is_dtensor(model[0].weight)
+    reshard([model, torch.nn.Linear(1, 1)])
+    assert is_dtensor(model[0].weight)
 
 
 def test_parameter_that_nobody_sums_over_the_pod_is_refused(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from springtide.comm.layout import Field, Layout, plan_layout
 from springtide.sharding.collectives import (
     LAG,
+    LEAST_UNDER_WAY,
     VALUES_FACTOR,
     WINDOW,
     Exchanges,
@@ -25,6 +26,7 @@ from springtide.sharding.collectives import (
     Memory,
     Outgoing,
     Part,
+    agreed_least,
     chunks_of,
     merged,
     most_under_way,
@@ -110,7 +112,7 @@ class Run:
         shards: Sequence[Shard],
         assigned: ShardMap,
         apart: bool,
-        most: int | None = None,
+        most: int = LEAST_UNDER_WAY,
     ) -> None:
         self.layout, self.shards, self.assigned, self.apart, self.most = layout, shards, assigned, apart, most
         self.cells = Cells(layout)
@@ -192,10 +194,10 @@ class Run:
     seed=st.integers(0, 1 << 20),
     apart=st.booleans(),
     bucket_bytes=st.sampled_from([64, 2048, 1 << 20]),
-    most=st.sampled_from([None, 1, 700, 5000]),
+    most=st.sampled_from([LEAST_UNDER_WAY, 1, 700, 5000]),
 )
 def test_sums_and_values_of_any_layout_are_right(
-    fields: Any, size: int, seed: int, apart: bool, bucket_bytes: int, most: int | None
+    fields: Any, size: int, seed: int, apart: bool, bucket_bytes: int, most: int
 ) -> None:
     layout = layout_of(fields, bucket_bytes)
     shards = shards_of(layout)
@@ -295,9 +297,9 @@ def test_held_sums_refuse_what_is_not_held() -> None:
             sums[wrong]
 
 
-@pytest.mark.parametrize("most", [None, 1000, 6000])
+@pytest.mark.parametrize("most", [LEAST_UNDER_WAY, 1000, 6000])
 @pytest.mark.parametrize("seed", range(6))
-def test_members_that_need_other_values_first_meet_in_one_order(seed: int, most: int | None) -> None:
+def test_members_that_need_other_values_first_meet_in_one_order(seed: int, most: int) -> None:
     """Each member asks for some buckets in an order of its own, sums something, and asks for the rest.
 
     A few buckets are on their way at a time; those that are left begin before anything else does.
@@ -466,6 +468,13 @@ def test_share_of_the_model_on_its_way_has_limits() -> None:
     assert most_under_way(0) == most_under_way(60 << 20) == 5 << 20
     assert most_under_way(120 << 20) == 10 << 20
     assert most_under_way(1 << 40) == 64 << 20
+    assert most_under_way(12000, 700) == 1000
+    assert most_under_way(12000, 4096) == 4096
+
+
+def test_members_agree_on_the_least_memory_that_is_under_way() -> None:
+    assert agreed_least([4096, 1024, 2048]) == 1024
+    assert agreed_least([4096, None, 2048]) == LEAST_UNDER_WAY
 
 
 def test_memory_that_is_kept_is_limited() -> None:

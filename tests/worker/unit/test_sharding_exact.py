@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 import torch
 from fake_groups import FakeGroup, on_members
-from sharding_world import SCALE, Variant, adam
+from sharding_world import Variant, adam
 
 from springtide.comm.process_group import Group, Work
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.parts import assignment
 from springtide.sharding.backend import ShardedOptimizer
+from springtide.sharding.norms import norm_of_all
+from springtide.train_step.gradients import clip_coefficient
 from springtide_protocol.names import GenerationName, StateName
 
 PARTS, STEPS = 7, 4
+SCALE, INVERSE = 1 / 23, 1 / 3
+"""As the mean's factor and that of a GradScaler: each of them rounds."""
 GENERATION = GenerationName.of(incarnation=1, restart=0, number=1)
 
 
@@ -86,7 +90,16 @@ def unused_in(step: int, layout: Any) -> list[int]:
     ]
 
 
-def without_shards(variant: Variant, spoilt: int) -> list[bytes]:
+def factors_for(norm: float | None) -> list[float]:
+    """Return what sums are multiplied by.
+
+    Args:
+        norm: Of all of them, which is to be brought to one; None: it may be any.
+    """
+    return [SCALE, INVERSE] + ([] if norm is None else [clip_coefficient(1.0, norm * SCALE * INVERSE)])
+
+
+def without_shards(variant: Variant, clip: bool, spoilt: int) -> list[bytes]:
     """Return the bits of one process that has all sums, and a plain optimizer."""
     worker = Worker(range(PARTS), variant)
 
@@ -103,8 +116,10 @@ def without_shards(variant: Variant, spoilt: int) -> list[bytes]:
             worker.put_all(step, start_sum, exponents, spoilt)
         worker.buckets.commit(step)
         unused = unused_in(step, worker.layout)
+        for factor in factors_for(norm_of_all(worker.layout)(worker.buckets.flats) if clip else None):
+            worker.buckets.scale(factor)
         for index, master in enumerate(masters):
-            view = worker.buckets.views[index].to(master.dtype) * SCALE
+            view = worker.buckets.views[index]
             master.grad = None if index in unused else torch.empty_like(master).copy_(view)
         optimizer.step()
         with torch.no_grad():
@@ -164,11 +179,7 @@ def _step(
         group.start_max(needed).wait()
         exponents = buckets.raised(needed)
     buckets.commit(step)
-    scale = SCALE
-    if clip:
-        assert norm is not None
-        scale *= min(1.0, 1.0 / (norm * SCALE + 1e-6))
-    home.commit(scale, unused_in(step, worker.layout))
+    home.commit(factors_for(norm), unused_in(step, worker.layout))
     worker.optimizer.step()
     home.stepped()
 
@@ -180,16 +191,21 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize(("size", "clip"), [(1, True), (2, False), (2, True), (3, False), (5, True)])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_bits_are_those_of_one_process_without_shards(name: str, size: int) -> None:
-    expected = without_shards(VARIANTS[name], spoilt=0)
-    assert in_shards(VARIANTS[name], size, clip=False, spoilt=0) == [expected] * size
+def test_bits_are_those_of_one_process_without_shards(name: str, size: int, clip: bool) -> None:
+    expected = without_shards(VARIANTS[name], clip, spoilt=0)
+    assert in_shards(VARIANTS[name], size, clip, spoilt=0) == [expected] * size
 
 
-@pytest.mark.parametrize("variant", [VARIANTS["adam"], Variant(sgd, exact=True, bfloat16=True)])
-def test_clipped_bits_are_equal_at_any_size(variant: Variant) -> None:
-    """SGD in bfloat16, too, of which torch computes a tensor's last elements otherwise than the rest."""
+def test_clipping_changes_bits() -> None:
+    one, other = (without_shards(VARIANTS["adam"], clip, spoilt=0) for clip in (True, False))
+    assert one != other
+
+
+def test_clipped_bits_are_equal_at_any_size() -> None:
+    """SGD in bfloat16, of which torch computes a tensor's last elements otherwise than the rest."""
+    variant = Variant(sgd, exact=True, bfloat16=True)
     expected = in_shards(variant, 1, clip=True, spoilt=0)[0]
     assert expected != in_shards(variant, 1, clip=False, spoilt=0)[0]
     for size in (2, 3, 4):
@@ -197,6 +213,6 @@ def test_clipped_bits_are_equal_at_any_size(variant: Variant) -> None:
 
 
 def test_value_that_is_not_finite_reaches_all_in_the_same_bits() -> None:
-    expected = without_shards(VARIANTS["sgd"], spoilt=2)
+    expected = without_shards(VARIANTS["sgd"], False, spoilt=2)
     for size in (1, 3):
         assert in_shards(VARIANTS["sgd"], size, clip=False, spoilt=2) == [expected] * size

@@ -96,7 +96,7 @@ class Holder:
         return flats_of(self.layout, gradients_for(self.layout, step))
 
     def step(self, step: int, unused: Sequence[int] = ()) -> None:
-        self.held.begin_step(self.sums(step), 0.5, unused)
+        self.held.begin_step(self.sums(step), [0.5], unused)
         self.optimizer.step()
         self.held.end_step()
 
@@ -249,7 +249,7 @@ def test_step_now_is_the_step_of_the_script(name: str) -> None:
         group["lr"] = rate
     holder.optimizer.register_step_pre_hook(lambda *_: pytest.fail("a hook of the script's step has run"))
     holder.optimizer.register_step_post_hook(lambda *_: pytest.fail("a hook of the script's step has run"))
-    holder.held.step_now(holder.sums(2), 0.5, [1], options)
+    holder.held.step_now(holder.sums(2), [0.5], [1], options)
     plain.step(2, [1])
     plain.check(holder, range(len(holder.shards)))
     assert [group["lr"] for group in holder.optimizer.param_groups] == later
@@ -263,7 +263,7 @@ def test_step_now_that_fails_leaves_groups_as_they_were() -> None:
     parameters = [group["params"] for group in holder.optimizer.param_groups]
     options[1]["lr"] = "none"
     with pytest.raises(TypeError):
-        holder.held.step_now(holder.sums(0), 1.0, [], options)
+        holder.held.step_now(holder.sums(0), [1.0], [], options)
     assert [group["lr"] for group in holder.optimizer.param_groups] == [0.05, 0.1]
     assert [group["params"] for group in holder.optimizer.param_groups] == parameters
 

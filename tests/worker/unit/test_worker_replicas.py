@@ -20,8 +20,10 @@ from springtide.train_step.replica_digest import (
     LIMIT,
     PIECES,
     ReplicaDigest,
+    balance_in_row,
     device_sums,
     odd_ones,
+    odd_pods,
 )
 from springtide.train_step.replicas import MOST_SENT, Found, Replicas
 
@@ -169,3 +171,20 @@ def test_all_learn_who_differs_and_where_and_mend_three_times() -> None:
         assert "weight" in members[0].names
         assert "half" not in members[0].names
         assert members[0].mends == (number < MOST_SENT)
+
+
+@pytest.mark.parametrize(
+    ("hashes", "odd"),
+    [
+        ([[7, 7, 7], [4, 4, 4]], []),
+        ([[7, 7, 9], [4, 4, 4]], [2]),
+        ([[9, 7, 7], [4, 4, 4]], [0]),
+        ([[7, 9, 7], [4, 4, 5]], [1, 2]),
+        ([[7, 8], [4, 5]], [1]),  # of two the first one counts
+        ([[9, 7, 7], [4, 5, 4], [1, 1, 2]], [1, 2]),  # somebody has to have the state
+    ],
+)
+def test_pods_with_another_part_are_odd_as_a_whole(hashes: list[list[int]], odd: list[int]) -> None:
+    assert odd_pods(hashes) == odd
+    total = sum(balance_in_row(own, pod, len(row)) for row in hashes for pod, own in enumerate(row))
+    assert (total == 0) == (not odd)

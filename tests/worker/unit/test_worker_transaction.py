@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from springtide.errors import Dropped, UsageError
@@ -77,3 +79,38 @@ def test_broken_step_is_final() -> None:
         with pytest.raises(UsageError, match="left by ValueError"):
             call()
     assert not transaction.drop("anything")
+
+
+def test_finishing_step_computes_on_and_never_commits() -> None:
+    """The calls of a micro-batch go on, because its gradients are kept; all others leave it."""
+    transaction = Transaction()
+    transaction.begin(finishes=True)
+    assert transaction.drop("a member died")
+    assert transaction.phase is Phase.FINISHING
+    assert transaction.drop("again"), "a report that says so is no lie"
+    transaction.check_alive()
+    transaction.require_open("backward()", finishing=True)
+    with pytest.raises(Dropped, match="a member died"):
+        transaction.require_open("optimizer.step()")
+    assert transaction.phase is Phase.DROPPED
+    with pytest.raises(Dropped):
+        transaction.require_open("backward()", finishing=True)
+
+
+@pytest.mark.parametrize("move", [Transaction.start_stepping, Transaction.set_aside, Transaction.vote])
+def test_finishing_step_goes_no_other_way(move: Callable[[Transaction], None]) -> None:
+    transaction = Transaction()
+    transaction.begin(finishes=True)
+    transaction.drop("a member died")
+    with pytest.raises(Dropped, match="a member died"):
+        move(transaction)
+    assert transaction.phase is Phase.DROPPED
+
+
+def test_only_what_is_finishing_is_finished() -> None:
+    transaction = opened()
+    transaction.finish()
+    assert transaction.phase is Phase.OPEN
+    transaction.start_stepping()
+    transaction.finish()
+    assert transaction.phase is Phase.STEPPING

@@ -16,6 +16,12 @@ it lies on a GPU, on which each call launches a kernel. So in the last micro-bat
 stay where backward has left them until their bucket is full, and are copied and weighted together. At the
 end of each backward pass what still waits is copied, too: a script never sees anything but the views.
 
+[Note: own sums] A sum over the members takes the place of what this worker has put in, and if it fails,
+nobody knows what is there. So that a step which is dropped loses nothing of what this worker has computed,
+each bucket can be copied before it leaves (`copies`); one that has not left is its own copy. Without copies,
+at no cost but memory, all micro-batches but the last one can be kept (`keeps_base`): they are added up in
+memory of their own, the base, and what goes into the buckets is the sum of that and the last one's gradient.
+
 Where buckets go to parameter servers, each by itself, no order has to be kept: one that is complete leaves at
 once, and a parameter without a gradient holds up its own bucket only.
 """
@@ -23,6 +29,7 @@ once, and a parameter without a gradient holds up its own bucket only.
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -72,6 +79,9 @@ class Buckets:
         self._spans: list[list[torch.Tensor]] = []
         """By bucket: the memory of what is gathered there, in as few pieces as possible."""
         self._order = list(range(len(layout.members)))
+        self._memory_of_copies: dict[int, torch.Tensor] = {}
+        self._base: list[torch.Tensor] = []
+        self._base_views: list[torch.Tensor] = []
         self.allocate()
         self.begin(lambda tensor: _unbound())
 
@@ -82,13 +92,16 @@ class Buckets:
             torch.zeros(size, dtype=dtype, device=self._device)
             for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
         ]
-        self.views = [
-            self._flats[slot.bucket].narrow(0, slot.offset, field.numel).view(field.shape)
-            for field, slot in zip(layout.fields, layout.slots, strict=True)
-        ]
+        self.views = self._views_of(self._flats)
         self._spans = [
             [flat[start:end] for start, end in self._deferred_spans(bucket)]
             for bucket, flat in enumerate(self._flats)
+        ]
+
+    def _views_of(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [
+            flats[slot.bucket].narrow(0, slot.offset, field.numel).view(field.shape)
+            for field, slot in zip(self.layout.fields, self.layout.slots, strict=True)
         ]
 
     def _deferred_spans(self, bucket: int) -> list[tuple[int, int]]:
@@ -109,6 +122,11 @@ class Buckets:
         self.leaving = 0
         self._unused: frozenset[int] = frozenset()
         self._late: dict[int, torch.Tensor] = {}
+        self._copies: dict[int, torch.Tensor] = {}
+        self._in_base: set[int] = set()
+        self._only_in_base: set[int] = set()
+        self._to_base = False
+        self.copying_seconds = 0.0
         self.close_gathering()
         for indices in self._waiting:
             indices.clear()
@@ -144,6 +162,7 @@ class Buckets:
                 errors leave backward().
         """
         self._scale, self._micro, self._when_full = scale, micro, when_full
+        self._to_base = False
         # Those of earlier micro-batches, or backward passes, are added to.
         self._onto = self.used if micro or self._carried else None
         _ENGINE.queue_callback(self._end_of_backward)
@@ -252,6 +271,9 @@ class Buckets:
             for index, view in zip(indices, views, strict=True):
                 if not onto[index]:
                     view.zero_()
+                elif index in self._only_in_base:
+                    view.copy_(self._base_views[index])
+                    self._only_in_base.discard(index)
             torch._foreach_add_(views, gradients, alpha=self._scale)
             return views
         torch._foreach_copy_(views, gradients)
@@ -395,6 +417,87 @@ class Buckets:
         self._versions[bucket] = self._flats[bucket]._version
         self._carried.add(index)
 
+    copies = False
+    """Whether each bucket is copied before it leaves, from the next one on; see [Note: own sums]."""
+
+    copying_seconds = 0.0
+    """For which copies have held the running step up; the time of the calls, where a device makes them."""
+
+    @property
+    def has_own(self) -> bool:
+        """Whether what this worker has put in is known apart from what others have; see [Note: own sums]."""
+        return all(
+            bucket in self._copies or self._stays(bucket)
+            for bucket, is_sent in enumerate(self._is_sent)
+            if is_sent
+        )
+
+    def _stays(self, bucket: int) -> bool:
+        """Return whether a sum of the bucket, which has left, is made elsewhere than in the bucket."""
+        return False
+
+    def own(self) -> list[torch.Tensor]:
+        """Return what this worker has put in, by bucket; the caller's own memory. Only while `has_own`."""
+        own = []
+        for bucket in range(len(self._flats)):
+            copied = self._copies.pop(bucket, None)
+            if copied is not None:
+                self._memory_of_copies.pop(bucket, None)
+            else:
+                self._fill(bucket, self.layout.members[bucket])
+                self._writers.join(bucket)
+                copied = self._contents(bucket).clone()
+            own.append(copied)
+        self._writers.join(self._late_account)
+        for index, late in self._late.items():
+            slot = self.layout.slots[index]
+            own[slot.bucket][slot.offset : slot.offset + late.numel()].view_as(late).add_(late)
+        return own
+
+    keeps_base = False
+    """Whether what micro-batches before the last one add up to is kept apart; see [Note: own sums]."""
+
+    @property
+    def in_base(self) -> list[bool]:
+        """Return for each parameter whether there is a gradient of it in the base."""
+        return [index in self._in_base for index in range(len(self._names))]
+
+    def base(self) -> list[torch.Tensor]:
+        """Return what all micro-batches but the last one add up to, by bucket; the caller's own memory. There
+        is something in the base.
+        """
+        kept = [torch.zeros_like(flat) for flat in self._base]
+        views = self._views_of(kept)
+        for index in sorted(self._in_base):
+            views[index].copy_(self._base_views[index])
+        return kept
+
+    def go_on_with(self, own: Sequence[torch.Tensor], used: Sequence[bool]) -> None:
+        """Begin with what an earlier try at the step has put in.
+
+        Args:
+            own: as from `own` or `base`.
+            used: by parameter, whether there is a gradient of it.
+        """
+        for bucket, kept in enumerate(own):
+            self._check(bucket)
+            self._writers.write(bucket, onto=False)
+            self._contents(bucket).copy_(kept)
+            self._versions[bucket] = self._flats[bucket]._version
+        self._carried.update(index for index, is_used in enumerate(used) if is_used)
+        if self.keeps_base:
+            for index in self._carried:
+                self._into_base(index).copy_(self.views[index])
+
+    def _contents(self, bucket: int) -> torch.Tensor:
+        """Return the tensor that a bucket's gradients are added up in."""
+        return self._flats[bucket]
+
+    @property
+    def carried(self) -> list[bool]:
+        """Return for each parameter whether the step began with a gradient of it."""
+        return [index in self._carried for index in range(len(self._names))]
+
     def put(self, index: int, gradient: torch.Tensor, scale: float, micro: int, last: bool) -> torch.Tensor:
         """Add scale * gradient to a parameter's sum.
 
@@ -419,6 +522,7 @@ class Buckets:
             self._put_late(index, gradient, scale)
             self._backward_pass[index] = micro
             return view
+        self._to_base = self.keeps_base and not last
         self._write(index, bucket, gradient, scale)
         self._backward_pass[index] = micro
         if last and not again:
@@ -432,6 +536,16 @@ class Buckets:
         view = self.views[index]
         first = self._backward_pass[index] < 0 and index not in self._carried
         self._writers.write(bucket, onto=not first)
+        if self._to_base:
+            view = self._into_base(index)
+        elif index in self._only_in_base:
+            self._only_in_base.discard(index)
+            if scale == 0.0:
+                view.copy_(self._base_views[index])
+            else:
+                torch.add(self._base_views[index], gradient, alpha=scale, out=view)
+            self._versions[bucket] = self._flats[bucket]._version
+            return view
         if scale == 0.0:
             if first:
                 view.zero_()
@@ -443,6 +557,15 @@ class Buckets:
             torch.mul(gradient, scale, out=view)
         self._versions[bucket] = self._flats[bucket]._version
         return view
+
+    def _into_base(self, index: int) -> torch.Tensor:
+        """Return where micro-batches before the last one are added up for a parameter."""
+        if not self._base:
+            self._base = [torch.zeros_like(flat) for flat in self._flats]
+            self._base_views = self._views_of(self._base)
+        self._in_base.add(index)
+        self._only_in_base.add(index)
+        return self._base_views[index]
 
     def _put_late(self, index: int, gradient: torch.Tensor, scale: float) -> None:
         self._writers.write(self._late_account, onto=index in self._late)
@@ -462,12 +585,19 @@ class Buckets:
             self._send_complete(bucket)
 
     def _fill(self, bucket: int, indices: Iterable[int]) -> None:
-        """Put in zeros for those of the parameters that have no gradient yet."""
+        """Put in zeros for those of the parameters that have no gradient yet, and the base for those whose
+        last micro-batch has none.
+        """
         for index in indices:
-            if self._backward_pass[index] < 0 and index not in self._carried:
+            has_none = self._backward_pass[index] < 0 and index not in self._carried
+            if has_none or index in self._only_in_base:
                 self._check(bucket)
-                self._writers.write(bucket, onto=False)
-                self.views[index].zero_()
+                self._writers.write(bucket, onto=not has_none)
+                if has_none:
+                    self.views[index].zero_()
+                else:
+                    self.views[index].copy_(self._base_views[index])
+                    self._only_in_base.discard(index)
                 self._versions[bucket] = self._flats[bucket]._version
 
     def wait(self) -> None:
@@ -509,6 +639,9 @@ class Buckets:
             RuntimeError: the group's.
         """
 
+    def end_part(self) -> None:
+        """The gradients of a part of the step are all there; nothing is left to do for sums of numbers."""
+
     closing = False
     """Whether the next body is to be the last one before all members stop."""
 
@@ -529,8 +662,13 @@ class Buckets:
         """Return the tensor of a bucket that is summed over the members."""
         return self._flats[bucket]
 
+    holds: Callable[[], bool] = staticmethod(lambda: False)
+    """Asked before buckets leave: whether none leaves any more, because the step is dropped."""
+
     def _send_complete(self, bucket: int) -> None:
         """Send what can leave, now that something has come for this bucket."""
+        if self.holds():
+            return
         if self.in_order:
             while len(self._works) < len(self._order) and self._missing[self._order[len(self._works)]] == 0:
                 self._send(self._order[len(self._works)])
@@ -541,8 +679,18 @@ class Buckets:
         if self._unused:
             self._fill(bucket, self._unused.intersection(self.layout.members[bucket]))
         self._writers.join(bucket)
+        if self.copies:
+            self._copy_out(bucket)
         self._is_sent[bucket], self.leaving = True, bucket
         self._works.append(self._start_sum(self._outgoing(bucket)))
+
+    def _copy_out(self, bucket: int) -> None:
+        began, contents = time.perf_counter(), self._contents(bucket)
+        kept = self._memory_of_copies.get(bucket)
+        if kept is None:
+            kept = self._memory_of_copies[bucket] = torch.empty_like(contents)
+        self._copies[bucket] = kept.copy_(contents)
+        self.copying_seconds += time.perf_counter() - began
 
     def _count_in(self, bucket: int) -> None:
         """One gradient less is missing."""

@@ -49,6 +49,9 @@ class CastBuckets(Buckets):
         self._sent: dict[int, torch.Tensor] = {}
         super().__init__(layout, device)
 
+    def _stays(self, bucket: int) -> bool:
+        return bucket in self._sent
+
     def _outgoing(self, bucket: int) -> torch.Tensor:
         flat = self._flats[bucket]
         if flat.element_size() <= self._wire.itemsize:

@@ -51,6 +51,10 @@ class Metrics:
         self.steps = counter("steps", "Steps that this process committed.")
         self.samples = counter("samples", "Samples whose gradients this process put into committed steps.")
         self.dropped = counter("dropped_steps", "Steps whose body was dropped.")
+        self.salvaged = counter(
+            "salvaged_samples",
+            "Samples of committed steps that this process had computed in a dropped try at the same step.",
+        )
         self.replicas_differed = counter(
             "replicas_differed",
             "Steps in which members were found to have other parameters than most.",

@@ -137,12 +137,12 @@ class Session:
 
     def ask(self, question: pb.Evaluate) -> pb.Evaluation:
         """Ask the coordinator and wait for its answer. Raise SpringtideError when it refuses this process."""
+        return self._questions.ask(question, self.send, self.check)
 
-        def check() -> None:
-            self.membership.check()
-            self.check_term()
-
-        return self._questions.ask(question, self.send, check)
+    def check(self) -> None:
+        """End the process where it cannot go on: refused, or asked to end while nobody lets it leave."""
+        self.membership.check()
+        self.check_term()
 
     @property
     def asking(self) -> bool:

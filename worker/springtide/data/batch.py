@@ -23,20 +23,33 @@ from typing import Any
 import torch
 
 from springtide.data.partition import Part, pieces, pieces_together
+from springtide.data.salvage import Carried, Places, among, merged
 
 
 class Micro:
     """Which micro-batch the body is at, and what has gone into the gradients so far. One per dealt batch."""
 
-    def __init__(self, ids: torch.Tensor, global_samples: int, is_counted: bool = True) -> None:
+    def __init__(
+        self,
+        ids: torch.Tensor,
+        global_samples: int,
+        is_counted: bool = True,
+        places: Places = (),
+        carried: Carried | None = None,
+    ) -> None:
         """Begin at the only micro-batch, which is the whole part.
 
         Args:
             ids: this worker's part, int64 [n]; none for a stand-in.
             global_samples: of all workers' parts.
             is_counted: another process of the pod computes on the same samples and counts them, if False.
+            places: of the part in the global batch; none where nobody asks for them.
+            carried: samples whose gradients are in already.
         """
         self._is_counted = is_counted
+        self._places, self._carried = places, carried
+        self.before_next: Callable[[], object] = _nothing
+        """Called between two micro-batches, when the first one's gradients are all there."""
         self.global_samples = global_samples
         self.part_samples = ids.numel()
         self._ids = ids
@@ -107,15 +120,44 @@ class Micro:
         """Ids whose gradients went in, int64 of shape (n,); none where another process counts them."""
         if not self._is_counted:
             return self._ids[:0]
-        if len(self._contributed) == len(self._parts):
+        before = [] if self._carried is None else [self._carried.ids]
+        if not before and len(self._contributed) == len(self._parts):
             return self._ids
-        parts = [self._parts[index] for index in sorted(self._contributed)]
-        return torch.cat([self._ids[:0], *(self._ids[part.start : part.start + part.size] for part in parts)])
+        parts = self._contributed_parts
+        own = (self._ids[part.start : part.start + part.size] for part in parts)
+        return torch.cat([self._ids[:0], *before, *own])
+
+    @property
+    def _contributed_parts(self) -> list[Part]:
+        return [self._parts[index] for index in sorted(self._contributed)]
 
     @property
     def contributed_weight(self) -> float:
         """Sum of the weights that went in; 0 where another process counts them."""
-        return math.fsum(self._contributed.values()) if self._is_counted else 0.0
+        if not self._is_counted:
+            return 0.0
+        before = 0.0 if self._carried is None else self._carried.weight
+        return math.fsum((before, *self._contributed.values()))
+
+    @property
+    def places(self) -> Places:
+        """Places of the part in the global batch."""
+        return self._places
+
+    def to_carry(self) -> Carried:
+        """Return the account of all that went in, for the next try at the step."""
+        places = [
+            place
+            for part in self._contributed_parts
+            for place in among(self._places, part.start, part.start + part.size)
+        ]
+        before = () if self._carried is None else self._carried.places
+        return Carried(self.contributed_ids.clone(), merged([*before, *places]), self.contributed_weight)
+
+    @property
+    def next_is_last(self) -> bool:
+        """Whether the micro-batch after the current one is the last."""
+        return self._index == len(self._parts) - 2
 
     @property
     def remaining_samples(self) -> int:
@@ -154,6 +196,8 @@ class Micro:
         self._parts, self._index, self._finished = parts, 0, False
 
     def go_to(self, index: int) -> None:
+        if index:
+            self.before_next()
         self._index, self._weight = index, None
 
     def end_split(self, parts: list[Part]) -> None:
@@ -301,3 +345,7 @@ class Batch:
         kind = "stand-in" if self.standin else f"{self.samples} samples"
         where = "" if self._piece is None else f", micro-batch {self._piece + 1} of {self.micro.count}"
         return f"<Batch of {kind}{where}; global batch {self.micro.global_samples}>"
+
+
+def _nothing() -> None:
+    pass

@@ -15,8 +15,11 @@ from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.data.marks import Marks, differing
 from springtide.data.order import Order, make_order
-from springtide.data.partition import partition
+from springtide.data.partition import Part, partition
+from springtide.data.salvage import Carried, Places, among, size, take
 from springtide.data.source import Source, make_source
+
+_NOTHING = [Part(0, 0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class LoopPlan:
         together: range = range(0),
         is_counted: bool = True,
         proportions: Proportions | None = None,
+        rest: Places | None = None,
+        carried: Carried | None = None,
     ) -> Batch:
         """Return this rank's part of the step at the cursor; a stand-in if the batch is too short for all.
 
@@ -91,6 +96,8 @@ class LoopPlan:
                 empty: it does so alone.
             is_counted: its samples count; False where another process counts the same ones.
             proportions: by which parts follow speed; None: even parts.
+            rest: what is dealt of the global batch, the rest of which members have gradients of; None: all.
+            carried: what this member has gradients of.
 
         Raises:
             ValueError: the rank is not below the world size.
@@ -98,13 +105,15 @@ class LoopPlan:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of a world of {world_size}")
         ids = self.global_ids(cursor)
-        parts = partition(ids.numel(), world_size, self.min_part, proportions)
+        dealt = ((0, ids.numel()),) if rest is None else rest
+        left = size(dealt)
+        parts = partition(left, world_size, self.min_part, proportions) if left else _NOTHING * world_size
         part = parts[rank]
-        own = ids[part.start : part.start + part.size]
+        places = among(dealt, part.start, part.start + part.size)
+        own = take(ids, places)
         standin = ids[: self.min_part] if part.size == 0 else None
-        account = self.account(ids, cursor)[part.start : part.start + part.size]
         return Batch(
-            Micro(account, ids.numel(), is_counted),
+            Micro(take(self.account(ids, cursor), places), ids.numel(), is_counted, places, carried),
             own,
             fetch or self.source.fetch,
             standin_ids=standin,

@@ -2,11 +2,12 @@
 
 Each worker takes ranges of samples as it gets through them. Its reports are summed with the range; ranges of
 workers that are gone are taken by others. So the means are over all samples, each once, and no worker waits
-in a collective. Without a job there is one range.
+in a collective. Without a job there is one range. The processes of a pod with `mesh()` take ranges as one.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from springtide.elastic.consistency import Consistencies
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import SpringtideError, UsageError
+from springtide.pods.evaluation import ForwardPass, added, forward_passes
+from springtide.pods.pod import Pod
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName
@@ -67,6 +70,8 @@ class Evaluation:
 
     def report(self, values: Mapping[str, float]) -> None:
         """Take values of the batch that the loop is at."""
+        if self._current == 0:
+            return  # others count them
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + value * self._current
             self._weights[name] = self._weights.get(name, 0.0) + self._current
@@ -89,11 +94,20 @@ class Evaluation:
                 return
             start, stop = share
             self._sums, self._weights = {}, {}
-            for first in range(start, stop, self._unit):
-                ids = torch.arange(first, min(first + self._unit, stop))
-                self._current = ids.numel()
+            for forward in self._forward_passes(start, stop):
+                ids = torch.arange(forward.ids.start, forward.ids.stop)
+                own, standin_ids = (ids[:0], ids) if forward.is_standin else (ids, None)
+                self._current = forward.weight
                 faults.reach("evaluation", self._state.position.cursor.step)
-                yield Batch(Micro(ids, ids.numel()), ids, self._source.fetch)
+                yield Batch(Micro(own, ids.numel()), own, self._source.fetch, standin_ids=standin_ids)
+
+    def _forward_passes(self, start: int, stop: int) -> Iterator[ForwardPass]:
+        pod = self._evaluations.pod
+        if pod is not None:
+            return forward_passes(start, stop, self._unit, pod.shape, pod.local_rank)
+        firsts = range(start, stop, self._unit)
+        ranges = (range(first, min(first + self._unit, stop)) for first in firsts)
+        return (ForwardPass(ids, False, len(ids)) for ids in ranges)
 
     def _next_range(self, start: int, stop: int) -> tuple[int, int] | None:
         """Return the range behind start..stop-1, which is finished; None behind the last one."""
@@ -104,18 +118,7 @@ class Evaluation:
                 name: value / self._weights[name] for name, value in self._sums.items() if self._weights[name]
             }
             return None
-        state, index = self._evaluations.name()
-        question = pb.Evaluate(
-            state=state_to_proto(state),
-            index=index,
-            samples=self._source.size,
-            unit=self._unit,
-            start=start,
-            stop=stop,
-            sums=self._sums,
-            weights=self._weights,
-        )
-        answer = self._evaluations.ask(question)
+        answer = self._ask(start, stop)
         if answer.problem:
             raise SpringtideError(
                 f"batches(train=False): the workers do not agree: {answer.problem}; every worker must "
@@ -125,6 +128,36 @@ class Evaluation:
             return int(answer.start), int(answer.stop)
         self._values = dict(answer.values)
         return None
+
+    def _ask(self, start: int, stop: int) -> pb.Evaluation:
+        """Return the coordinator's answer, which the processes of a pod that trains as one have in common."""
+        pod = self._evaluations.pod
+        if pod is None:
+            return self._evaluations.ask(self._question(start, stop, self._sums, self._weights))
+
+        def ask(words: list[str]) -> str:
+            sums, weights = zip(*map(json.loads, words), strict=True)
+            answer = self._evaluations.ask(self._question(start, stop, added(sums), added(weights)))
+            return answer.SerializeToString().hex()
+
+        told = pod.ask_as_one(json.dumps([self._sums, self._weights]), ask, self._evaluations.check)
+        return pb.Evaluation.FromString(bytes.fromhex(told))
+
+    def _question(
+        self, start: int, stop: int, sums: Mapping[str, float], weights: Mapping[str, float]
+    ) -> pb.Evaluate:
+        state, index = self._evaluations.name()
+        pod = self._evaluations.pod
+        return pb.Evaluate(
+            state=state_to_proto(state),
+            index=index,
+            samples=self._source.size,
+            unit=self._unit * (1 if pod is None else pod.shape.data_degree),
+            start=start,
+            stop=stop,
+            sums=sums,
+            weights=weights,
+        )
 
 
 class Evaluations:
@@ -166,6 +199,13 @@ class Evaluations:
     def running(self) -> Evaluation | None:
         """Return the running evaluation; None outside of one."""
         return self._running
+
+    @property
+    def pod(self) -> Pod | None:
+        """Return the pod whose processes evaluate together; None where this one does so by itself."""
+        trainer = self._trainers.trainer
+        pod = None if trainer is None else trainer.pod
+        return None if pod is None or pod.processes == 1 else pod
 
     def check_none(self) -> None:
         """Raise UsageError inside of an evaluation loop, or after one that was left."""
@@ -215,12 +255,18 @@ class Evaluations:
 
     def end(self) -> None:
         """Note that the running evaluation has ended."""
+        self._trainers.require("batches()").forget_evaluated()
         self._running = None
 
     def name(self) -> tuple[StateName, int]:
         """Return (state, index) of the running evaluation in a job."""
         assert self._evaluated is not None
         return self._evaluated, self._index
+
+    def check(self) -> None:
+        """End the process where the coordinator has refused it, or it has to end without one."""
+        assert self._session is not None
+        self._session.check()
 
     def ask(self, question: pb.Evaluate) -> pb.Evaluation:
         """Ask the coordinator. Raise SpringtideError when it refuses this process."""

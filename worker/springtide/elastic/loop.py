@@ -18,6 +18,7 @@ from springtide.elastic.consistency import Consistencies
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.recovery import Recovery
 from springtide.elastic.replica_check import ReplicaCheck
+from springtide.elastic.salvage import Salvage
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
 from springtide.elastic.step_runner import StepRunner
@@ -46,6 +47,7 @@ class LoopParts:
     consistencies: Consistencies
     timing: Timing
     balancer: Balancer
+    salvage: Salvage
     warm_up: WarmUp
     membership: Membership | None  # None without a job
     recovery: Recovery | None  # None without a job
@@ -169,7 +171,8 @@ class TrainingLoops:
         async_loop = self._parts.consistencies.async_loop
         if async_loop is not None:
             return async_loop.assign(self._parts.trainers.require("batches()"), plan, cursor, stage)
-        group, number = self._state.group, cursor.step + 1
+        group, number, salvage = self._state.group, cursor.step + 1, self._parts.salvage
+        salvages = salvage.begin_step()
         if not self._parts.logical_workers:
             pod, fetch = self._parts.trainers.require("batches()").pod, None
             rank, size, together = (group.rank, group.size, range(0)) if pod is None else pod.data_place
@@ -178,9 +181,35 @@ class TrainingLoops:
             if loader is not None:
                 loader.stand_at(cursor, rank, size, proportions)
                 fetch = self._parts.timing.timed(partial(loader.read, cursor.step))
-            batch = plan.batch(cursor, rank, size, fetch, together, pod is None or pod.counts, proportions)
+            rest = salvage.rest(plan, cursor)
+            salvaged = salvage.salvaged
+            batch = plan.batch(
+                cursor,
+                rank,
+                size,
+                fetch,
+                together,
+                pod is None or pod.counts,
+                proportions,
+                rest,
+                None if salvaged is None else salvaged.account,
+            )
             # Random numbers go with the samples: those who compute on the same ones draw the same.
-            return [StepAssignment(batch, group, number, plan.seed, stage, cursor.epoch, rank)]
+            part = rank if rest is None else plan.batch_size + (batch.micro.places or ((0, 0),))[0][0]
+            return [
+                StepAssignment(
+                    batch,
+                    group,
+                    number,
+                    plan.seed,
+                    stage,
+                    cursor.epoch,
+                    part,
+                    salvages=salvages,
+                    salvaged=salvaged,
+                )
+            ]
+        rest = salvage.rest(plan, cursor, self._parts.logical_workers)
         own = exact_parts.assign(
             plan,
             cursor,
@@ -188,6 +217,7 @@ class TrainingLoops:
             group.size,
             self._parts.logical_workers,
             self._parts.balancer.proportions,
+            rest,
         )
         return [
             StepAssignment(
@@ -200,6 +230,8 @@ class TrainingLoops:
                 part.number,
                 part is own[0],
                 part is own[-1],
+                salvages=salvages,
+                salvaged=salvage.salvaged,
             )
             for part in own
         ]

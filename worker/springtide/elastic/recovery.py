@@ -23,6 +23,7 @@ from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Leave, Save, Start
 from springtide.data.balance import Figure
 from springtide.data.loop import LoopPlan
+from springtide.data.salvage import Claim
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies, staleness_bound
@@ -31,6 +32,7 @@ from springtide.elastic.local_shards_restore import LocalShardsRestore
 from springtide.elastic.own_faults import in_words, own_fault
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
+from springtide.elastic.salvage import Salvage
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.set_aside import set_aside
 from springtide.elastic.shared_restore import MakeShardsRestore, SharedRestore
@@ -91,6 +93,7 @@ class RecoveryParts:
     membership: Membership
     memory: MemoryReport
     balancer: Balancer
+    salvage: Salvage
     check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
     depart: Callable[[Leave], None]  # ends the process because the coordinator lets it go
 
@@ -313,6 +316,8 @@ class Recovery:
         store = start.store
         store.set(f"place/{rank}", self._parts.retry_blocks.position().to_json())
         store.set(f"pace/{rank}", self._parts.balancer.own().to_json())
+        if self._trainer.salvages:
+            store.set(f"kept/{rank}", self._parts.salvage.own().to_json())
         began = time.monotonic()
         connect = partial(
             form,
@@ -331,6 +336,9 @@ class Recovery:
         positions = [RetryPosition.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
         figures = [Figure.from_json(store.get(f"pace/{other}")) for other in range(len(ids))]
         self._parts.balancer.begin_generation(figures)
+        if self._trainer.salvages:
+            claims = [Claim.from_json(store.get(f"kept/{other}")) for other in range(len(ids))]
+            self._parts.salvage.begin_generation(claims, rank)
         # Before the state is moved: that may take longer than members wait for each other here.
         self._parts.retry_blocks.formed(
             positions, rank, lambda ranks: connect(store.with_prefix("block/"), ranks.index(rank), len(ranks))

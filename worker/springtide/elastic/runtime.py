@@ -26,6 +26,7 @@ from springtide.elastic.loop import LoopParts, TrainingLoops
 from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.replica_check import ReplicaCheck
 from springtide.elastic.retry import RetryBlocks
+from springtide.elastic.salvage import Salvage
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
 from springtide.elastic.state_transfer import StateTransfer
@@ -76,6 +77,9 @@ class Runtime:
         membership = None if self._session is None else self._session.membership
         self.membership: Membership | None = membership
         self._memory = MemoryReport(settings, self.accounting.metrics, membership)
+        self._salvage = Salvage(
+            settings.salvage, self.state, self.trainers, self.accounting.metrics, membership
+        )
         # What the script calls.
         self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership)
         self.consistencies = Consistencies(settings, self.state, membership)
@@ -100,6 +104,7 @@ class Runtime:
                 memory=self._memory,
                 balancer=self._balancer,
                 replicas=replicas,
+                salvage=self._salvage,
             )
         )
         self.exit = ProcessExit(
@@ -137,6 +142,7 @@ class Runtime:
             consistencies=self.consistencies,
             timing=self.accounting.timing,
             balancer=self._balancer,
+            salvage=self._salvage,
             warm_up=WarmUp(settings, self.state, self.trainers, self.steps, membership),
             membership=membership,
             recovery=self._recovery,
@@ -160,6 +166,7 @@ class Runtime:
                 membership=session.membership,
                 memory=self._memory,
                 balancer=self._balancer,
+                salvage=self._salvage,
                 check_term=session.check_term,
                 depart=self.exit.depart,
             )

@@ -16,6 +16,7 @@ from springtide.elastic.accounting import Accounting
 from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.replica_check import ReplicaCheck
+from springtide.elastic.salvage import Salvage
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
@@ -44,6 +45,7 @@ class StepParts:
     memory: MemoryReport
     balancer: Balancer
     replicas: ReplicaCheck
+    salvage: Salvage
 
 
 class StepRunner:
@@ -113,6 +115,7 @@ class StepRunner:
             except SpringtideError as problem:
                 self._break_off(str(problem))
                 raise
+        trainer.transaction.finish()
         self._set_aside = trainer.transaction.phase is Phase.SET_ASIDE
         if self._set_aside:
             try:
@@ -126,11 +129,13 @@ class StepRunner:
                 step = self._state.position.cursor.step + 1
                 log.info("step %d is dropped: %s", step, trainer.transaction.reason)
                 self._parts.accounting.metrics.dropped.inc()
+            is_void = trainer.is_void
             try:
-                trainer.end_dropped()
+                kept = trainer.end_dropped()
             except UsageError as problem:
                 self._break_off(str(problem))
                 raise
+            self._parts.salvage.dropped(kept, is_void=is_void)
             return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
         if error is not None:
             self._break_off(f"{type(error).__name__}: {error}")
@@ -183,7 +188,7 @@ class StepRunner:
             skipped=body.skipped,
         )
         seconds = time.perf_counter() - body.began
-        state.commit(cursor, ledger, seconds)
+        state.commit(cursor, ledger, seconds + parts.salvage.committed(body, trainer, seconds))
         name = StateName(generation_of(parts.membership), cursor.step)
         if parts.membership is not None:
             parts.membership.hold(name)
@@ -218,7 +223,7 @@ class StepRunner:
         numbers = iter(result.figures)
         figures = [Figure(sample_time, room) for sample_time, room in zip(numbers, numbers, strict=True)]
         seconds = body.own_seconds - accounting.timing.fetched_in_body
-        self._parts.balancer.committed(figures, seconds, body.samples)
+        self._parts.balancer.committed(figures, seconds, body.computed_samples)
         accounting.share(self._parts.balancer.announce(plan, group.rank, group.size))
 
     def _warn_once(self, body: StepContext, values: dict[str, float] | None) -> None:

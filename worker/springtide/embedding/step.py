@@ -174,16 +174,16 @@ class LocalHome:
         own = [index for index, (owner, _) in self._groups.items() if owner is optimizer]
         self._apply(own, scale * factor, unused)
 
-    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
+    def commit(self, factors: Sequence[float], unused: Collection[int], skip: bool = False) -> None:
         """Make the step of all tables with gradients.
 
         Args:
-            scale: that gradients are multiplied by.
+            factors: gradients are multiplied by their product.
             unused: numbers of parameters that no worker used.
             skip: nothing is to change: a scaler found gradients that are not finite.
         """
         if not skip:
-            self._apply(self._staged, scale, unused)
+            self._apply(self._staged, math.prod(factors), unused)
 
     def _apply(self, indices: Collection[int], scale: float, unused: Collection[int]) -> None:
         for index in indices:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -337,13 +337,43 @@ class ExactBuckets(Buckets):
         for complete in range(len(self._works), len(self._missing)):
             if self._missing[complete]:
                 break
-            for number, run in enumerate(self._runs):
-                # No part of this worker has put anything in: the last step's sum still lies there.
-                if run.bucket == complete and self._fresh[number]:
-                    self._writers.write(complete, onto=True)
-                    self._sums[number].zero_()
-                    self._fresh[number] = False
+            self._zero_fresh(complete)
         super()._send_complete(bucket)
+
+    def _zero_fresh(self, bucket: int) -> None:
+        for number, run in enumerate(self._runs):
+            # No part of this worker has put anything in: the last step's sum still lies there.
+            if run.bucket == bucket and self._fresh[number]:
+                self._writers.write(bucket, onto=True)
+                self._sums[number].zero_()
+                self._fresh[number] = False
+
+    @property
+    def has_own(self) -> bool:
+        # Others would round with other exponents, and what did not fit would be forgotten.
+        fits = self._exponents is self.exponents.values and not self.exceeded
+        return fits and super().has_own
+
+    def _contents(self, bucket: int) -> torch.Tensor:
+        return self._totals[bucket]
+
+    def _fill(self, bucket: int, indices: Iterable[int]) -> None:
+        self._zero_fresh(bucket)
+
+    def go_on_with(self, own: Sequence[torch.Tensor], used: Sequence[bool]) -> None:
+        """Begin with what an earlier try at the step has put in.
+
+        Args:
+            own: int32 sums by bucket, as from `own`.
+            used: by parameter, whether there is a gradient of it.
+        """
+        super().go_on_with(own, ())
+        self._fresh = [False] * len(self._runs)
+        self._ever = list(used)
+
+    @property
+    def carried(self) -> list[bool]:
+        return list(self._ever)
 
     def _outgoing(self, bucket: int) -> torch.Tensor:
         return self._totals[bucket]

@@ -15,6 +15,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.ledger import Contribution
 from springtide.data.loop import LoopPlan
 from springtide.data.partition import Part, partition
+from springtide.data.salvage import Places, among, size
 from springtide.train_step.randomness import isolated
 
 
@@ -71,6 +72,17 @@ def samples_by_rank(
     return [sum(sizes[part] for part in own) for own in assignment(len(sizes), world_size, proportions)]
 
 
+def parts_of(plan: LoopPlan, n: int, logical_workers: int) -> int:
+    """Return how many logical parts of a batch have samples; they are the first ones.
+
+    Args:
+        plan: of the loop.
+        n: samples of the batch.
+        logical_workers: parts that each global batch is cut into.
+    """
+    return sum(1 for part in partition(n, logical_workers, plan.min_part) if part.size)
+
+
 def assign(
     plan: LoopPlan,
     cursor: Cursor,
@@ -78,6 +90,7 @@ def assign(
     world_size: int,
     logical_workers: int,
     proportions: Proportions | None = None,
+    rest: Places | None = None,
 ) -> list[LogicalPart]:
     """Return the parts of a step that a rank computes, in order; one stand-in if it has none.
 
@@ -90,6 +103,7 @@ def assign(
         world_size: workers of the generation.
         logical_workers: parts that each global batch is cut into.
         proportions: as for `assignment`.
+        rest: numbers of the parts that are dealt, as places; None: all.
 
     Raises:
         ValueError: the rank is outside of the world.
@@ -99,7 +113,7 @@ def assign(
     ids = plan.global_ids(cursor)
     account = plan.account(ids, cursor)
     parts: list[Part] = partition(ids.numel(), logical_workers, plan.min_part)
-    used = sum(1 for part in parts if part.size)
+    used = parts_of(plan, ids.numel(), logical_workers)
     step = cursor.step + 1
 
     def batch(
@@ -118,7 +132,9 @@ def assign(
         )
         return LogicalPart(number, made)
 
-    own_parts = assignment(used, world_size, proportions)[rank]
+    dealt = ((0, used),) if rest is None else rest
+    own = assignment(size(dealt), world_size, proportions)[rank]
+    own_parts = [number for place in among(dealt, own.start, own.stop) for number in range(*place)]
     if not own_parts:
         return [batch(logical_workers, ids[:0], account[:0], ids[: plan.min_part])]
     spans = [

@@ -45,6 +45,10 @@ class ExactStep:
         again = self._raised is not None and self._raised[0] is group and self._raised[1] == number
         self._buckets.begin(start_sum, last, self._raised[2] if again and self._raised else None)
 
+    def go_on_with(self, parts: Sequence[PartContribution]) -> None:
+        """Begin with parts whose gradients an earlier try at the step has kept. After `begin`."""
+        self.contributions = list(parts)
+
     def keep(self, part: PartContribution) -> list[PartContribution]:
         """The gradients of a part are complete; return all parts of the step so far."""
         self.contributions.append(part)

@@ -48,6 +48,22 @@ def weigh_gradients(models: Sequence[torch.nn.Module], weight: Callable[[], floa
                     ) from None
 
 
+def reshard(models: Sequence[torch.nn.Module]) -> None:
+    """Free whole parameters that a forward pass without a backward pass has left; the parts are kept.
+
+    They would go into the next forward pass as they are, although the parts may be others by then.
+
+    Args:
+        models: of the script.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
 def _weighed(weight: Callable[[], float]) -> Any:
     """Return the reduce-scatter, of a class of torch's: it is imported only where it is needed."""
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter

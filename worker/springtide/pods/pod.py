@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _dist: Any = dist  # its type stubs lack the stores
 
+_T = TypeVar("_T")
 _YES, _NO = "yes", "no"
 _FIRST_PAUSE, _LONGEST_PAUSE = 50e-6, 2e-3  # seconds between two looks at the store
 _GOODBYE_SECONDS = 5.0
@@ -73,6 +74,7 @@ class Pod:
         self._generation = ""
         self._said: list[str] = []
         self._last = ""
+        self._questions = 0
 
     @property
     def processes(self) -> int:
@@ -126,16 +128,7 @@ class Pod:
 
     def _decide(self, name: str, yes: bool) -> bool:
         """Return the pod's decision; see [Note: one decision]."""
-        if self.processes == 1:
-            return yes
-        try:
-            return self._decided(name, yes)
-        except SpringtideError:
-            raise
-        except RuntimeError as error:
-            raise SpringtideError(
-                f"the process with local rank 0 of this pod is gone, and with it the pod: {error}"
-            ) from None
+        return yes if self.processes == 1 else _served(lambda: self._decided(name, yes))
 
     def _decided(self, name: str, yes: bool) -> bool:
         store, key = self._store, f"decision/{name}"
@@ -177,6 +170,44 @@ class Pod:
         while len(self._said) > kept:
             self._store.delete_key(self._said.pop(0))
 
+    # ---- questions to others
+
+    def ask_as_one(self, own: str, ask: Callable[[list[str]], str], check: Callable[[], None]) -> str:
+        """Have the first process of the pod ask somebody for all of them, which all call this.
+
+        Args:
+            own: what this process has to say.
+            ask: called in the first process, with what all have said, by local rank.
+            check: called in the others while they wait for the answer; raises what ends that.
+
+        Returns:
+            The answer, in all processes.
+
+        Raises:
+            SpringtideError: a process of the pod did not come in time; it is named. Or the first one is gone.
+        """
+        return ask([own]) if self.processes == 1 else _served(lambda: self._asked(own, ask, check))
+
+    def _asked(self, own: str, ask: Callable[[list[str]], str], check: Callable[[], None]) -> str:
+        store, last = self._store, f"question/{self._questions}"
+        self._questions += 1
+        key = f"question/{self._questions}"
+        store.set(f"{key}/{self.local_rank}", own)
+        if self.local_rank > 0:
+            # As long as the first process lives: whom it asks may have to wait for other pods.
+            while not store.check([f"{key}/answer"]):
+                check()
+                time.sleep(_LONGEST_PAUSE)
+            return str(store.get(f"{key}/answer").decode())
+        begin = f"after {self._seconds:g} s"
+        await_all(store, key, self.processes, time.monotonic() + self._seconds, begin)
+        # Whoever asks anew has read the last answer.
+        for name in (*range(self.processes), "answer"):
+            store.delete_key(f"{last}/{name}")
+        answer = ask([store.get(f"{key}/{rank}").decode() for rank in range(self.processes)])
+        store.set(f"{key}/answer", answer)
+        return answer
+
     # ---- sums in the pod
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
@@ -197,6 +228,18 @@ class Pod:
             self.row.release()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _served(use: Callable[[], _T]) -> _T:
+    """Return what a use of the pod's store returns. Raise SpringtideError when the store is gone."""
+    try:
+        return use()
+    except SpringtideError:
+        raise
+    except RuntimeError as error:
+        raise SpringtideError(
+            f"the process with local rank 0 of this pod is gone, and with it the pod: {error}"
+        ) from None
 
 
 def form_pod(

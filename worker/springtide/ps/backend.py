@@ -7,6 +7,7 @@ threads than their files say; both are over one `PsContext`.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -127,11 +128,11 @@ class ParameterBackend(Protocol):
         """Whether there are steps to be made with the commit, of several optimizers."""
         ...
 
-    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
+    def commit(self, factors: Sequence[float], unused: Collection[int], skip: bool = False) -> None:
         """Make the step.
 
         Args:
-            scale: Gradients are multiplied by it.
+            factors: Gradients are multiplied by them, one after the other where the home sums exactly.
             unused: Numbers of parameters to which nobody has a gradient.
             skip: Whether the step changes nothing.
         """
@@ -478,15 +479,15 @@ class PsBackend:
         """Whether there are steps to be made with the commit, of several optimizers."""
         return bool(self.optimizers.staged)
 
-    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
+    def commit(self, factors: Sequence[float], unused: Collection[int], skip: bool = False) -> None:
         """Have the servers make the step, which is committed, and begin to fetch the values.
 
         Args:
-            scale: The factor by which sums are multiplied.
+            factors: Sums are multiplied by their product.
             unused: Parameters to which no worker had a gradient.
             skip: Whether the step changes nothing.
         """
-        self.active.commit(scale, unused, skip)
+        self.active.commit(math.prod(factors), unused, skip)
 
     def settle(self, parameters: Collection[int] | None = None, to_the_end: bool = False) -> None:
         """Wait until values are here.

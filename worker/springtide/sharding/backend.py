@@ -34,6 +34,7 @@ from springtide.comm.process_group import Group
 from springtide.exact.buckets import ExactBuckets
 from springtide.settings import Settings
 from springtide.sharding.collectives import (
+    LEAST_UNDER_WAY,
     Exchanges,
     Flat,
     HeldSums,
@@ -41,11 +42,14 @@ from springtide.sharding.collectives import (
     Outgoing,
     Source,
     Sums,
+    agreed_least,
     merged,
+    most_under_way,
 )
 from springtide.sharding.exact_sums import restore_held
 from springtide.sharding.filling import AT_ONCE, Batch, Fill, alone, filled, next_batch, postponed
 from springtide.sharding.migration import VALUES, Form, Move, forms_of, migrate, moves
+from springtide.sharding.norms import squares_of, totals_of
 from springtide.sharding.pieces import HeldPieces, ShardPart, State, Stretch
 from springtide.sharding.restore import Target
 from springtide.sharding.shard_map import LostShardsError, ShardMap, divide, plan
@@ -83,26 +87,28 @@ class Outcome:
     """Say how a committed step was made, for a member that holds its sums.
 
     Attributes:
-        scale: The factor of the sums.
+        factors: Sums are multiplied by them, one after the other.
         unused: Numbers of parameters to which nobody had a gradient.
         skip: The step changes nothing.
     """
 
     state: StateName
-    scale: float
+    factors: tuple[float, ...]
     unused: tuple[int, ...]
     skip: bool
 
     def to_json(self) -> dict[str, Any]:
         generation = self.state.generation
         name = [*generation.key, self.state.step]
-        return {"state": name, "scale": self.scale, "unused": list(self.unused), "skip": self.skip}
+        told = {"state": name, "factors": list(self.factors), "unused": list(self.unused), "skip": self.skip}
+        return told | {"scale": math.prod(self.factors)}  # for members of earlier releases
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Outcome:
         incarnation, restart, number, step = told["state"]
         name = GenerationName.of(incarnation=incarnation, restart=restart, number=number)
-        return cls(StateName(name, step), told["scale"], tuple(told["unused"]), told["skip"])
+        factors = tuple(told.get("factors", [told["scale"]]))
+        return cls(StateName(name, step), factors, tuple(told["unused"]), told["skip"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +141,9 @@ class ShardedOptimizer:
         with_norm: bool,
         node: str,
         keeps_gradients: bool = True,
-        most_under_way: int | None = None,
         masters: bool = False,
         at_once: int = AT_ONCE,
+        least_under_way: int = LEAST_UNDER_WAY,
     ) -> None:
         """Hold nothing yet.
 
@@ -149,14 +155,16 @@ class ShardedOptimizer:
             node: Name of this process's node.
             keeps_gradients: Buckets keep their gradients until the next step; otherwise only the sums of what
                 is held here stay.
-            most_under_way: Bytes of memory for what is on its way; None: see `collectives.most_under_way`.
             masters: Parameters of 16 bits have float32 masters, which the optimizers step.
             at_once: Bytes that a member sends, or receives, before a generation's first step, of second
                 copies; the smallest of all members' counts.
+            least_under_way: Bytes of memory for what is on its way, however small the model is; likewise.
         """
-        self._at_once, self._masters = at_once, masters
+        self._at_once, self._least_under_way, self._masters = at_once, least_under_way, masters
         self._layout, self._optimizers, self._with_norm, self._node = layout, optimizers, with_norm, node
-        self._most_under_way = most_under_way
+        self._gradient_bytes = sum(
+            size * dtype.itemsize for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
+        )
         self._parameters = list(parameters.values())
         self._index = {id(item): index for index, item in enumerate(self._parameters)}
         self.shards = divide(layout.sizes, [dtype.itemsize for dtype in layout.dtypes])
@@ -328,6 +336,7 @@ class ShardedOptimizer:
             "repeats": self.repeats_backward,
             "source": is_source,
             "at once": self._at_once,
+            "under way": self._least_under_way,
         }
         told = self._announce(group, own)
         self.repeats_backward = any(said.get("repeats", False) for said in told)
@@ -350,7 +359,9 @@ class ShardedOptimizer:
         self._install(assigned, assigned.held_by(group.rank), states, state)
         self._described = {}
         self._describe()
-        self._exchanges = Exchanges(group, self.shards, assigned, self._flats, self._most_under_way)
+        least = agreed_least([said.get("under way") for said in told])
+        most = most_under_way(self._gradient_bytes, least)
+        self._exchanges = Exchanges(group, self.shards, assigned, self._flats, most)
         # Those that hold a shard have its values; the others' parameters are as old as they are.
         self._bring_values()
         if keep_values:
@@ -379,7 +390,7 @@ class ShardedOptimizer:
         if prepared is None or outcome is None or prepared.state != state or outcome.state != state:
             return
         if not outcome.skip:
-            self.held.step_now(prepared.sums, outcome.scale, outcome.unused, prepared.options)
+            self.held.step_now(prepared.sums, outcome.factors, outcome.unused, prepared.options)
         self._state = state
         log.info("step %d was committed by others: it is made here from the sums", state.step)
 
@@ -627,17 +638,11 @@ class ShardedOptimizer:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        squares = torch.zeros(len(self.shards), len(self._optimizers), dtype=torch.float64)
-        for number in self._numbers:
-            if owners[number] != rank:
-                continue
-            shard = self.shards[number]
-            for start, stop, stretch in self.held.cells.between(shard.bucket, (shard.start, shard.stop)):
-                if stretch is not None:
-                    norm = torch.linalg.vector_norm(self._sums[shard.bucket][start:stop], dtype=torch.float64)
-                    squares[number, numbers[id(self._parameters[stretch.index])]] += norm.cpu() ** 2
+        owned = [number for number in self._numbers if owners[number] == rank]
+        optimizer_of = [numbers[id(parameter)] for parameter in self._parameters]
+        squares = squares_of(self.shards, owned, self.held.cells, self._sums, optimizer_of)
         self._group.start_sum(squares).wait()
-        totals = [sum(column) for column in squares.T.tolist()]
+        totals = totals_of(squares)
         self._norms = {
             id(optimizer): math.sqrt(square)
             for optimizer, square in zip(self._optimizers, totals, strict=True)
@@ -648,21 +653,23 @@ class ShardedOptimizer:
         """Return the norm of this optimizer's gradients, as of the last `prepare`."""
         return self._norms[id(optimizer)]
 
-    def commit(self, scale: float, unused: Collection[int], skip: bool = False) -> None:
+    def commit(self, factors: Sequence[float], unused: Collection[int], skip: bool = False) -> None:
         """Give the script's optimizers what they step: it is called right before they do.
 
         Args:
-            scale: Gradients are multiplied by it.
+            factors: Gradients are multiplied by them: exact sums one after the other, as without shards,
+                others once.
             unused: Numbers of parameters to which nobody has a gradient.
             skip: The step changes nothing, and no optimizer steps.
         """
         assert self._prepared is not None
         self._before = self._state, self._step, self._prepared, self._outcome
-        self._outcome = Outcome(self._prepared.state, scale, tuple(unused), skip)
+        chosen = (math.prod(factors),) if self._exact is None else tuple(factors)
+        self._outcome = Outcome(self._prepared.state, chosen, tuple(unused), skip)
         if skip:
             self._take_name()
         else:
-            self.held.begin_step(self._prepared.sums, scale, unused, self.waits_for_values)
+            self.held.begin_step(self._prepared.sums, chosen, unused, self.waits_for_values)
 
     def _take_name(self) -> None:
         """Hold the state that the commit has made, under its name."""
@@ -895,6 +902,7 @@ def shards_for(
             keeps_gradients=settings.shard == "Optimizer" or bool(settings.logical_workers),
             masters=masters,
             at_once=int(settings.shards_at_once_mib * (1 << 20)),
+            least_under_way=int(settings.shards_under_way_mib * (1 << 20)),
         )
 
     return make

@@ -40,8 +40,10 @@ WINDOW = 8
 """Chunks whose values are on their way at a time."""
 LAG = 2
 """Chunks that leave before the sums of a chunk are passed on: by then they are usually there."""
-_UNDER_WAY, _LEAST_UNDER_WAY, _MOST_UNDER_WAY = 1 / 12, 5 << 20, 64 << 20
-"""Memory for what is on its way: a share of all gradients, and its limits in bytes.
+LEAST_UNDER_WAY = 5 << 20
+"""Bytes of memory for what is on its way, at least."""
+_UNDER_WAY, _MOST_UNDER_WAY = 1 / 12, 64 << 20
+"""That memory as a share of all gradients, and the most of it in bytes.
 
 Less makes more exchanges of the same bytes. With 1 MiB the steps of a model of 26 MB took 1.6 times as long
 as without shards, with 4 MiB 1.05, with 5 MiB and more 0.9.
@@ -65,13 +67,26 @@ Part = tuple[int, int, int]
 """(shard's number, start, stop): elements of the shard's bucket that lie in the shard."""
 
 
-def most_under_way(nbytes: int) -> int:
+def most_under_way(nbytes: int, least: int = LEAST_UNDER_WAY) -> int:
     """Return the bytes that packed gradients, or values, and what comes of them may take at a time. PURE.
 
     Args:
         nbytes: Of all gradients.
+        least: So much may they take in any case.
     """
-    return max(_LEAST_UNDER_WAY, min(int(nbytes * _UNDER_WAY), _MOST_UNDER_WAY))
+    return max(least, min(int(nbytes * _UNDER_WAY), _MOST_UNDER_WAY))
+
+
+def agreed_least(told: Sequence[int | None]) -> int:
+    """Return the least memory that all members have for what is on its way. PURE.
+
+    Chunks follow from it, so all must have the same. One of a release that cannot say it has the usual one.
+
+    Args:
+        told: By member; None: it has said nothing.
+    """
+    said = [least for least in told if least is not None]
+    return min(said) if len(said) == len(told) else LEAST_UNDER_WAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,7 +475,7 @@ class Exchanges:
         shards: Sequence[Shard],
         assigned: ShardMap,
         flats: Sequence[torch.Tensor],
-        most: int | None = None,
+        most: int = LEAST_UNDER_WAY,
     ) -> None:
         """Prepare them.
 
@@ -469,20 +484,13 @@ class Exchanges:
             shards: Of the layout.
             assigned: The holders of each shard.
             flats: Hold the dtype and device of each bucket's gradients.
-            most: Bytes of memory for what is on its way; the same at all members. None: by `most_under_way`.
+            most: Bytes of memory for what is on its way; the same at all members.
         """
         self._group, self._likes = group, [flat[:0] for flat in flats]
         by_bucket: list[list[Part]] = [[] for _ in flats]
         self._parts = by_bucket
         for number, shard in enumerate(shards):
             by_bucket[shard.bucket].append((number, shard.start, shard.stop))
-        if most is None:
-            most = most_under_way(
-                sum(
-                    (parts[-1][2] if parts else 0) * flat.element_size()
-                    for parts, flat in zip(by_bucket, flats, strict=True)
-                )
-            )
         self._most, self._most_gradients, self._most_sums = most, most * _FOR_GRADIENTS, most * _FOR_SUMS
         self.memory = Memory(most)
         self._chunks = self._chunks_by(assigned)

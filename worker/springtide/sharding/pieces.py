@@ -414,19 +414,27 @@ class HeldPieces:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def begin_step(
-        self, flats: Sequence[Sums], scale: float, unused: Collection[int], keep: bool = False
+        self,
+        flats: Sequence[Sums],
+        factors: Sequence[float],
+        unused: Collection[int],
+        keep: bool = False,
     ) -> None:
         """Give the optimizers pieces with gradients, for the step that follows.
 
+        Gradients of 16 bits for masters are multiplied in float32; with `cuts_at_shards` in 16 bits, as it is
+        without shards.
+
         Args:
             flats: The gradients of each bucket: sums, where pieces are.
-            scale: They are multiplied by it.
+            factors: They are multiplied by them, one after the other.
             unused: Numbers of parameters to which nobody has a gradient: these get none.
             keep: The step may be taken back, or made again with the same sums: they are not changed.
         """
         skipped = set(unused)
         changed = self._changed(skipped) if self._masters else set()
-        gradients, states = [], {}
+        given: list[tuple[Piece, torch.Tensor]] = []
+        states = {}
         for piece in self._pieces:
             piece.stepped, states[id(piece)] = piece.values, piece.state
             if piece.stretch.index in skipped:
@@ -437,15 +445,15 @@ class HeldPieces:
                 before = {name: _copied(value) for name, value in piece.state.items()}
                 self._copies.append((piece, piece.values.clone(), before))
             if self._masters and piece.values.dtype in LOW_PRECISION:
-                gradient = gradient.float()
+                gradient = gradient.clone() if self.cuts_at_shards else gradient.float()
                 has_changed = piece.stretch.index in changed
                 piece.stepped, states[id(piece)] = take_master(piece.values, piece.state, has_changed)
             elif keep:
                 gradient = gradient.clone()  # some optimizers write into gradients
-            piece.stepped.grad = gradient
-            gradients.append(gradient)
-        if scale != 1.0 and gradients:
-            torch._foreach_mul_(gradients, scale)
+            given.append((piece, gradient))
+        _multiply([gradient for _, gradient in given], factors)
+        for piece, gradient in given:
+            piece.stepped.grad = gradient.to(piece.stepped.dtype)
         for optimizer in self._optimizers:
             self._states.append((optimizer, optimizer.state))
             own: Any = defaultdict(dict)
@@ -509,7 +517,7 @@ class HeldPieces:
     def step_now(
         self,
         flats: Sequence[Sums],
-        scale: float,
+        factors: Sequence[float],
         unused: Collection[int],
         options: Sequence[Mapping[str, Any]],
     ) -> None:
@@ -517,7 +525,7 @@ class HeldPieces:
 
         Args:
             flats: As for `begin_step`.
-            scale: As for `begin_step`.
+            factors: As for `begin_step`.
             unused: As for `begin_step`.
             options: Of `options`, when the script asked for that step.
         """
@@ -525,7 +533,7 @@ class HeldPieces:
         kept = [{name: group[name] for name in chosen} for group, chosen in zip(groups, options, strict=True)]
         for group, chosen in zip(groups, options, strict=True):
             group.update(chosen)
-        self.begin_step(flats, scale, unused)
+        self.begin_step(flats, factors, unused)
         try:
             for optimizer in self._optimizers:
                 _plain_step(optimizer)
@@ -533,6 +541,18 @@ class HeldPieces:
             self.end_step()
             for group, own in zip(groups, kept, strict=True):
                 group.update(own)
+
+
+def _multiply(gradients: list[torch.Tensor], factors: Sequence[float]) -> None:
+    for factor in factors:
+        if factor == 1.0 or not gradients:
+            continue
+        if gradients[0].device.type == "cpu":
+            # torch's call for many at once rounds the factor itself to 16 bits there, and is no faster.
+            for gradient in gradients:
+                gradient.mul_(factor)
+        else:
+            torch._foreach_mul_(gradients, factor)
 
 
 def in_buckets(shards: Sequence[Shard], numbers: Sequence[int]) -> list[list[int]]:

@@ -180,6 +180,15 @@ class Buffers:
             found[index] = buffer.detach().clone()
         return found
 
+    def copies_of_moved(self) -> dict[int, torch.Tensor]:
+        """Return a copy of each buffer that may differ from the remembered one, by index."""
+        buffers = self.current()
+        return {
+            index: buffers[index].detach().clone()
+            for index, has_moved in enumerate(self._moved_of(buffers))
+            if has_moved
+        }
+
     def moved(self) -> list[bool]:
         """Return for each buffer whether it may differ from its copy."""
         return self._moved_of(self.current())

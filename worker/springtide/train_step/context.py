@@ -11,6 +11,7 @@ from springtide.comm.process_group import Group
 from springtide.data.batch import Batch
 from springtide.errors import SpringtideError, UsageError
 from springtide.train_step.replicas import Found
+from springtide.train_step.salvaged import BeforeLast, Salvaged
 from springtide.train_step.transaction import Phase
 
 
@@ -24,6 +25,8 @@ class StepAssignment:
         part: whose random numbers it draws.
         first, last: of the bodies that this worker runs for the step (more than one in exact mode only).
         is_warm_up: it is dropped at optimizer.step.
+        salvages: if the step is dropped, what the body has computed is kept for the next try.
+        salvaged: of earlier tries at the step.
     """
 
     batch: Batch
@@ -36,6 +39,8 @@ class StepAssignment:
     first: bool = True
     last: bool = True
     is_warm_up: bool = False
+    salvages: bool = False
+    salvaged: Salvaged | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +79,11 @@ class StepContext:
     reduced_bytes: int = 0
     gradients: int = 0
     samples: int = 0
+    carried_samples: int = 0  # of these, those that an earlier try at the step has computed
+    computed_samples: int = 0  # the others
+    is_kept: bool = False  # all of its gradients are there, and stay if the step is dropped
+    before_last: BeforeLast | None = None  # what stays whatever becomes of the last micro-batch
+    is_void: bool = False  # the step is done again in another way, so that nothing of it is kept
 
     def note(self, values: Mapping[str, float], weight: float) -> None:
         """Take in reported values.

@@ -103,7 +103,7 @@ class Scalings:
         return math.prod(float(scaler.get_scale()) for scaler in self.scalers if scaler.is_enabled())
 
     def inverse(self, optimizer: torch.optim.Optimizer) -> float:
-        """Return the factor that gradients on servers still lack in this optimizer's step."""
+        """Return what this optimizer's gradients are multiplied by; those on servers still lack it."""
         return math.prod(scaling.inverses.get(id(optimizer), 1.0) for scaling in self._all)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -123,7 +123,7 @@ class Scaling:
     reduce: called before gradients are looked at. skipped: called when the optimizer's step has been left
     out. elsewhere: asked then whether a gradient is not finite among those whose sums are not in this process
     (on servers, or beside the parameters); None where there are no such. here: others are in this process.
-    inverses: by id() of an optimizer that has such, what those are multiplied by.
+    inverses: by id() of an optimizer, what its gradients are multiplied by.
     """
 
     def __init__(
@@ -146,9 +146,8 @@ class Scaling:
             if id(optimizer) in ours:
                 reduce(optimizer)
                 broken = elsewhere(optimizer)
-                if broken is not None:
-                    assert scaler._scale is not None
-                    self.inverses[id(optimizer)] = float(scaler._scale.double().reciprocal().float())
+                assert scaler._scale is not None
+                self.inverses[id(optimizer)] = float(scaler._scale.double().reciprocal().float())
                 if broken is not None and not here:
                     self._found.append(found_inf.fill_(float(broken)))
                     return {found_inf.device: found_inf}

@@ -23,6 +23,17 @@ _VERSION = operator.attrgetter("_version")
 _GRAD = operator.attrgetter("grad")  # with `map`, a third of what a loop takes
 
 
+def clip_coefficient(most: float, norm: float) -> float:
+    """Return the factor that clips gradients to a norm; NaN where theirs is NaN. PURE.
+
+    Args:
+        most: the norm that they are clipped to.
+        norm: theirs.
+    """
+    coefficient = most / (norm + 1e-6)
+    return 1.0 if coefficient >= 1.0 else coefficient
+
+
 class Gradients:
     """The gradients of one model.
 
@@ -534,10 +545,20 @@ class Gradients:
             return 1.0
         indices = self._to_clip(optimizers_own)
         norm = math.hypot(math.sqrt(float(self._square_norm(indices))), elsewhere) / scale
-        coefficient = self._clip_norm / (norm + 1e-6)
-        if coefficient >= 1.0:
-            return 1.0
-        self._multiply(optimizers_own is None, indices, coefficient)
+        return self._clip_by(clip_coefficient(self._clip_norm, norm), optimizers_own is None, indices)
+
+    def clip_to(self, norm: float) -> None:
+        """Clip all placed gradients to the norm that was asked for, if any, where theirs is known.
+
+        Args:
+            norm: theirs.
+        """
+        if self._clip_norm is not None:
+            self._clip_by(clip_coefficient(self._clip_norm, norm), True, self._to_clip(None))
+
+    def _clip_by(self, coefficient: float, all_of_them: bool, indices: list[int]) -> float:
+        if coefficient != 1.0:
+            self._multiply(all_of_them, indices, coefficient)
         return coefficient
 
     def _to_clip(self, optimizers_own: Iterable[torch.Tensor] | None) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -30,7 +30,7 @@ from springtide.ps.connections import servers_in
 from springtide.train_step.bucket_order import BucketOrder
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext
-from springtide.train_step.gradients import Gradients
+from springtide.train_step.gradients import Gradients, clip_coefficient
 from springtide.train_step.hyperparameters import Hyperparameters
 from springtide.train_step.late_buffers import adopt_arrived
 from springtide.train_step.replicas import Found, Replicas
@@ -81,32 +81,34 @@ def commit_on(
         skip: a gradient is not finite, so nothing changes.
         held: that the gradients in this process are still multiplied with.
     """
-    scale = reduced.correction * inverse
+    factors = [reduced.correction, inverse]
     if clip_norm is not None and reduced.norm is not None and not skip:
         here = 0.0 if home.dense else gradients.norm() / held
-        coefficient = clip_norm / (math.hypot(reduced.norm_elsewhere * inverse, here) + 1e-6)
-        if not coefficient >= 1.0:
-            scale *= coefficient
-    home.commit(scale, [index for index, used in enumerate(reduced.result.used) if not used], skip)
+        norm = math.hypot(reduced.norm_elsewhere * inverse, here)
+        factors.append(clip_coefficient(clip_norm, norm))
+    home.commit(factors, [index for index, used in enumerate(reduced.result.used) if not used], skip)
     if home.dense:
         gradients.forget()
 
 
-def own_part(assignment: StepAssignment, buffers: Buffers, exact: bool) -> PartContribution:
+def own_part(
+    assignment: StepAssignment, buffers: Buffers, exact: bool, kept_buffers: Collection[int] = ()
+) -> PartContribution:
     """Return the contribution of the body that has worked on this assignment.
 
     Args:
         assignment: of the body.
         buffers: of the model.
         exact: in exact mode, where the buffers that moved go along.
+        kept_buffers: numbers of those that an earlier try at the step has moved.
 
     Raises:
         UsageError: in exact mode, a buffer was None and is a tensor now.
     """
     ids = contribution(assignment.batch.micro.contributed_ids, assignment.stage, assignment.epoch)
     moved = [
-        has_moved and not assignment.batch.standin and rule is not Rule.LOCAL
-        for has_moved, rule in zip(buffers.moved(), buffers.rules, strict=True)
+        has_moved and (not assignment.batch.standin or index in kept_buffers) and rule is not Rule.LOCAL
+        for index, (has_moved, rule) in enumerate(zip(buffers.moved(), buffers.rules, strict=True))
     ]
     if exact and buffers.arrived:
         raise UsageError(
@@ -151,6 +153,16 @@ class _Packed:
     riders: _Riders
     here: torch.Tensor
     there: list[torch.Tensor]
+
+
+class _Void:
+    """A sum that was not begun, of a step that is dropped."""
+
+    def wait(self) -> object:
+        raise RuntimeError("the step was dropped before this sum began")
+
+    def is_completed(self) -> bool:
+        return True
 
 
 class Reduction:
@@ -246,18 +258,22 @@ class Reduction:
         """
         if self._pod is not None and self._pod.row is not None:
             return self._start_sum(tensor, self._pod.row)
-        if self._home is None or not self._home.dense:
-            return self.start_sum(tensor)
         body = self._running()
         body.sums_began = body.sums_began or time.perf_counter()
         try:
-            pushed = self._home.push(tensor, self._buckets.leaving)
+            if self._home is not None and self._home.dense:
+                pushed = self._home.push(tensor, self._buckets.leaving)
+                body.reduced_bytes += pushed.nbytes
+                return pushed
+            body.reduced_bytes += tensor.nbytes
+            return body.assignment.group.start_sum(tensor)
         except SpringtideError:
             raise
         except RuntimeError as error:
-            self._fail(error)
-        body.reduced_bytes += pushed.nbytes
-        return pushed
+            self._drop_for(error)
+            if self._transaction.phase is Phase.FINISHING and self._buckets.has_own:
+                return _Void()  # the micro-batch goes on, and its gradients stay here
+            self._leave()
 
     def put_rows(self, index: int, scale: float, last: bool, micro: int) -> None:
         """Take the gradients of a table's rows, when a backward pass has reached a parameter that may stand
@@ -323,6 +339,8 @@ class Reduction:
         body.waited_before = body.waited_seconds
         body.own_seconds = started - body.began - body.waited_before
         self._buckets.flush()
+        if self._transaction.phase is Phase.FINISHING:
+            self._leave()  # buckets that have not left would be missed by members that go on
         part = self._contribution(body, parts)
         fields = commit_vote.encode(part)
         expected = self._expected_buffers(assignment.group)
@@ -490,9 +508,8 @@ class Reduction:
         ids = total_ids(parts)
         weight = math.fsum(part.weight for part in parts)
         body.samples = ids.samples
-        used = self._buckets.used
-        if assignment.batch.standin:
-            used = [False] * len(used)
+        body.computed_samples = ids.samples - body.carried_samples
+        used = self._buckets.carried if assignment.batch.standin else self._buckets.used
         for index in body.zeros:
             used[index] = True
         compares = self._looks_at_others(body)
@@ -611,18 +628,20 @@ class Reduction:
 
     def do_again(self, reason: str) -> NoReturn:
         """Leave the body, since this member's contribution is spoilt; its samples are assigned again."""
+        self._running().is_kept, self._running().before_last = False, None
         if self._home is None and self._running().assignment.group.size == 1:
             self._transaction.drop(reason)
-            raise Dropped(self._transaction.reason)
+            self._leave()
         self._fail(RuntimeError(reason))
 
     def _do_again(self, exact: ExactStep, assignment: StepAssignment) -> NoReturn:
         """Agree on exponents that fit, and leave the body: its samples are dealt again."""
         needed = exact.needed()
+        self._running().is_kept, self._running().is_void = False, True
         self._wait(lambda: assignment.group.start_max(needed).wait())
         exact.do_again(assignment.group, assignment.number, needed)
         self._transaction.drop("a gradient did not fit its block's exponent; the step is done again")
-        raise Dropped(self._transaction.reason)
+        self._leave()
 
     def _prepare(self, home: ParameterBackend) -> float | None:
         found: list[float | None] = []
@@ -644,11 +663,19 @@ class Reduction:
 
     def _fail(self, error: RuntimeError) -> NoReturn:
         """A reduction failed: because the step was dropped, or else the step is dropped for it."""
-        if self._transaction.phase is not Phase.DROPPED:
+        self._drop_for(error)
+        self._leave()
+
+    def _drop_for(self, error: RuntimeError) -> None:
+        if self._transaction.phase not in (Phase.FINISHING, Phase.DROPPED):
             self.failure = Failure(str(error), [*peers_in(error), *servers_in(error)])
             self._transaction.drop("a reduction failed")
         if self._body is not None:  # none yet, where a body begins with a look at values
             self._body.assignment.group.shut()
+
+    def _leave(self) -> NoReturn:
+        """Leave the body of a step that has been dropped."""
+        self._transaction.finish()
         raise Dropped(self._transaction.reason) from None
 
     def _running(self) -> StepContext:

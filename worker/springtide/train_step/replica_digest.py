@@ -16,6 +16,7 @@ import torch
 
 from springtide.comm import codec
 from springtide.comm.state_pieces import checksum
+from springtide.pods.tensors import local_shard
 
 INTERVAL = 16
 PIECES = 64
@@ -29,7 +30,8 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class ReplicaDigest:
-    """Hashes of a model's parameters, and of buffers that are given along, by piece.
+    """Hashes of a model's parameters, and of buffers that are given along, by piece: of parameters that are
+    divided in a pod, of this process's parts.
 
     named: the trained parameters by name, in the same order on all members.
     """
@@ -80,7 +82,8 @@ class ReplicaDigest:
         if end == begin:
             end = begin + 1  # a very small model
         parts, offset = [], 0
-        for name, tensor, size in named:
+        for name, parameter, size in named:
+            tensor = local_shard(parameter)
             first, last = max(begin - offset, 0), min(end - offset, size)
             if first < last:
                 parts.append((name, _in_memory(tensor)[first:last].contiguous()))
@@ -129,7 +132,7 @@ def _one_number(plain: int, weighted: int) -> int:
 
 
 def _with_sizes(named: Named) -> list[tuple[str, torch.Tensor, int]]:
-    return [(name, tensor, _real_numbers(tensor)) for name, tensor in named if tensor.numel()]
+    return [(name, tensor, _real_numbers(local_shard(tensor))) for name, tensor in named if tensor.numel()]
 
 
 def _real_numbers(tensor: torch.Tensor) -> int:
@@ -155,3 +158,29 @@ def odd_ones(hashes: Sequence[Hashable]) -> list[int]:
     most = max(votes.values())
     right = next(value for value in hashes if votes[value] == most)
     return [rank for rank, value in enumerate(hashes) if value != right]
+
+
+def odd_pods(hashes: Sequence[Sequence[int]]) -> list[int]:
+    """Return the numbers of the pods of which a process has another part than most others of its local rank.
+
+    The first pod is none of them where all would be, since somebody has to have the state.
+
+    Args:
+        hashes: by local rank, and then by pod.
+    """
+    odd = sorted({pod for row in hashes for pod in odd_ones(row)})
+    return odd[1:] if len(odd) == len(hashes[0]) else odd
+
+
+def balance_in_row(own: int, pod: int, pods: int) -> int:
+    """Return what a process adds to a sum that is 0 where those of each local rank have equal hashes.
+
+    Processes of one pod have other hashes than each other, so that a sum of squares would tell nothing. A
+    difference that the sum does not show is as likely as that two hashes are equal by chance.
+
+    Args:
+        own: hash of this process.
+        pod: number of its pod.
+        pods: how many there are.
+    """
+    return own * (pods - 1) if pod == 0 else -own

@@ -13,9 +13,16 @@ from dataclasses import dataclass
 import torch
 
 from springtide.comm.process_group import Group
+from springtide.pods.pod import Pod
 from springtide.sharding.copies import CopyDigest, Difference
 from springtide.train_step.buffers import Buffers
-from springtide.train_step.replica_digest import ReplicaDigest, digest_of, odd_ones
+from springtide.train_step.replica_digest import (
+    ReplicaDigest,
+    balance_in_row,
+    digest_of,
+    odd_ones,
+    odd_pods,
+)
 
 MOST_SENT = 3  # times that a member is sent the state again since it has drifted
 
@@ -43,14 +50,22 @@ class Found:
 class Replicas:
     """One member's side of the comparisons. Used from the script's thread."""
 
-    def __init__(self, buffers: Buffers, digest: ReplicaDigest | None, copies: CopyDigest | None) -> None:
+    def __init__(
+        self,
+        buffers: Buffers,
+        digest: ReplicaDigest | None,
+        copies: CopyDigest | None,
+        pod: Pod | None = None,
+    ) -> None:
         """Compare nothing yet.
 
         Args:
             buffers: of the model, which are compared with the parameters unless they are each member's own.
             digest: of the parameters; None where they are not the same on all members.
             copies: of shards, each of which two members hold; None where there are none.
+            pod: whose processes hold parts, which are compared over those of one local rank.
         """
+        self._pod = pod
         self._buffers, self._digest, self._copies = buffers, digest, copies
         self._sent_again = 0
         self.drifted = False
@@ -58,17 +73,35 @@ class Replicas:
 
     def vote_digest(self, number: int) -> int:
         """Return the hash that this member puts into the vote of a step; 0 in most, where none is due."""
+        return 0 if self._pod is not None else self._hash(number)
+
+    def _hash(self, number: int) -> int:
         if self._digest is None or not self._digest.due(number):
             return 0
-        return self._digest.hash(number, self._buffers.shared(self._buffers.committed))
+        return self._digest.hash(number, self._compared(self._buffers.committed))
+
+    def _compared(self, values: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+        """Return the buffers that are compared, by name.
+
+        Args:
+            values: of all of them.
+        """
+        return [] if self._pod is not None else self._buffers.shared(values)
 
     def vote_copies(self, number: int, rank: int) -> int:
-        """Return the hashes of own shards less those that it has as a buddy; 0 in most steps.
+        """Return what is 0 in sum where all copies are equal: of shards, or of parts in the pods' processes.
+
+        It is 0 in most steps, where none is due.
 
         Args:
             number: of the step.
             rank: of this member.
         """
+        if self._pod is not None:
+            grid = self._pod.grid
+            if grid is None or grid.pods == 1:
+                return 0
+            return balance_in_row(self._hash(number), grid.pod, grid.pods)
         if self._copies is None or not self._copies.due(number):
             return 0
         return self._copies.balance(number, rank)
@@ -82,10 +115,12 @@ class Replicas:
             group: of the members.
             total: sums over them.
         """
+        if self._pod is not None:
+            return self._find_odd_pods(number, self._pod, total)
         if self._copies is not None:
             return self._find_differences(self._copies, group, total)
         assert self._digest is not None
-        names = self._digest.names(number, self._buffers.shared(self._buffers.committed))
+        names = self._digest.names(number, self._compared(self._buffers.committed))
         return self._find_odd([digest], [names], group, total)
 
     def compare(self, group: Group, total: Total) -> Found:
@@ -98,13 +133,13 @@ class Replicas:
             group: of the members.
             total: sums over them.
         """
-        if group.size == 1:
+        if group.size == 1 or self._pod is not None:
             return Found()
         if self._copies is not None:
             return self._find_differences(self._copies, group, total)
         if self._digest is None:
             return Found()
-        buffers = self._buffers.shared(self._buffers.current())
+        buffers = self._compared(self._buffers.current())
         hashes = self._digest.hashes(buffers)
         own = digest_of([torch.tensor(hashes)])
         sums = torch.tensor([own, own**2], dtype=torch.float64)
@@ -113,6 +148,28 @@ class Replicas:
             return Found()
         names = [self._digest.names_in(piece, buffers) for piece in range(len(hashes))]
         return self._find_odd(hashes, names, group, total)
+
+    def _find_odd_pods(self, number: int, pod: Pod, total: Total) -> Found:
+        """Find the pods in which a process has another part, and have those be sent the state as wholes.
+
+        Args:
+            number: of the step.
+            pod: of this process.
+            total: sums over all members.
+        """
+        assert pod.grid is not None
+        assert self._digest is not None
+        told = torch.zeros(2, pod.processes, pod.grid.pods, dtype=torch.float64)
+        hashed = torch.tensor([self._hash(number), self._sent_again], dtype=torch.float64)
+        told[:, pod.local_rank, pod.grid.pod] = hashed
+        total(told)
+        hashes, sent_again = told.to(torch.int64).tolist()
+        odd = odd_pods(hashes)
+        mends = any(sent_again[0][other] < MOST_SENT for other in odd)
+        if mends and pod.grid.pod in odd and self._sent_again < MOST_SENT:
+            self._sent_again += 1
+            self.drifted = True
+        return Found([pod.grid.row[other] for other in odd], self._digest.names(number), (), mends)
 
     def _find_odd(
         self, hashes: Sequence[int], names: Sequence[Sequence[str]], group: Group, total: Total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ from springtide.comm.compression import LowRankBuckets, make_buckets
 from springtide.comm.layout import Layout, field_of, layout_hash, plan_layout
 from springtide.comm.nccl import choose_backend
 from springtide.data.balance import Figure
+from springtide.data.salvage import Carried, merged
 from springtide.embedding.handle import tables_among
 from springtide.embedding.step import home_here
 from springtide.errors import Dropped, PartDone, SpringtideError, UsageError
@@ -26,7 +28,7 @@ from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
 from springtide.exact.settings import describe
 from springtide.exact.step import ExactStep
-from springtide.pods.fully_shard import weigh_gradients
+from springtide.pods.fully_shard import reshard, weigh_gradients
 from springtide.pods.pod import Pod
 from springtide.pods.tensors import ShardRuns, lies_along, local_shard, runs_of, shard_count
 from springtide.ps.backend import MakeBackend, PsBackend
@@ -35,6 +37,7 @@ from springtide.ps.states import states_of
 from springtide.sharding.backend import ShardedOptimizer
 from springtide.sharding.buckets import PassingBuckets
 from springtide.sharding.copies import CopyDigest
+from springtide.sharding.norms import norm_of_all
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext, check_ended, check_whole
 from springtide.train_step.device_clock import DeviceClock
@@ -51,6 +54,7 @@ from springtide.train_step.repeated_backward import BeforeGradient, RepeatedBack
 from springtide.train_step.replica_digest import ReplicaDigest
 from springtide.train_step.replicas import Replicas
 from springtide.train_step.rollback import Rollback
+from springtide.train_step.salvaged import BeforeLast, Salvaged
 from springtide.train_step.staged import HereSteps, StagedSteps
 from springtide.train_step.state import Position
 from springtide.train_step.sync_batch_norm import BatchStatistics, use_generation
@@ -99,6 +103,7 @@ class Trainer:
         pod: Pod | None = None,
     ) -> None:
         self.pod = pod
+        self._models = models
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
         trained = [field_of(name, local_shard(item)) for name, item in named.items() if item.requires_grad]
@@ -126,6 +131,8 @@ class Trainer:
         else:
             self.buckets = make_buckets(compression, layout, self.device, multi_step)
         square_norm = None if pod is None else self._square_norm_of_pod
+        self._whole_norm: Callable[[], float] | None = None
+        """Returns the norm of all sums, which are here, in the order that members with shards have."""
         self._gradients = Gradients(named, self.buckets, clip_norm, square_norm)
         self.tables = tables_among(self._gradients.parameters)
         # Rows of a table leave with the backward pass that reaches it.
@@ -151,6 +158,9 @@ class Trainer:
         arriving = on_servers or self.shards is not None
         self.pending = Pending(self._gradients.parameters if arriving else [])
         self._home = self.servers or self.shards or home_here(self.tables, self._gradients.names, optimizers)
+        if logical_workers and clip_norm is not None and not multi_step and self._home is None:
+            norm = norm_of_all(layout)
+            self._whole_norm = lambda: norm(exact.flats)
         self._here = HereSteps(self._home, self.tables, self._gradients, self.buckets)
         self._dense_here = self._home is None or not self._home.dense
         if on_servers:
@@ -177,11 +187,12 @@ class Trainer:
         self.state, self.whole_state = states_of(
             model, self._buffers, optimizers, tracked, home, self._dense_here, masters
         )
-        alike = list(self._gradients.named.items()) if self._dense_here and pod is None else None
+        alike = list(self._gradients.named.items()) if self._dense_here else None
         self.replicas = Replicas(
             self._buffers,
             None if alike is None else ReplicaDigest(alike),
             None if self.shards is None else CopyDigest(self.shards),
+            pod,
         )
         self._reduction = Reduction(
             self.buckets,
@@ -210,6 +221,8 @@ class Trainer:
         settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
         kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
         agreed = f"{kinds} {clip_norm} {settings}{' several' if multi_step else ''}"
+        if logical_workers and (clip_norm is not None or make_shards is not None):
+            agreed += " norms by shards, factors one by one"  # earlier releases have other bits
         agreed += "".join(f" {name}={rule}" for name, rule in sorted((rules or {}).items()))
         if pod is not None:  # what all local ranks have alike
             agreed += f" pods of {pod.shape}"
@@ -231,10 +244,17 @@ class Trainer:
             optimizer.register_step_post_hook(self._after_step)
         for part in models:
             if pod is None:
-                part.register_forward_pre_hook(Hook(lambda *_: self.transaction.check_alive()))
+                part.register_forward_pre_hook(Hook(lambda *_: self._check_alive()))
         if pod is not None and pod.shape.data_degree > 1:
             weigh_gradients(models, self._weight_in_pod)
         synchronised = use_generation(model, lambda: BatchStatistics(self._reduction, self.transaction))
+        low_rank = isinstance(self.buckets, LowRankBuckets)  # what it left out belongs to the dropped sums
+        in_shards = self.shards is not None and keeps_gradients and not logical_workers
+        whole_gradients = pod is None and (self._home is None or in_shards)
+        self._salvages = whole_gradients and not (
+            multi_step or low_rank or synchronised or self._buffers.awaited
+        )
+        self.buckets.holds = lambda: self.transaction.phase is Phase.FINISHING
         self._repeated = RepeatedBackward(
             self._gradients.parameters,
             self.buckets,
@@ -350,11 +370,24 @@ class Trainer:
             remote.settle(parameters, self.transaction.stepped)
             self.pending.here(parameters)
 
+    def forget_evaluated(self) -> None:
+        """Free what forward passes of an evaluation have left of the pod's parameters."""
+        if self.pod is not None and self.pod.shape.data_degree > 1:
+            reshard(self._models)
+
     def ask(self, wait: Callable[[], object]) -> str | None:
         """Wait for servers; see `Reduction.ask`."""
         return self._reduction.ask(wait)
 
     # ---- the body
+
+    @property
+    def salvages(self) -> bool:
+        """Whether what a dropped step has computed can be kept for the next try at it.
+
+        It is the same on all members, and does not change.
+        """
+        return self._salvages
 
     @property
     def batch_number(self) -> int:
@@ -365,7 +398,7 @@ class Trainer:
         """Open a body. Raise UsageError when the step cannot be isolated."""
         self._gradients.check_gone()
         self._gradients.check_frozen()
-        self.transaction.begin()
+        self.transaction.begin(assignment.salvages)
         self._rollback.begin()
         self._gradients.begin()
         if self.pod is None:
@@ -391,10 +424,44 @@ class Trainer:
                 assignment.last,
                 self._reduction.start_gradients,
             )
+        assignment.batch.micro.before_next = self._between_micro_batches
+        if assignment.salvaged is not None:
+            self._body.carried_samples = assignment.salvaged.samples
         if assignment.first:
+            if assignment.salvaged is not None:
+                self._go_on_with(assignment.salvaged, self._body)
             self._clock.begin()
         seed_part(assignment.seed, assignment.number, assignment.part)
         faults.reach("body", assignment.number)
+
+    def _go_on_with(self, kept: Salvaged, body: StepContext) -> None:
+        """Begin the body with what earlier tries at the step have kept."""
+        self.buckets.go_on_with(kept.sums, kept.used)
+        self._buffers.write(list(kept.buffers), kept.buffers)
+        body.reports = {name: list(entries) for name, entries in kept.reports.items()}
+        if self._exact is not None:
+            self._exact.go_on_with(kept.parts)
+
+    def _between_micro_batches(self) -> None:
+        """Leave a step that is finishing: the gradients of a micro-batch are all there."""
+        if self._exact is not None:
+            return
+        if self.transaction.phase is Phase.FINISHING:
+            self._leave_finished()
+        body = self._running()
+        if self.buckets.keeps_base and body.assignment.batch.micro.next_is_last:
+            body.before_last = BeforeLast(
+                body.assignment.batch.micro.to_carry(),
+                self._buffers.copies_of_moved(),
+                {name: list(entries) for name, entries in body.reports.items()},
+                time.perf_counter() - body.began - body.waited_seconds,
+            )
+
+    def _leave_finished(self) -> NoReturn:
+        body = self._running()
+        body.is_kept = True
+        self.transaction.finish()
+        raise Dropped(self.transaction.reason)
 
     def report(self, values: Mapping[str, float]) -> None:
         """Values of the current micro-batch, which count with its weight."""
@@ -405,7 +472,7 @@ class Trainer:
             )
         if self.pod is not None and self.transaction.phase is Phase.DROPPED:
             return  # see [Note: pods]
-        self.transaction.require_open("report()")
+        self._require_working("report()")
         body = self._running()
         body.note(values, body.assignment.batch.micro.current_weight)
 
@@ -441,14 +508,47 @@ class Trainer:
         self.pending.expect()
         self.transaction.finish_stepping()
 
-    def end_dropped(self) -> None:
-        """Put back what the dropped body moved. Raise UsageError when it cannot be."""
+    def end_dropped(self) -> Salvaged | None:
+        """Put back what the dropped body moved; return what is kept of the step, None for nothing new.
+
+        Raise UsageError when it cannot be put back.
+        """
         self.buckets.close_gathering()
+        kept = self._to_keep(self._running())
         self._rollback.put_back()
         self._gradients.put_back()
         self._body = self._earlier = None
         self._undeclared.end()
         self.transaction.end()
+        return kept
+
+    @property
+    def is_void(self) -> bool:
+        """Whether all members do the running step again in another way, so that nothing of it is kept."""
+        return self._body is not None and self._body.is_void
+
+    def _to_keep(self, body: StepContext) -> Salvaged | None:
+        """Return what the dropped body, and those before it in the step, have computed, with what they began
+        with; None where that is nothing new, or not known.
+        """
+        assignment = body.assignment
+        if not assignment.salvages or assignment.batch.standin or body.is_void:
+            return None
+        before = 0.0 if assignment.salvaged is None else assignment.salvaged.seconds
+        parts = () if self._exact is None else tuple(self._exact.contributions)
+        # A part that has put nothing in leaves what earlier ones have.
+        if (body.is_kept or (parts and not body.gradients)) and self.buckets.has_own:
+            account, buffers = assignment.batch.micro.to_carry(), self._buffers.copies_of_moved()
+            if self._exact is not None:
+                numbers = merged((part.number, part.number + 1) for part in parts)
+                account, buffers = Carried(account.ids[:0], numbers, 0.0), {}
+            seconds = before + (body.own_seconds or time.perf_counter() - body.began - body.waited_seconds)
+            sums, used = self.buckets.own(), self.buckets.used
+            return Salvaged(account, sums, used, buffers, body.reports, seconds, parts)
+        if (last := body.before_last) is None:
+            return None
+        sums, used = self.buckets.base(), self.buckets.in_base
+        return Salvaged(last.account, sums, used, last.buffers, last.reports, before + last.seconds)
 
     def end_part(self) -> None:
         """The body of a part has ended, and its gradients are kept: put back the rest of what it moved.
@@ -482,6 +582,20 @@ class Trainer:
 
     # ---- hooks
 
+    def _check_alive(self) -> None:
+        self._finish_in_vain()
+        self.transaction.check_alive()
+
+    def _require_working(self, call: str) -> None:
+        """Raise as `Transaction.require_open` does, for what belongs to a micro-batch."""
+        self._finish_in_vain()
+        self.transaction.require_open(call, finishing=True)
+
+    def _finish_in_vain(self) -> None:
+        """Leave a step that is finishing at once where its gradients are gone anyway."""
+        if self.transaction.phase is Phase.FINISHING and not self.buckets.has_own:
+            self.transaction.finish()
+
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         if self.transaction.phase is Phase.IDLE:
             return  # gradients outside of a step are the script's own affair
@@ -494,7 +608,7 @@ class Trainer:
             parameter.grad = None  # see [Note: pods]
 
     def _take_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        self.transaction.require_open("backward()")
+        self._require_working("backward()")
         body = self._running()
         if body.reduced:
             raise UsageError(
@@ -548,7 +662,7 @@ class Trainer:
 
     def _on_full_bucket(self, gradients: int) -> None:
         """A bucket's gradients are about to be copied and sent."""
-        self.transaction.require_open("backward()")
+        self._require_working("backward()")
         self._contribute()
         self._count_gradients(gradients)
 
@@ -636,6 +750,7 @@ class Trainer:
         if self.pod is not None:
             self._prepare_with_pod(self.pod, args, kwargs, optimizer)
             return None
+        self._end_finishing()
         self.transaction.require_open("optimizer.step()")
         body = self._running()
         closure = closure_of(args, kwargs)
@@ -652,10 +767,14 @@ class Trainer:
             self._cross(body)
             if self._dense_here:
                 scale = scale_of(optimizer)
+                norm = self._reduced_now.norm_elsewhere * self._scalings.inverse(optimizer)
+                if self._whole_norm is not None:
+                    self._gradients.clip_to(norm)
+                    return None
                 if self._home is None:
                     self._gradients.clip_here(None, scale)
                     return None
-                elsewhere = self._reduced_now.norm_elsewhere * self._scalings.inverse(optimizer) * scale
+                elsewhere = norm * scale
                 self._gradients.clip(None, scale, elsewhere)
             return None
         self._depth += 1
@@ -727,7 +846,19 @@ class Trainer:
                 self._exact.take_back()
             self._reduction.fall_back(error)
 
+    def _end_finishing(self) -> None:
+        """Leave a step that is finishing, all of whose gradients have to be there."""
+        if self.transaction.phase is not Phase.FINISHING:
+            return
+        body = self._running()
+        check_whole(body, self.buckets.any_used)
+        if self._exact is not None:
+            self._exact.keep(own_part(body.assignment, self._buffers, exact=True))
+            self.buckets.end_part()
+        self._leave_finished()
+
     def _before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        self._end_finishing()
         self.transaction.require_open("scaler.unscale_()")
         body = self._running()
         if not body.reduced:
@@ -761,15 +892,23 @@ class Trainer:
         if not self._multi_step:
             self._gradients.check_zeroed(self._optimizers)
         self._make_way()
-        own = own_part(assignment, self._buffers, self._exact is not None)
+        kept_buffers = {} if assignment.salvaged is None else assignment.salvaged.buffers
+        if assignment.batch.standin and kept_buffers:
+            self._buffers.put_back()  # of what the stand-in has moved, nothing counts
+            self._buffers.write(list(kept_buffers), kept_buffers)
+        own = own_part(assignment, self._buffers, self._exact is not None, kept_buffers)
         parts = [own] if self._exact is None else self._exact.keep(own)
+        body.is_kept = True  # from here on, whatever becomes of the sums
         if not assignment.last:
             self._end_gradients()
         self._clock.end()
         reduced = self._reduction.complete(body, parts)
+        body.is_kept = False
         if assignment.group.size > 1 and (on_device := self._clock.seconds()) is not None:
             body.own_seconds = max(0.0, on_device - body.waited_before)
         self._buffers.take(reduced.combined)
+        if self._whole_norm is not None:
+            reduced = replace(reduced, norm=self._whole_norm())
         if self._dense_here:
             self._gradients.place(reduced.result.used, reduced.correction)
         else:

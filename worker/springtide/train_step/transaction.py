@@ -7,6 +7,9 @@ In exact mode a worker runs several bodies for one step: those before the last o
 Where the processes of a pod train one model together, a step is *open -> voted* before it is stepping or
 dropped, as all of them decide.
 
+A step whose gradients can be kept goes *open -> finishing -> dropped*: it cannot be committed any more, and
+the micro-batch that runs is computed to its end, because it would have to be computed again otherwise.
+
 The lock is held for decisions only. Two threads use it: the script's thread moves the step on, the thread of
 the coordinator's stream may drop it as long as it is open. A step that has begun to step is finished and
 committed, never left: from then on its parameters are changing.
@@ -23,6 +26,7 @@ from springtide.errors import Dropped, PartDone, UsageError
 class Phase(enum.Enum):
     IDLE = "idle"
     OPEN = "open"
+    FINISHING = "finishing"
     VOTED = "voted"
     STEPPING = "stepping"
     STEPPED = "stepped"
@@ -39,6 +43,7 @@ class Transaction:
         self._phase = Phase.IDLE
         self._reason = ""
         self._drop_next = ""
+        self._finishes = False
 
     @property
     def phase(self) -> Phase:
@@ -54,10 +59,13 @@ class Transaction:
         """Why the step was dropped, or broken."""
         return self._reason
 
-    def begin(self) -> None:
+    def begin(self, finishes: bool = False) -> None:
         """Open a step.
 
         If a drop came since the last one ended, it is open as dropped: its first library call leaves it.
+
+        Args:
+            finishes: a drop lets the running micro-batch be computed to its end.
         """
         with self._lock:
             if self._phase is Phase.BROKEN:
@@ -69,6 +77,7 @@ class Transaction:
                 )
             self._phase = Phase.DROPPED if self._drop_next else Phase.OPEN
             self._reason = self._drop_next
+            self._finishes = finishes
 
     def drop(self, reason: str) -> bool:
         """Drop the step if it is open, or the next one if there is none.
@@ -77,11 +86,18 @@ class Transaction:
         """
         with self._lock:
             if self._phase is Phase.OPEN:
-                self._phase, self._reason = Phase.DROPPED, reason
+                self._phase = Phase.FINISHING if self._finishes else Phase.DROPPED
+                self._reason = reason
             if self._phase in (Phase.IDLE, Phase.SET_ASIDE):
                 self._drop_next = reason
             # One that has voted follows the pod's decision, whatever becomes of its generation.
-            return self._phase in (Phase.DROPPED, Phase.IDLE, Phase.SET_ASIDE)
+            return self._phase in (Phase.FINISHING, Phase.DROPPED, Phase.IDLE, Phase.SET_ASIDE)
+
+    def finish(self) -> None:
+        """Drop a step that is finishing, of which nothing more is computed. Any other phase stays."""
+        with self._lock:
+            if self._phase is Phase.FINISHING:
+                self._phase = Phase.DROPPED
 
     def allow(self) -> None:
         """A new generation has begun: steps may be opened again."""
@@ -95,11 +111,17 @@ class Transaction:
         if self._phase is Phase.SET_ASIDE:
             raise PartDone
 
-    def require_open(self, call: str) -> None:
-        """Raise Dropped or PartDone, or UsageError when `call` does not belong here."""
+    def require_open(self, call: str, finishing: bool = False) -> None:
+        """Raise Dropped or PartDone, or UsageError when `call` does not belong here.
+
+        Args:
+            call: of the script, in words.
+            finishing: the call belongs to the micro-batch that a step which is finishing computes.
+        """
         phase = self._phase
-        if phase is Phase.OPEN:
+        if phase is Phase.OPEN or (finishing and phase is Phase.FINISHING):
             return
+        self.finish()
         self.check_alive()
         if phase is Phase.BROKEN:
             raise UsageError(self._reason)
@@ -120,8 +142,7 @@ class Transaction:
         Raise Dropped if it has been dropped.
         """
         with self._lock:
-            if self._phase is Phase.DROPPED:
-                raise Dropped(self._reason)
+            self._check_not_dropped()
             self._phase = Phase.VOTED
 
     def decide(self, agreed: bool, reason: str) -> None:
@@ -137,8 +158,7 @@ class Transaction:
     def start_stepping(self) -> None:
         """All reductions succeeded: the step cannot be dropped any more. Raise Dropped if it has been."""
         with self._lock:
-            if self._phase is Phase.DROPPED:
-                raise Dropped(self._reason)
+            self._check_not_dropped()
             self._phase = Phase.STEPPING
 
     def fall_back(self, reason: str) -> None:
@@ -150,9 +170,14 @@ class Transaction:
     def set_aside(self) -> None:
         """A part's body is over, its step goes on in another body. Raise Dropped if it was dropped."""
         with self._lock:
-            if self._phase is Phase.DROPPED:
-                raise Dropped(self._reason)
+            self._check_not_dropped()
             self._phase = Phase.SET_ASIDE
+
+    def _check_not_dropped(self) -> None:
+        if self._phase is Phase.FINISHING:
+            self._phase = Phase.DROPPED
+        if self._phase is Phase.DROPPED:
+            raise Dropped(self._reason)
 
     def finish_stepping(self) -> None:
         with self._lock:

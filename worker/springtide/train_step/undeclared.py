@@ -51,6 +51,7 @@ class UndeclaredOptimizers:
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if threading.get_ident() != self._thread or id(optimizer) in self._optimizers:
             return
+        self._transaction.finish()
         self._transaction.check_alive()
         if self._transaction.phase in (Phase.OPEN, Phase.STEPPING, Phase.STEPPED):
             raise UsageError(
@@ -62,6 +63,7 @@ class UndeclaredOptimizers:
         if threading.get_ident() != self._thread or id(scaler) in self._scalers:
             return
         if id(optimizer) in self._optimizers:
+            self._transaction.finish()
             self._transaction.check_alive()
             raise UsageError(
                 "a GradScaler that distribute() was not given looks at gradients that are not summed yet: "

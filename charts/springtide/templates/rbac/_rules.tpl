@@ -52,10 +52,10 @@
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
-# What happened to a job, for `kubectl describe`.
+# What happened to a job, for `kubectl describe`; patched where it happens again.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, patch]
 {{- end -}}
 
 {{/* What the operator does in its own namespace. */}}

@@ -1,0 +1,163 @@
+"""Start jobs of ours and their peers side by side on one machine, and let them make steps by turns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.peers.torchrun import stop
+from benchmarks.support.turns import Report, Turns, slowest
+
+READY_SECONDS = 180.0
+"""Limit for the processes of one side to come."""
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class RunningJob(Protocol):
+    """A job of ours."""
+
+    def check(self) -> None:
+        """Raise RuntimeError when one of its workers has ended."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The sizes of turns.
+
+    Attributes:
+        warm_up: Steps of the first one of each side, which do not count.
+        steps: Of each later one, besides its first step, which does not count.
+        rounds: Later turns of each side.
+    """
+
+    warm_up: int
+    steps: int
+    rounds: int
+
+
+@dataclass(slots=True)
+class Side:
+    """The observations of one side.
+
+    Attributes:
+        seconds: Of each step that counts.
+        first: Figures of each process after its first turn.
+        last: Figures of each after its last one.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    first: list[dict[str, float]] = field(default_factory=list)
+    last: list[dict[str, float]] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path,
+    workers: int,
+    jobs: Mapping[str, Callable[[], RunningJob]],
+    peers: Mapping[str, Sequence[str]],
+) -> Iterator[tuple[Turns, dict[str, str]]]:
+    """Start all sides; yield their turns, and by peer the reason why it does not run ("": it does).
+
+    Args:
+        folder: For logs, and for the socket `turns`, to which their processes connect.
+        workers: Processes of each side.
+        jobs: Each starts one of ours.
+        peers: Module and arguments of each of the others.
+
+    Raises:
+        RuntimeError: A job of ours ends.
+        TimeoutError: Processes of ours do not come.
+    """
+    turns, reasons = Turns(folder / "turns"), dict.fromkeys(peers, "")
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    started: list[Future[RunningJob]] = []
+    try:
+        for name, command in peers.items():
+            with (folder / f"{name}.log").open("wb") as log:
+                processes[name] = subprocess.Popen(
+                    [sys.executable, "-m", *command],
+                    cwd=_ROOT,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},
+                    stdout=log,
+                    stderr=log,
+                )
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            started += [pool.submit(start) for start in jobs.values()]
+        for one, name in zip(started, jobs, strict=True):
+            turns.until_there(name, workers, READY_SECONDS, one.result().check)
+        for name, process in processes.items():
+
+            def check(name: str = name, process: subprocess.Popen[bytes] = process) -> None:
+                if (code := process.poll()) is not None:
+                    text = (folder / f"{name}.log").read_text().strip()
+                    raise RuntimeError(f"{name} ended with {code}: {text[-300:]}")
+
+            try:
+                turns.until_there(name, workers, READY_SECONDS, check)
+            except (RuntimeError, TimeoutError) as error:
+                reasons[name] = str(error)
+        yield turns, reasons
+    finally:
+        turns.close()
+        for one in started:
+            if one.exception() is None:
+                one.result().close()
+        stop([*processes.values()])
+
+
+def by_turns(
+    take: Callable[[str, int, bool], list[Report]],
+    names: Collection[str],
+    reasons: dict[str, str],
+    turn: Turn,
+) -> dict[str, Side]:
+    """Have all sides make steps, a few each in a row, in another order each time.
+
+    Args:
+        take: As `Turns.take`.
+        names: Of all sides.
+        reasons: By peer; it is left out when one is given for it. Where it fails, one is noted.
+        turn: How many.
+
+    Returns:
+        The observations by side.
+
+    Raises:
+        RuntimeError: A side of ours fails.
+    """
+    sides = {name: Side() for name in names}
+
+    def play(name: str, steps: int, look: bool) -> list[Report]:
+        if reasons.get(name):
+            return []
+        try:
+            return take(name, steps, look)
+        except RuntimeError as error:
+            if name not in reasons:
+                raise
+            reasons[name] = str(error)
+            return []
+
+    for name, side in sides.items():
+        side.first = [report.figures for report in play(name, turn.warm_up, True)]
+    order = list(sides)
+    for number in range(turn.rounds):
+        at = number % len(order)
+        for name in order[at:] + order[:at]:
+            reports = play(name, 1 + turn.steps, number == turn.rounds - 1)
+            sides[name].seconds += slowest(reports)
+            sides[name].last = [report.figures for report in reports]
+    return sides
