@@ -633,6 +633,45 @@ def compiled(job: Job) -> Tensors:
     return train(job, model, torch.optim.SGD(model.parameters(), lr=0.1), loss)
 
 
+@case(
+    "Losses and steps",
+    "gradients that nobody zeroes, which would add up over steps",
+    refused=dict.fromkeys(STRATEGIES, "was not zeroed since the last step"),
+)
+def never_zeroed(job: Job) -> Tensors:
+    model = made(mlp)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job.distribute(model, optimizer)
+    for batch in job.batches((X, Y)):
+        with job.step():
+            squares(model, batch).backward()
+            optimizer.step()
+    return held(model)
+
+
+@case(
+    "Losses and steps",
+    "two models, of which the second's gradients are zeroed before its own `backward()` only",
+    1e-5,
+    refused=BACKWARD_ONCE | ONE_STEP,
+)
+def zeroed_late(job: Job) -> Tensors:
+    generator, critic = made(lambda: nn.Linear(6, 2)), made(lambda: nn.Linear(2, 1), 2)
+    o_g = torch.optim.Adam(generator.parameters(), lr=0.01)
+    o_c = torch.optim.Adam(critic.parameters(), lr=0.01)
+    job.distribute([generator, critic], [o_g, o_c])
+    for noise, real in job.batches((X, Y)):
+        with job.step():
+            o_g.zero_grad()
+            fake = generator(noise)
+            F.softplus(-critic(fake)).mean().backward()
+            o_g.step()
+            o_c.zero_grad()
+            (F.softplus(-critic(real)) + F.softplus(critic(fake.detach()))).mean().backward()
+            o_c.step()
+    return held(generator, critic)
+
+
 # ---- models
 
 
@@ -755,6 +794,151 @@ def lora(job: Job) -> Tensors:
     model = made(lambda: nn.Sequential(LowRank(nn.Linear(6, 12)), nn.Tanh(), LowRank(nn.Linear(12, 2))))
     trained = [p for p in model.parameters() if p.requires_grad]
     return train(job, model, torch.optim.AdamW(trained, lr=0.01))
+
+
+@dataclass
+class Outputs:
+    """The results of a model by name, as in the libraries of pretrained models."""
+
+    loss: torch.Tensor
+    past: list[torch.Tensor]
+
+
+class Block(nn.Module):
+    """Attention over the past and the present, and a perceptron, each added to what comes in."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, past: torch.Tensor | None = None) -> Any:
+        q, k, v = self.mix(self.norm(x)).chunk(3, 2)
+        present = torch.stack((k, v))
+        if past is not None:
+            k, v = torch.cat((past, present), 2)
+        x = x + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return x + F.gelu(self.out(x)), present
+
+
+class Decoder(nn.Module):
+    """GPT-2's shape: tied embeddings, keyword arguments, a mask, named outputs, recomputed activations."""
+
+    def __init__(self, width: int = 8, words: int = 7) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(6, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+        self.register_buffer("causal", torch.ones(6, 6, dtype=torch.bool).tril()[None], persistent=False)
+
+    def forward(
+        self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
+    ) -> Outputs:
+        x = self.words(input_ids) + self.places.weight[: input_ids.shape[1]]
+        mask, pasts = self.causal & attention_mask[:, None, :], []
+        for block in self.blocks:
+            x, present = checkpoint(block, x, mask, use_reentrant=False)
+            pasts.append(present)
+        scores = self.head(x)[:, :-1].flatten(0, 1)
+        return Outputs(F.cross_entropy(scores, labels[:, 1:].flatten()), pasts)
+
+
+class Encoder(nn.Module):
+    """BERT's shape under masked words, and a pooler that this loss does not use; a past in front."""
+
+    def __init__(self, width: int = 8, words: int = 7) -> None:
+        super().__init__()
+        self.words, self.block = nn.Embedding(words, width, padding_idx=0), Block(width)
+        self.prefix = nn.Parameter(0.1 * torch.randn(2, 1, 2, width))
+        self.head, self.pooler = nn.Linear(width, words), nn.Linear(width, width)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        n, length = input_ids.shape
+        seen = F.pad(input_ids != 0, (2, 0), value=True)[:, None, :].expand(n, length, length + 2)
+        x, _ = self.block(self.words(input_ids), seen, self.prefix.expand(2, n, 2, -1))
+        return {"loss": F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())}
+
+
+class Patches(nn.Module):
+    """ViT's shape: patches, a class token, places that are a parameter."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.token, self.places = (
+            nn.Parameter(torch.zeros(1, 1, width)),
+            nn.Parameter(torch.randn(1, 5, width)),
+        )
+        self.block, self.head = Block(width), nn.Linear(width, 2)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        x = self.patches(pixel_values).flatten(2).transpose(1, 2)
+        x = torch.cat((self.token.expand(len(x), -1, -1), x), 1) + self.places
+        out: torch.Tensor = self.head(self.block(x, torch.ones(5, 5, dtype=torch.bool))[0][:, 0])
+        return out
+
+
+IDS = 1 + (X.abs() * 10).long() % 6
+
+
+def of_decoder(model: nn.Module, batch: Any) -> torch.Tensor:
+    (ids,) = batch
+    loss: torch.Tensor = model(input_ids=ids, attention_mask=ids != 1, labels=ids).loss
+    return loss
+
+
+@case("Models", "a decoder: tied embeddings, a mask, named outputs, past keys, checkpointing", 1e-5)
+def decoder(job: Job) -> Tensors:
+    model = made(Decoder)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    data = torch.utils.data.TensorDataset(IDS)
+    return train(job, model, optimizer, of_decoder, data, clip=1.0)
+
+
+@case("Models", "an encoder under masked words, whose pooler nobody uses; a trained prefix", 1e-5)
+def encoder(job: Job) -> Tensors:
+    model = made(Encoder)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        found: torch.Tensor = model(batch[0], labels=batch[0])["loss"]
+        return found
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    return train(job, model, optimizer, loss, torch.utils.data.TensorDataset(IDS - 1))
+
+
+@case("Models", "patches of images, a class token", 1e-5)
+def patches(job: Job) -> Tensors:
+    return on_images(job, made(Patches))
+
+
+class Adapter(nn.Module):
+    """A layer in the place of a frozen one, with trained corrections of low rank by name."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_a = nn.ModuleDict({"default": nn.Linear(base.in_features, 2, bias=False)})
+        self.lora_b = nn.ModuleDict({"default": nn.Linear(2, base.out_features, bias=False)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.base_layer(x) + 2.0 * self.lora_b["default"](self.lora_a["default"](x))
+        return out
+
+
+@case("Models", "adapters of low rank put into a decoder, all else frozen", 1e-5)
+def adapters(job: Job) -> Tensors:
+    def build() -> nn.Module:
+        model = Decoder().requires_grad_(False)
+        for block in model.blocks:
+            block.mix, block.out = Adapter(block.mix), Adapter(block.out)
+        return model
+
+    model = made(build)
+    trained = [item for item in model.parameters() if item.requires_grad]
+    data = torch.utils.data.TensorDataset(IDS)
+    return train(job, model, torch.optim.SGD(trained, lr=0.1, momentum=0.9), of_decoder, data, clip=1.0)
 
 
 class Experts(nn.Module):

@@ -267,6 +267,11 @@ def main() -> None:
                 with torch.no_grad():  # as memory that flips bits
                     for parameter in model.parameters():
                         parameter.data.mul_(1.0 + 2**-20)
+            if [springtide.api.active_runtime.position.cursor.step, slot] in options.get(
+                "spoilt_buffers", []
+            ):
+                for buffer in model.buffers():
+                    buffer.add_(1)
             if [springtide.api.active_runtime.position.cursor.step, slot] in options.get("spoilt_state", []):
                 for piece in springtide.api.active_runtime.trainer.shards.held.pieces:
                     piece.state["exp_avg"].mul_(1.0 + 2**-20)

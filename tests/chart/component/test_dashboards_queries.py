@@ -40,8 +40,6 @@ NOT_DRAWN = {
     "springtide_coordinator_samples_total": "samples per second are drawn",
     "springtide_worker_coordinator_missing_seconds": "the operator asks for it while a coordinator is silent",
     "springtide_worker_since_commit_seconds": "the operator asks for it while a coordinator is silent",
-    "springtide_worker_replicas_differed_total": "the log names who, and it is sent the state again",
-    "springtide_worker_shard_copies_differed_total": "the log names both, and one is sent the other's copy",
     "springtide_worker_samples_total": "one worker's part of the samples per second",
     "springtide_worker_steps_total": "all workers commit the same steps",
 }

@@ -180,6 +180,7 @@ def train(size: int, group_size: int) -> tuple[torch.Tensor, int]:
             with rank.step():
                 (model(x) - y).square().mean().backward()
                 optimizer.step()
+                optimizer.zero_grad()
         exchange = rank.trainer.servers
         if group_size > 1:
             assert exchange is not None

@@ -268,6 +268,8 @@ def plainly(game: Game, ids: torch.Tensor, clip: Clip) -> None:
     (game.judge(X[ids], True) + game.judge(game.generator(NOISE[ids]), False)).backward()
     game.sgd.step()
     game.adam.step()
+    game.sgd.zero_grad()
+    game.adam.zero_grad()
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,7 @@ def test_losses_of_two_backwards_add_up(lists: bool) -> None:
             with rank.step():
                 other(torch.ones(1)).backward()
                 steps.step()
+                steps.zero_grad()
 
     on_ranks(1, plain)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

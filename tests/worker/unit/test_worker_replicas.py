@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.comm import commit_vote as side
+from springtide.comm.process_group import Group
 from springtide.train_step import replica_digest
+from springtide.train_step.buffers import Buffers
 from springtide.train_step.replica_digest import (
     INTERVAL,
     LIMIT,
     PIECES,
     ReplicaDigest,
     balance_in_row,
+    device_sums,
     odd_ones,
     odd_pods,
 )
+from springtide.train_step.replicas import MOST_SENT, Found, Replicas
 
 STEPS = [INTERVAL * number for number in range(1, PIECES + 1)]
 
@@ -82,19 +90,87 @@ def test_the_vote_sees_any_difference(hashes: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("chunk", [1, 7, 100, 1000])
-def test_hash_does_not_depend_on_chunks(
+def test_sums_on_a_device_do_not_depend_on_chunks(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chunk: int
 ) -> None:
-    """Large tensors are looked at in parts, which change nothing, in the tensors either."""
+    """Large tensors are looked at in parts, wherever they begin; nothing changes in them."""
     generator = torch.Generator().manual_seed(1)
     parts = [(torch.randn(size, generator=generator) * 9).to(dtype) for size in (100, 1, 0, 333)]
     before = [part.clone() for part in parts]
-    whole = replica_digest.digest_of(parts)
+    whole = [device_sums(part).tolist() for part in parts]
     monkeypatch.setattr(replica_digest, "CHUNK", chunk)
-    assert replica_digest.digest_of(parts) == whole
+    assert [device_sums(part).tolist() for part in parts] == whole
+    assert [device_sums(torch.cat((part[:1], part))[min(1, len(part)) :]).tolist() for part in parts] == whole
     assert all(map(torch.equal, parts, before))
-    parts[3][332] += 1
-    assert replica_digest.digest_of(parts) != whole
+    for place in (0, 5, 332):
+        other = parts[3].clone()
+        other[place] += 1
+        assert all(one != another for one, another in zip(device_sums(other).tolist(), whole[3], strict=True))
+    swapped = parts[3].flip(0)
+    assert device_sums(swapped).tolist()[1] != whole[3][1]
+
+
+def test_buffers_are_hashed_with_the_parameters() -> None:
+    digest = ReplicaDigest(model())
+    one, other = ("seen", torch.tensor([3, 4])), ("seen", torch.tensor([3, 5]))
+    differ = [
+        piece
+        for piece, hashes in enumerate(zip(digest.hashes([one]), digest.hashes([other]), strict=True))
+        if len(set(hashes)) > 1
+    ]
+    assert differ
+    assert all("seen" in digest.names_in(piece, [one]) for piece in differ)
+    number = differ[0] * INTERVAL
+    assert digest.hash(number, [one]) == digest.hashes([one])[differ[0]] != digest.hash(number, [other])
+
+
+class FakeGroup(Group):
+    """Stands for a group of so many members."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(None, rank, size, 1.0)
+
+
+def compared(models: list[list[tuple[str, torch.Tensor]]], times: int = 1) -> list[list[Found]]:
+    """Return what each of the members finds, each time."""
+    sides = [Replicas(Buffers(torch.nn.Linear(1, 1)), ReplicaDigest(named), None) for named in models]
+    found = []
+    for _ in range(times):
+        rooms: list[dict[int, torch.Tensor]] = []
+        barrier = threading.Barrier(len(models))
+
+        def run(rank: int, rooms: list[Any] = rooms, barrier: threading.Barrier = barrier) -> Found:
+            number = 0
+
+            def total(sums: torch.Tensor) -> None:
+                nonlocal number
+                if rank == 0:
+                    rooms.append({})
+                barrier.wait(10)
+                rooms[number][rank] = sums.clone()
+                barrier.wait(10)
+                sums.copy_(torch.stack(list(rooms[number].values())).sum(0))
+                number += 1
+
+            return sides[rank].compare(FakeGroup(rank, len(models)), total)
+
+        with ThreadPoolExecutor(len(models)) as pool:
+            found.append(list(pool.map(run, range(len(models)))))
+    return found
+
+
+def test_all_learn_who_differs_and_where_and_mend_three_times() -> None:
+    other = model()
+    other[0][1][0, 0] += 1
+    (same,) = compared([model(), model(), model()])
+    assert same == [Found()] * 3
+    results = compared([model(), other, model()], times=4)
+    for number, members in enumerate(results):
+        assert all(found == members[0] for found in members)
+        assert members[0].odd == [1]
+        assert "weight" in members[0].names
+        assert "half" not in members[0].names
+        assert members[0].mends == (number < MOST_SENT)
 
 
 @pytest.mark.parametrize(

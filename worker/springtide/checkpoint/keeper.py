@@ -149,6 +149,11 @@ class Checkpoints:
         self._writer.begin(Staged(state, share, reason, own, elsewhere, seconds))
         return seconds
 
+    def leave_out(self) -> None:
+        """Write nothing of the checkpoint that the members have agreed on; others do."""
+        self.due = False
+        self._last = self._clock()
+
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
         """Wait until what was taken is written, or given up; whether it is."""
         if self.busy:

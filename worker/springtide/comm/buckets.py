@@ -608,6 +608,10 @@ class Buckets:
         wait_for(self._works)
         self.check_untouched()
 
+    def versions(self) -> list[int]:
+        """Return a number for each bucket that is another one when anybody has written into it since."""
+        return [flat._version for flat in self._flats]
+
     def check_untouched(self) -> None:
         """Raise UsageError when somebody else has changed a gradient."""
         for bucket in range(len(self._flats)):

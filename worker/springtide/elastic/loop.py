@@ -17,6 +17,7 @@ from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.recovery import Recovery
+from springtide.elastic.replica_check import ReplicaCheck
 from springtide.elastic.salvage import Salvage
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.server_values import ServerValues
@@ -40,6 +41,7 @@ class LoopParts:
     trainers: TrainerAccess
     steps: StepRunner
     saver: CheckpointSaver
+    replicas: ReplicaCheck
     values: ServerValues
     evaluations: Evaluations
     consistencies: Consistencies
@@ -127,9 +129,10 @@ class TrainingLoops:
         """Be a member of a running generation, with its state, at loop `stage` or past it."""
         membership, plan = self._parts.membership, self._state.plan
         due = self._parts.saver.checkpoints.due
+        ended = plan is not None and plan.ended(self._state.position.cursor)
+        odd = self._parts.replicas.compare(due or ended or self._state.boundary)
         if due and membership is not None and membership.state is not None:
-            ended = plan is not None and plan.ended(self._state.position.cursor)
-            self._parts.saver.save_if_due(membership.state, ended=ended)
+            self._parts.saver.save_if_due(membership.state, ended=ended, without=odd)
         if self._parts.recovery is not None:
             self._parts.recovery.stand(stage)
         self._state.skip_to_loop(stage)

@@ -35,7 +35,7 @@ from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.salvage import Salvage
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.set_aside import set_aside
-from springtide.elastic.shared_restore import SharedRestore
+from springtide.elastic.shared_restore import MakeShardsRestore, SharedRestore
 from springtide.elastic.state_transfer import (
     StateTransfer,
     TransferSides,
@@ -211,9 +211,9 @@ class Recovery:
         log.info(
             "after step %d: waiting for the next generation (%s: %s)", step, pb.ParkReason.Name(reason), why
         )
-        if trainer.reduction.drifted and at_boundary:
+        if trainer.replicas.drifted and at_boundary:
             membership.forget()  # the others hold the state that all have stopped at
-            trainer.reduction.drifted = False
+            trainer.replicas.drifted = False
         membership.park(
             reason,
             detail,
@@ -224,7 +224,7 @@ class Recovery:
         )
         self._lacking = ""
         # What comes from here on concerns the next generation.
-        trainer.want_change(trainer.reduction.drifted)
+        trainer.want_change(trainer.replicas.drifted)
         trainer.buckets.reopen()
         trainer.pending.here(None)
         if not at_boundary:
@@ -496,15 +496,16 @@ class Recovery:
         by_all = shared.end(found) if together else False
         return self._go_on_from(found, skipped, start, stage, began), by_all
 
-    def _shards_restore(self, start: Start, group: Group) -> ShardsRestore | None:
-        """Return what restores the optimizer's state, where the members share it out."""
+    def _shards_restore(self, start: Start, group: Group) -> MakeShardsRestore | None:
+        """Return what makes the restore of the optimizer's state, where the members share it out."""
         trainer = self._trainer
         if trainer.shards is None:
             return None
         trainer.shards.adopted = False  # of a generation that did not begin
         state = required_state(start.message.state, "Start.state")
         keep = partial(trainer.shards.adopt, state)
-        return ShardsRestore(group, trainer.shards.target(), trainer.positions, keep)
+        target = trainer.shards.target()
+        return lambda tree: ShardsRestore(group, target, trainer.positions_in(tree), keep)
 
     def _has_room(self, size: int) -> bool:
         """Return whether a state of so many bytes has room beside this process, and those beside it."""
@@ -596,7 +597,7 @@ class Recovery:
             if position.cursor.stage > stage:
                 tree = copied(tree)  # it is written once more, after what the script does until then
             self._install(tree, position, stage, trainer.state)
-            trainer.reduction.drifted = False
+            trainer.replicas.drifted = False
             state.adopt(position)
         return moved
 

@@ -24,6 +24,7 @@ from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.exit import ExitParts, ProcessExit
 from springtide.elastic.loop import LoopParts, TrainingLoops
 from springtide.elastic.recovery import Recovery, RecoveryParts
+from springtide.elastic.replica_check import ReplicaCheck
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.salvage import Salvage
 from springtide.elastic.saving import CheckpointSaver
@@ -89,6 +90,7 @@ class Runtime:
             self.state, self.trainers, self.consistencies, self._session, self._settle_shards
         )
         self.values = ServerValues(self.state, self.trainers, None if settings.alone else self._stand)
+        replicas = ReplicaCheck(self.state, self.trainers, self.accounting.metrics, membership)
         self.steps = StepRunner(
             StepParts(
                 state=self.state,
@@ -101,6 +103,7 @@ class Runtime:
                 all_together=self.retry_blocks.together,
                 memory=self._memory,
                 balancer=self._balancer,
+                replicas=replicas,
                 salvage=self._salvage,
             )
         )
@@ -133,6 +136,7 @@ class Runtime:
             trainers=self.trainers,
             steps=self.steps,
             saver=self.saver,
+            replicas=replicas,
             values=self.values,
             evaluations=self.evaluations,
             consistencies=self.consistencies,

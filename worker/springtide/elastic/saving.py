@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -49,16 +50,23 @@ class CheckpointSaver:
 
     # ---- the script's thread
 
-    def save_if_due(self, state: StateName, *, ended: bool) -> None:
+    def save_if_due(self, state: StateName, *, ended: bool, without: Collection[int] = ()) -> None:
         """Save the state when the members have agreed on a checkpoint of it.
 
         Args:
             state: the name of the committed state.
             ended: it is the last one of its loop.
+            without: ranks of members that write nothing, since their state is another.
         """
-        if self.checkpoints.due and self._membership is not None:
-            share = Share(self._state.group.rank, tuple(self._membership.labels()))
-            self.save(state, share, "end" if ended else schedule.INTERVAL)
+        if not self.checkpoints.due or self._membership is None:
+            return
+        rank, labels = self._state.group.rank, self._membership.labels()
+        writers = [other for other in range(len(labels)) if other not in without]
+        if rank not in writers:
+            self.checkpoints.leave_out()
+            return
+        share = Share(writers.index(rank), tuple(labels[other] for other in writers))
+        self.save(state, share, "end" if ended else schedule.INTERVAL)
 
     def save(self, state: StateName, share: Share, reason: str) -> None:
         """Copy this member's share of the state and have it written.

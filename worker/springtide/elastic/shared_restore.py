@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 
@@ -32,19 +32,26 @@ SHARDS_PART = "servers"
 """Kind of the part of a checkpoint that has the optimizer's state, where that was in shards or on servers."""
 
 
+MakeShardsRestore = Callable[[Mapping[str, Any]], ShardsRestore]
+"""Makes the restore of the state of optimizers that the members share out, for the tree of all the rest."""
+
+_UNREAD: Final[Mapping[str, Any]] = {"optimizer": {}}
+"""A tree of which nothing is known yet."""
+
+
 class SharedRestore:
     """One restore, by the members of a group."""
 
     def __init__(
-        self, group: Group, has_room: Callable[[int], bool], shards: ShardsRestore | None = None
+        self, group: Group, has_room: Callable[[int], bool], shards: MakeShardsRestore | None = None
     ) -> None:
         """Make it for one generation.
 
         Args:
             group: of the generation.
             has_room: whether this process can hold a state of so many bytes beside its own.
-            shards: restores the optimizer's state, where the members share it out and so did those that have
-                saved it; the state that is returned does not have it then.
+            shards: for the restore of the optimizer's state, where the members share it out and so did those
+                that have saved it; the state that is returned does not have it then.
         """
         self._group, self._has_room, self._shards = group, has_room, shards
         self._shared = False
@@ -143,7 +150,7 @@ class SharedRestore:
         )
         tree = reading.tree()
         shards, apart = self._shards, reading.apart
-        problem = "" if shards is None or apart is None else shards.read(storage, name, apart)
+        problem = "" if shards is None or apart is None else shards(tree).read(storage, name, apart)
         if problem:
             log.info("the checkpoint is read by rank 0 alone: %s", problem)
             return None
@@ -156,7 +163,7 @@ class SharedRestore:
             return None, str(error)
         size = reading.size
         if self._shards is not None and reading.apart is not None:
-            size += self._shards.bytes_here(reading.apart)
+            size += self._shards(_UNREAD).bytes_here(reading.apart)
         if not self._has_room(size):
             return None, f"there is no room for the {size} bytes of its state"
         return reading, ""

@@ -15,6 +15,7 @@ from springtide.data.balance import Figure
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies
+from springtide.elastic.replica_check import ReplicaCheck
 from springtide.elastic.salvage import Salvage
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.trainer_access import TrainerAccess
@@ -43,6 +44,7 @@ class StepParts:
     all_together: Callable[[], None]  # tells that all members stand at the same committed step
     memory: MemoryReport
     balancer: Balancer
+    replicas: ReplicaCheck
     salvage: Salvage
 
 
@@ -202,8 +204,7 @@ class StepRunner:
             state.stop_at_boundary()
         parts.saver.checkpoints.committed(result.save, plan.ended(cursor))
         self._warn_once(body, result.values)
-        self._report_odd(trainer, body)
-        self._report_differences(trainer, body)
+        parts.replicas.committed(body.found)
         self._balance(trainer, body, result)
         commit = parts.accounting.count_step(body, seconds, name, result.values or {})
         if trainer.shards is not None:
@@ -224,43 +225,6 @@ class StepRunner:
         seconds = body.own_seconds - accounting.timing.fetched_in_body
         self._parts.balancer.committed(figures, seconds, body.computed_samples)
         accounting.share(self._parts.balancer.announce(plan, group.rank, group.size))
-
-    def _report_odd(self, trainer: Trainer, body: StepContext) -> None:
-        if not body.odd:
-            return
-        self._parts.accounting.metrics.replicas_differed.inc()
-        names = [self._name_of(rank) for rank in body.odd]
-        log.error(
-            "step %d: the parameters of %s are not those of the other workers (seen in %s); it is %s",
-            body.assignment.number,
-            ", ".join(names),
-            ", ".join(trainer.reduction.differing[:4]),
-            "sent the state again"
-            if trainer.reduction.change_wanted
-            else "not sent the state any more: its machine computes otherwise",
-        )
-
-    def _report_differences(self, trainer: Trainer, body: StepContext) -> None:
-        for found in body.differences:
-            rank = self._state.group.rank
-            if rank in (found.owner, found.buddy):
-                self._parts.accounting.metrics.copies_differed.inc()
-            log.error(
-                "step %d: the copies of %d shards of %s (owner) and %s (buddy) differ; nobody can tell which "
-                "of them is right, and the owner's counts: it is %s",
-                body.assignment.number,
-                len(found.shards),
-                self._name_of(found.owner),
-                self._name_of(found.buddy),
-                "sent to the buddy again"
-                if trainer.reduction.change_wanted
-                else "not sent any more, since one of the two machines computes otherwise",
-            )
-
-    def _name_of(self, rank: int) -> str:
-        membership = self._parts.membership
-        members = membership.members if membership is not None else []
-        return members[rank].pod_name if rank < len(members) else f"rank {rank}"
 
     def _warn_once(self, body: StepContext, values: dict[str, float] | None) -> None:
         number = body.assignment.number

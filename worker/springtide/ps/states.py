@@ -51,7 +51,7 @@ def states_of(
     if isinstance(home, ShardedOptimizer):
         own = {**tracked, SHARDS: home}
         return (
-            State(held, buffers, optimizers, own, saved_as, masters=masters),
+            State(held, buffers, optimizers, own, saved_as, masters=masters, grouped=named),
             State(named, buffers, optimizers, tracked, saved_as, masters=masters),
         )
     servers = home

@@ -258,12 +258,14 @@ class ShardedOptimizer:
         """Return the shards, for a restore of their state."""
 
         def device(index: int, name: str, by_element: bool) -> torch.device:
-            options = next(
+            groups = (
                 group
                 for optimizer in self._optimizers
                 for group in optimizer.param_groups
                 if any(item is self._parameters[index] for item in group["params"])
             )
+            # The script may have added its group since this process's optimizer was made.
+            options = next(groups, self._optimizers[0].defaults)
             on_device = by_element or options.get("fused") or options.get("capturable")
             return self._parameters[index].device if on_device else torch.device("cpu")
 

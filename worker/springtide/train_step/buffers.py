@@ -156,6 +156,15 @@ class Buffers:
         """The copies, in the order of `names`."""
         return self._copies
 
+    def shared(self, values: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+        """Return those that are equal on all members between two steps, by name.
+
+        Args:
+            values: of all buffers, in the order of `names`.
+        """
+        both = zip(self.names, values, self.rules, strict=True)
+        return [(name, value) for name, value, rule in both if rule is not Rule.LOCAL]
+
     def copies(self, indices: list[int]) -> dict[int, torch.Tensor]:
         """Return a copy of each of these buffers, by index. Raise UsageError if shape or type differ from
         then.

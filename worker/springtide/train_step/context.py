@@ -10,7 +10,7 @@ from springtide.comm import commit_vote
 from springtide.comm.process_group import Group
 from springtide.data.batch import Batch
 from springtide.errors import SpringtideError, UsageError
-from springtide.sharding.copies import Difference
+from springtide.train_step.replicas import Found
 from springtide.train_step.salvaged import BeforeLast, Salvaged
 from springtide.train_step.transaction import Phase
 
@@ -52,8 +52,8 @@ class StepContext:
     reduced: the round's reductions are complete and its gradients are in place. result: of the last side
     reduction. zeros: parameters that have zeros for a gradient, without any backward. change: a member wants
     a new generation after this step. weight: with which this worker's loss counted. steps: optimizer steps
-    begun. reported: reported values that a reduction has taken along. odd: ranks whose parameters were found
-    not to be those of most members. differences: of copies of shards, as they were found in it.
+    begun. reported: reported values that a reduction has taken along. found: what was found in it not to be
+    equal on all members.
     """
 
     assignment: StepAssignment
@@ -62,8 +62,7 @@ class StepContext:
     backward_pass: int = 0
     reduced: bool = False
     result: commit_vote.Result | None = None
-    odd: Sequence[int] = ()
-    differences: Sequence[Difference] = ()
+    found: Found | None = None
     zeros: Sequence[int] = ()
     change: bool = False
     weight: float = 0.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
+from typing import Any
 
 import torch
 
@@ -13,7 +15,11 @@ from springtide.comm.buckets import Buckets
 from springtide.errors import UsageError
 from springtide.pods.tensors import as_dtensor, is_dtensor, local_shard
 from springtide.ps.lazy_values import only_looks
+from springtide.train_step.optimizers import parameters_of
+from springtide.train_step.repeated_backward import BeforeGradient
 
+_ENGINE: Any = torch.autograd.Variable._execution_engine
+_VERSION = operator.attrgetter("_version")
 _GRAD = operator.attrgetter("grad")  # with `map`, a third of what a loop takes
 
 
@@ -62,6 +68,21 @@ class Gradients:
         self._found: list[int] = []
         """Those that had a gradient when the body began."""
         self._begun: list[int] = []
+        self._left_alone: dict[int, int] = {}
+        """Stand-ins of the body for gradients that the script has not zeroed since they were used: their
+        versions by parameter."""
+        self._onto_left: list[int] = []
+        """Those whose stand-in was still there when the running backward() began."""
+        self._grown: set[int] = set()
+        """Those that backward has added to one that was left, as `check_zeroed` tells."""
+        self._used_versions = [-1] * len(trained)
+        """Of what was placed for each parameter, when an optimizer had used it."""
+        self._used_buckets: list[int] = []
+        """In place of those, the buckets' versions, where their views are the gradients of all parameters."""
+        self._all_given = False
+        self._in_backward = False
+        self._first: dict[int, BeforeGradient] = {}
+        """Hooks of parameters whose gradient came first in a backward()."""
         # Whether the buckets' views are the gradients of all parameters, as `check_ours` has seen.
         self._in_place = False
         self._forgotten: list[int] | None = None
@@ -97,13 +118,28 @@ class Gradients:
         them away, and those that are left count (`check_ours`). After `check_gone`.
         """
         self._aside, self._shown, self._begun = {}, {}, []
+        self._left_alone, self._onto_left, self._grown, self._in_backward = {}, [], set(), False
+        used, given = self._used_versions, self._given
+        if self._found and self._used_buckets:
+            used = [self._used_buckets[slot.bucket] for slot in self._buckets.layout.slots]
         for index in self._found:
             parameter = self.parameters[index]
             if parameter.numel():
-                parameter.grad = self._nothing(index)
+                stands, left = self._nothing(index), parameter.grad
+                if (
+                    left is not None
+                    and left is given[index]
+                    and used[index] == left._version
+                    and stands is not None
+                ):
+                    self._left_alone[index] = stands._version
+                parameter.grad = stands
                 self._begun.append(index)
             else:
                 parameter.grad = None  # it stands for the rows of a table
+        self._used_buckets = []
+        if self._found:
+            self._used_versions = [-1] * len(self.parameters)
 
     @only_looks
     def put_back(self) -> None:
@@ -147,6 +183,89 @@ class Gradients:
                     "call optimizer.zero_grad() before `with springtide.step():`"
                 )
 
+    def note_used(self, parameters: Iterable[torch.Tensor] | None) -> None:
+        """An optimizer has used the gradients of these parameters (None: all): from here on the script may
+        zero them.
+        """
+        self._used_buckets = []
+        if parameters is None:
+            if self._all_given:
+                self._used_buckets = self._buckets.versions()
+                return
+            given = self._given
+            if all(map(operator.is_not, given, repeat(None))):
+                self._used_versions = list(map(_VERSION, given))  # a tenth of what a loop takes
+                return
+            self._used_versions = [-1 if item is None else item._version for item in given]
+            return
+        for parameter in parameters:
+            index = self._index.get(id(parameter))
+            if index is not None and (one := self._given[index]) is not None:
+                self._used_versions[index] = one._version
+
+    def backward_reaches(self, index: int) -> None:
+        """Backward has accumulated a gradient for the parameter, maybe the first of this backward().
+
+        A gradient that the last step has used, and the script has not zeroed, would grow in plain PyTorch;
+        here a stand-in for zeros is in its place. So a look is taken at who still has one when a backward()
+        begins, and at who of them has none when it ends: the script does nothing meanwhile. The first
+        parameter is too late for that, and has a hook from then on.
+        """
+        if self._in_backward or (self._first and not self._left_alone):
+            return
+        if index not in self._first:
+            self._first[index] = BeforeGradient(self.parameters[index], partial(self._look, index))
+        self._onto_left = [other for other in self._left_alone if self._is_left(other)]
+        if not self._onto_left:
+            self._left_alone = {}
+            return
+        self._in_backward = True
+        _ENGINE.queue_callback(self._end_of_backward)
+
+    def _look(self, index: int) -> None:
+        if not self._in_backward and index in self._left_alone and self._is_left(index):
+            self._grown.add(index)
+
+    def _is_left(self, index: int) -> bool:
+        """Whether the body's stand-in for a gradient is there, and was not zeroed."""
+        stands = self.parameters[index].grad
+        return (
+            stands is not None
+            and stands is self._empty.get(index)
+            and stands._version == self._left_alone[index]
+        )
+
+    def _end_of_backward(self) -> None:
+        self._in_backward = False
+        self._grown.update(index for index in self._onto_left if not self._is_left(index))
+
+    def forget_zeroed(self) -> None:
+        """Another backward begins in the body: see which gradients the script has zeroed meanwhile."""
+        for index in list(self._grown):
+            gradient = self.parameters[index].grad
+            if gradient is None or not bool(gradient.any()):
+                self._grown.discard(index)
+
+    def check_zeroed(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Raise UsageError when one of these is about to use a gradient that was added to the last step's."""
+        if not self._grown:
+            return
+        for parameter in (item for optimizer in optimizers for item in parameters_of(optimizer)):
+            index = self._index.get(id(parameter))
+            if index in self._grown and parameter.grad is not None:
+                raise UsageError(
+                    f"the gradient of {self.names[index]} was not zeroed since the last step, so that in "
+                    "plain PyTorch this step's would be added to it; that sum belongs to no step that could "
+                    "be done again. Call optimizer.zero_grad() in each body: before backward(), or after "
+                    "optimizer.step()"
+                )
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._first.values():
+            handle.remove()
+        self._first = {}
+
     def check_frozen(self) -> None:
         """Raise UsageError when a parameter is trained that nothing has been prepared for."""
         for name, parameter in self._frozen.items():
@@ -180,6 +299,8 @@ class Gradients:
                 continue
             if expected is None and parameter.grad is self._empty.get(index):
                 zeros.append(index)
+                if index in self._left_alone and self._is_left(index):
+                    self._grown.add(index)  # in plain PyTorch, an optimizer would use it again
             else:
                 raise UsageError(
                     f"the gradient of {self.names[index]} was replaced between backward() and "
@@ -217,8 +338,9 @@ class Gradients:
         self._used = used
         self._shown = {}
         if self._in_place and not self._aside and not self._any_empty and False not in used:
-            self._given[:] = self.views
+            self._given[:], self._all_given = self.views, not self._divided
             return
+        self._all_given = False
         for index, parameter in enumerate(self.parameters):
             view = self.views[index]
             if used[index] and not parameter.numel():
@@ -364,7 +486,7 @@ class Gradients:
         """
         if self._forgotten is None:
             return
-        self._forgotten = None
+        self._forgotten, self._all_given = None, False
         views = self.views
         if self._left_of is None or self._left_of[0] is not views or self._left_of[1] != needed:
             left = [view.new_zeros(()).expand(view.shape) if needed else view.data for view in views]

@@ -27,17 +27,15 @@ from springtide.exact.step import ExactStep
 from springtide.pods.pod import Pod
 from springtide.ps.backend import ParameterBackend
 from springtide.ps.connections import servers_in
-from springtide.sharding.copies import CopyDigest
 from springtide.train_step.bucket_order import BucketOrder
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext
 from springtide.train_step.gradients import Gradients, clip_coefficient
 from springtide.train_step.hyperparameters import Hyperparameters
 from springtide.train_step.late_buffers import adopt_arrived
-from springtide.train_step.replica_digest import ReplicaDigest, balance_in_row, odd_ones, odd_pods
+from springtide.train_step.replicas import Found, Replicas
 from springtide.train_step.transaction import Phase, Transaction
 
-MOST_SENT = 3  # times that a member is sent the state again since it has drifted
 _MAX_BACKWARD_PASSES = 64  # told apart in the side reduction's step number
 
 
@@ -187,22 +185,15 @@ class Reduction:
         home: ParameterBackend | None = None,
         tables: Mapping[int, Handle] | None = None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
-        digest: ReplicaDigest | None = None,
-        copies: CopyDigest | None = None,
+        replicas: Replicas | None = None,
         pod: Pod | None = None,
     ) -> None:
         """home: of parameters that this process does not step itself. tables: by parameter's number.
-        optimizers: whose options members compare. digest: of what has to be equal on all members. copies: of
-        shards, each of which two members hold. pod: whose processes hold parts, so that gradients are summed
-        over those of one local rank.
+        optimizers: whose options members compare. replicas: compares what has to be equal on all members.
+        pod: whose processes hold parts, so that gradients are summed over those of one local rank.
         """
         self._pod = pod
-        self._digest, self._copies = digest, copies
-        self._sent_again = 0
-        self.drifted = False
-        """Whether this member's parameters are not those of most others, and it is to be sent the state."""
-        self.differing: list[str] = []
-        """Parameters among which such a difference was found last."""
+        self.replicas = replicas or Replicas(buffers, None, None)
         self._buckets = buckets
         self._home = home
         self._tables = None if home is None else StepTables(tables or {}, home)
@@ -390,12 +381,8 @@ class Reduction:
             )
         self.newcomer = False
         if not result.replicas_agree:
-            if self._pod is not None:
-                self._find_odd_pods(body, self._pod)
-            elif self._copies is None:
-                self._find_odd(body, part.digest)
-            else:
-                self._find_differences(body, self._copies)
+            found = self.replicas.after_vote(assignment.number, part.digest, assignment.group, self.total)
+            body.found, self.change_wanted = found, self.change_wanted or found.mends
         if self._exact is None:
             self._order.take(result.extra)
         self._sum_late(assignment.group, result)
@@ -447,6 +434,22 @@ class Reduction:
         """Replace the tensor by its sum over the members. Raise Dropped when that fails."""
         group = self._running().assignment.group
         self._wait(lambda: group.start_sum(sums).wait())
+
+    def compare_replicas(self, group: Group) -> Found:
+        """Compare the members' states between two steps; as `Replicas.compare`. Raise RuntimeError when a sum
+        fails.
+        """
+        if self.in_batches():
+            return Found()
+
+        def total(sums: torch.Tensor) -> None:
+            self.waiting_since = time.monotonic()
+            try:
+                group.start_sum(sums).wait()
+            finally:
+                self.waiting_since = None
+
+        return self.replicas.compare(group, total)
 
     def mean(self, value: float, body: StepContext) -> float:
         """Return the mean over the samples of all members.
@@ -509,6 +512,7 @@ class Reduction:
         used = self._buckets.carried if assignment.batch.standin else self._buckets.used
         for index in body.zeros:
             used[index] = True
+        compares = self._looks_at_others(body)
         return commit_vote.Contribution(
             step=assignment.number * _MAX_BACKWARD_PASSES + body.backward_pass % _MAX_BACKWARD_PASSES,
             weight=weight,
@@ -528,8 +532,8 @@ class Reduction:
             options=self._hyperparameters.hashes(),
             newcomer=self.newcomer,
             extra=self._order.vote(assignment.group) if self._exact is None else self._exact.extra(),
-            digest=self._hash(body) if self._pod is None else 0,
-            copies=self._balance(body),
+            digest=self.replicas.vote_digest(assignment.number) if compares else 0,
+            copies=self.replicas.vote_copies(assignment.number, assignment.group.rank) if compares else 0,
             late=[self._buckets.is_late(index) for index in self.expected_unused()],
             figures=self._figures(assignment.group),
         )
@@ -540,86 +544,9 @@ class Reduction:
         others = [0.0] * len(own)
         return [*others * before, *map(float, own), *others * (group.size - before - 1)]
 
-    def _hash(self, body: StepContext) -> int:
-        """Return the hash of the piece of the parameters that is due; 0 in most steps, where none is."""
-        number, together = body.assignment.number, body.assignment.group.size > 1 and not self.in_batches()
-        if self._digest is None or body.backward_pass or not together or not self._digest.due(number):
-            return 0
-        return self._digest.hash(number)
-
-    def _balance(self, body: StepContext) -> int:
-        """Return what is 0 in sum where all copies are equal: of shards, or of parts in the pods' processes.
-
-        It is 0 in most steps, where none is due.
-        """
-        number, group = body.assignment.number, body.assignment.group
-        if self._pod is not None:
-            grid = self._pod.grid
-            if grid is None or grid.pods == 1:
-                return 0
-            return balance_in_row(self._hash(body), grid.pod, grid.pods)
-        if self._copies is None or body.backward_pass or group.size == 1 or not self._copies.due(number):
-            return 0
-        return self._copies.balance(number, group.rank)
-
-    def _find_differences(self, body: StepContext, copies: CopyDigest) -> None:
-        """Copies of shards differ: see which, and have the buddies be sent the owners', if that helps.
-
-        Nobody can tell which of two copies is right. The owner's values are those of all other members, so
-        its copy counts.
-        """
-        group = body.assignment.group
-        sent_again = torch.zeros(group.size, dtype=torch.float64)
-        sent_again[group.rank] = self._sent_again
-        table = copies.table(group.rank)
-        told = torch.cat((sent_again, table.reshape(-1)))
-        self.total(told)
-        body.differences = copies.differences(told[group.size :].view(table.shape))
-        # One that has been sent them before computes otherwise, and would be sent them for ever.
-        mended = [found for found in body.differences if told[found.buddy] < MOST_SENT]
-        if mended:
-            self.change_wanted = True
-            copies.doubt(mended, group.rank)
-            self._sent_again += any(found.buddy == group.rank for found in mended)
-
-    def _find_odd(self, body: StepContext, own: int) -> None:
-        """Members have other parameters: see which, and have those be sent the state again, if that helps."""
-        group = body.assignment.group
-        told = torch.zeros(2, group.size, dtype=torch.float64)
-        told[:, group.rank] = torch.tensor([own, self._sent_again], dtype=torch.float64)
-        self.total(told)
-        hashes, sent_again = told.to(torch.int64).tolist()
-        body.odd = odd_ones(hashes)
-        self._send_again(body, [sent_again[rank] < MOST_SENT for rank in body.odd], group.rank in body.odd)
-
-    def _find_odd_pods(self, body: StepContext, pod: Pod) -> None:
-        """Find the pods in which a process has another part, and have those be sent the state as wholes."""
-        assert pod.grid is not None
-        told = torch.zeros(2, pod.processes, pod.grid.pods, dtype=torch.float64)
-        hashed = torch.tensor([self._hash(body), self._sent_again], dtype=torch.float64)
-        told[:, pod.local_rank, pod.grid.pod] = hashed
-        self.total(told)
-        hashes, sent_again = told.to(torch.int64).tolist()
-        odd = odd_pods(hashes)
-        body.odd = [pod.grid.row[number] for number in odd]
-        self._send_again(body, [sent_again[0][number] < MOST_SENT for number in odd], pod.grid.pod in odd)
-
-    def _send_again(self, body: StepContext, may_be_sent: Sequence[bool], is_odd: bool) -> None:
-        """Have those be sent the state whose parameters are not those of most others.
-
-        Args:
-            body: that has found them.
-            may_be_sent: by member, or pod, that is odd: it has not been sent the state too often.
-            is_odd: this process is among them.
-        """
-        assert self._digest is not None
-        self.differing = self._digest.names(body.assignment.number)
-        # One that has been sent it before computes otherwise, and would be sent it for ever.
-        if any(may_be_sent):
-            self.change_wanted = True
-            if is_odd and self._sent_again < MOST_SENT:
-                self._sent_again += 1
-                self.drifted = True
+    def _looks_at_others(self, body: StepContext) -> bool:
+        """Return whether the running step's vote may compare what members have alike."""
+        return body.assignment.group.size > 1 and not body.backward_pass and not self.in_batches()
 
     def _expected_buffers(self, group: Group) -> list[int]:
         """The buffers that ride with the side reduction: those that moved in the group's last step, which all

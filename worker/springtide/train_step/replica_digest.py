@@ -1,18 +1,21 @@
-"""Find replicas that have drifted apart: a hash of one piece of the parameters, every few steps.
+"""Find replicas that have drifted apart: hashes of pieces of the parameters and the buffers.
 
 Replicas are equal because they make equal steps from equal states. A fault that breaks this (memory that
 flips a bit, a kernel that reads past its tensor, a script that changes parameters on one worker) shows
 nowhere: sums are the same on all, and each goes on from its own numbers. So every INTERVAL steps the commit
-vote carries a hash of one of PIECES pieces of the parameters, as the last step has left them: all of them are
-seen in PIECES * INTERVAL steps, for less than a thousandth of a step's reading.
+vote carries a hash of one of PIECES pieces, as the last step has left them: all of them are seen in PIECES *
+INTERVAL steps, for less than a thousandth of a step's reading. Before a state is saved, and where a loop
+ends, all pieces are looked at together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
+from springtide.comm import codec
+from springtide.comm.state_pieces import checksum
 from springtide.pods.tensors import local_shard
 
 INTERVAL = 16
@@ -20,45 +23,70 @@ PIECES = 64
 LIMIT = 1 << 20
 """Hashes are below it, so that the vote's sums of squares are exact."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PERIOD = 65521
 CHUNK = 1 << 20
+"""Words of 8 bytes that are hashed at once on a device."""
+
+Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class ReplicaDigest:
-    """Hashes of a model's parameters, by piece: of those that are divided in a pod, of this process's parts.
+    """Hashes of a model's parameters, and of buffers that are given along, by piece: of parameters that are
+    divided in a pod, of this process's parts.
 
     named: the trained parameters by name, in the same order on all members.
     """
 
-    def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        self._named = [(name, tensor) for name, tensor in named if tensor.numel()]
-        self._total = sum(_real_numbers(local_shard(tensor)) for _, tensor in self._named)
+    def __init__(self, named: Named) -> None:
+        self._named = _with_sizes(named)
 
     def due(self, step: int) -> bool:
         """Whether the vote of this step has a hash."""
         return step % INTERVAL == 0 and bool(self._named)
 
-    def hash(self, step: int) -> int:
-        """Return the hash, 1..LIMIT-1, of the piece that is due at this step. The host waits for a GPU."""
-        return digest_of([part for _, part in self._parts(step)])
+    def hash(self, step: int, buffers: Named = ()) -> int:
+        """Return the hash, 1..LIMIT-1, of the piece that is due at this step. The host waits for a GPU.
 
-    def names(self, step: int) -> list[str]:
-        """The parameters that the step's piece has something of."""
-        return [name for name, _ in self._parts(step)]
+        Args:
+            step: its number.
+            buffers: that all members have alike.
+        """
+        return digest_of([part for _, part in self._parts(step // INTERVAL % PIECES, buffers)])
 
-    def _parts(self, step: int) -> list[tuple[str, torch.Tensor]]:
-        """One-dimensional views, in the order of memory, of what the piece has of each parameter."""
-        piece = step // INTERVAL % PIECES
-        begin, end = piece * self._total // PIECES, (piece + 1) * self._total // PIECES
+    def names(self, step: int, buffers: Named = ()) -> list[str]:
+        """Return the names of what the step's piece has something of.
+
+        Args:
+            step: its number.
+            buffers: as for `hash`.
+        """
+        return self.names_in(step // INTERVAL % PIECES, buffers)
+
+    def hashes(self, buffers: Named = ()) -> list[int]:
+        """Return the hashes of all pieces, each as of `hash`."""
+        return [digest_of([part for _, part in self._parts(piece, buffers)]) for piece in range(PIECES)]
+
+    def names_in(self, piece: int, buffers: Named = ()) -> list[str]:
+        """Return the names of what a piece has something of.
+
+        Args:
+            piece: its number, from 0.
+            buffers: as for `hash`.
+        """
+        return [name for name, _ in self._parts(piece, buffers)]
+
+    def _parts(self, piece: int, buffers: Named) -> list[tuple[str, torch.Tensor]]:
+        """One-dimensional views, in the order of memory, of what the piece has of each tensor."""
+        named = [*self._named, *_with_sizes(buffers)]
+        total = sum(size for *_, size in named)
+        begin, end = piece * total // PIECES, (piece + 1) * total // PIECES
         if end == begin:
             end = begin + 1  # a very small model
         parts, offset = [], 0
-        for name, parameter in self._named:
+        for name, parameter, size in named:
             tensor = local_shard(parameter)
-            size = _real_numbers(tensor)
             first, last = max(begin - offset, 0), min(end - offset, size)
             if first < last:
-                parts.append((name, _in_memory(tensor)[first:last]))
+                parts.append((name, _in_memory(tensor)[first:last].contiguous()))
             offset += size
         return parts
 
@@ -66,20 +94,45 @@ class ReplicaDigest:
 def digest_of(parts: Sequence[torch.Tensor]) -> int:
     """Return a hash, 1..LIMIT-1, of the bits of one-dimensional tensors, in their order.
 
-    It takes memory for CHUNK elements, whatever their sizes, and a device is waited for once in each tensor.
+    It takes memory for a few times CHUNK words of a device, whatever their sizes, which is waited for once.
     """
+    on_device = [device_sums(part) for part in parts if part.device.type != "cpu"]
+    known = iter(torch.stack(on_device).tolist() if on_device else ())
     total = 0
     for part in parts:
-        sums = torch.zeros(2, dtype=torch.int64, device=part.device)
-        for start in range(0, part.numel(), CHUNK):
-            words = part[start : start + CHUNK].view(_WORDS[part.element_size()]).to(torch.int64)
-            places = torch.arange(start + 1, start + words.numel() + 1, device=words.device)
-            # Both sums may wrap around, everywhere alike.
-            sums[1] += words.sum()
-            sums[0] += places.remainder_(_PERIOD).add_(1).mul_(words).sum()
-        weighted, plain = sums.tolist()
-        total = total * 1_000_003 + weighted + 31 * plain
+        word = checksum(codec.as_bytes(part)) if part.device.type == "cpu" else _one_number(*next(known))
+        total = total * 1_000_003 + word
     return total % (LIMIT - 1) + 1
+
+
+def device_sums(part: torch.Tensor) -> torch.Tensor:
+    """Return int64 [2]: the sum of a one-dimensional tensor's words, and that of each times its place.
+
+    Both may wrap around, everywhere alike. One word that differs changes both.
+    """
+    sums = torch.zeros(2, dtype=torch.int64, device=part.device)
+    size, each = part.element_size(), 8 // part.element_size()
+    odd = torch.arange(1, 2 * min(CHUNK, part.numel() // each) + 1, 2, device=part.device)
+    for start in range(0, part.numel() // each, CHUNK):
+        words = part[start * each : min(start + CHUNK, part.numel() // each) * each]
+        if words.storage_offset() * size % 8:
+            words = words.clone()  # only what begins at a word can be seen as words
+        words = words.view(torch.int64)
+        plain = words.sum()
+        sums[0] += plain
+        sums[1] += (words * odd[: len(words)]).sum() + 2 * start * plain
+    rest = part[part.numel() // each * each :].view(_WORDS[size]).to(torch.int64)
+    sums[0] += rest.sum()
+    sums[1] -= (rest * torch.arange(3, 2 * len(rest) + 3, 2, device=part.device)).sum()
+    return sums
+
+
+def _one_number(plain: int, weighted: int) -> int:
+    return weighted + 31 * plain
+
+
+def _with_sizes(named: Named) -> list[tuple[str, torch.Tensor, int]]:
+    return [(name, tensor, _real_numbers(local_shard(tensor))) for name, tensor in named if tensor.numel()]
 
 
 def _real_numbers(tensor: torch.Tensor) -> int:
@@ -99,7 +152,7 @@ def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
     return plain.permute(order).reshape(-1)
 
 
-def odd_ones(hashes: Sequence[int]) -> list[int]:
+def odd_ones(hashes: Sequence[Hashable]) -> list[int]:
     """Ranks whose hash is not that of most members; where no value has most, not that of the first one."""
     votes = {value: hashes.count(value) for value in hashes}
     most = max(votes.values())

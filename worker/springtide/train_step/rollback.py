@@ -26,6 +26,7 @@ from springtide.train_step.grad_scaler import ScalerState
 from springtide.train_step.optimizers import parameters_of
 
 _SMALL_ELEMENTS = 1 << 16
+_PLAIN = frozenset((bool, int, float, str, type(None)))
 _VERSION = operator.attrgetter("_version")
 _ALWAYS_CHECKED, _CHECK_EVERY = 32, 16
 """A script that changes parameters too early does so from the begin; a look at all of them is not for nothing
@@ -66,6 +67,8 @@ class Snapshot:
         return kept
 
     def _copy(self, value: Any, path: str) -> Any:
+        if type(value) in _PLAIN:
+            return value  # most options of most groups: a deepcopy takes ten times as long
         if isinstance(value, torch.Tensor):
             if self._most is None or value.numel() <= self._most:
                 return self._copy_of(value.detach(), path)

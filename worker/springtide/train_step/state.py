@@ -77,6 +77,7 @@ class State:
         saved_as: Mapping[str, list[str]] | None = None,
         remote: Collection[str] = (),
         masters: bool = False,
+        grouped: Mapping[str, torch.nn.Parameter] | None = None,
     ) -> None:
         """Make it for one script.
 
@@ -88,10 +89,12 @@ class State:
             saved_as: of `names_in_state_dict`.
             remote: those of `tracked` that talk to servers: their errors are not this process's.
             masters: the script has asked for float32 masters of 16-bit parameters.
+            grouped: all that groups of optimizers may have, by name; None: `parameters`.
         """
         self._masters = masters
         self._parameters = parameters
-        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._grouped = parameters if grouped is None else grouped
+        self._names = {id(parameter): name for name, parameter in self._grouped.items()}
         self._remote = remote
         self._saved_as = dict(saved_as or {})
         self._buffers = buffers
@@ -338,7 +341,7 @@ class State:
         if members is None or members == self._members():
             return self._groups_here()
         return [
-            (optimizer, [self._parameters[name] for name in names])
+            (optimizer, [self._grouped[name] for name in names])
             for optimizer, groups in zip(self._optimizers, members, strict=True)
             for names in groups
         ]
@@ -395,7 +398,7 @@ class State:
                 len(members) == len(self._optimizers)
                 and sum(map(len, members)) == len(optimizer["groups"])
                 and len(named) == len(states)
-                and (members == self._members() or set(named) <= set(self._parameters))
+                and (members == self._members() or set(named) <= set(self._grouped))
             )
         if not fits:
             raise SpringtideError(
@@ -408,7 +411,7 @@ class State:
             own = optimizer.param_groups
             added = len(groups) - len(own)
             for number, names in enumerate(groups):
-                parameters = [self._parameters[name] for name in names]
+                parameters = [self._grouped[name] for name in names]
                 if number < len(own):
                     own[number]["params"] = parameters
                 else:
@@ -432,6 +435,22 @@ class State:
         """
         order = {id(parameter): position for position, (_, parameter) in enumerate(self._in_order())}
         return {n: order[id(item)] for n, item in enumerate(parameters) if id(item) in order}
+
+    def positions_in(self, tree: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> dict[int, int]:
+        """Return as `positions` does where the state of these parameters is in another state's tree, whose
+        optimizers may have more groups, or other ones.
+
+        Args:
+            tree: of the state.
+            parameters: of this process.
+        """
+        members = tree["optimizer"].get("members")
+        if members is None:
+            return self.positions(parameters)
+        named = [name for groups in members for group in groups for name in group]
+        order = {name: position for position, name in enumerate(named)}
+        names = [self._names.get(id(item), "") for item in parameters]
+        return {number: order[name] for number, name in enumerate(names) if name in order}
 
     def _in_order(self) -> list[tuple[torch.optim.Optimizer, torch.nn.Parameter]]:
         return [

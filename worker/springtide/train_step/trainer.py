@@ -47,11 +47,12 @@ from springtide.train_step.gradients import Gradients
 from springtide.train_step.hooks import Hook
 from springtide.train_step.master_weights import MasterWeights
 from springtide.train_step.multi_step import check_backward, check_closure
-from springtide.train_step.optimizers import closure_of, scale_of, with_closure
+from springtide.train_step.optimizers import closure_of, parameters_of, scale_of, with_closure
 from springtide.train_step.randomness import seed_part
 from springtide.train_step.reduction import Reduced, Reduction, commit_on, own_part
 from springtide.train_step.repeated_backward import BeforeGradient, RepeatedBackward
 from springtide.train_step.replica_digest import ReplicaDigest
+from springtide.train_step.replicas import Replicas
 from springtide.train_step.rollback import Rollback
 from springtide.train_step.salvaged import BeforeLast, Salvaged
 from springtide.train_step.staged import HereSteps, StagedSteps
@@ -186,6 +187,13 @@ class Trainer:
         self.state, self.whole_state = states_of(
             model, self._buffers, optimizers, tracked, home, self._dense_here, masters
         )
+        alike = list(self._gradients.named.items()) if self._dense_here else None
+        self.replicas = Replicas(
+            self._buffers,
+            None if alike is None else ReplicaDigest(alike),
+            None if self.shards is None else CopyDigest(self.shards),
+            pod,
+        )
         self._reduction = Reduction(
             self.buckets,
             self._buffers,
@@ -194,8 +202,7 @@ class Trainer:
             self._home,
             self.tables,
             optimizers,
-            ReplicaDigest(list(self._gradients.named.items())) if self._dense_here else None,
-            None if self.shards is None else CopyDigest(self.shards),
+            self.replicas,
             pod,
         )
         self.reduction = self._reduction
@@ -264,6 +271,7 @@ class Trainer:
             handle.remove()
         self._undeclared.close()
         self._repeated.close()
+        self._gradients.close()
         self.pending.close()
         if self.servers is not None:
             self.servers.close()
@@ -339,6 +347,10 @@ class Trainer:
     def positions(self) -> dict[int, int]:
         """Return, by number of a trained parameter, the place of its optimizer's state in a checkpoint."""
         return self.whole_state.positions(self._gradients.parameters)
+
+    def positions_in(self, tree: Mapping[str, Any]) -> dict[int, int]:
+        """Return the same for another state's tree; see `State.positions_in`."""
+        return self.whole_state.positions_in(tree, self._gradients.parameters)
 
     def settle(self, parameters: Collection[int] | None) -> str | None:
         """Wait for the values of these parameters (None: all) from elsewhere; as `ask`."""
@@ -613,6 +625,8 @@ class Trainer:
             self._found_repeated(last)
         if body.gradients == 0:
             self._make_way()
+        if self.pod is None:
+            self._gradients.backward_reaches(index)
         if gradient.requires_grad:
             gradient = gradient.detach()  # `backward(create_graph=True)`: a sum is no part of the graph
         scale = micro.scale
@@ -668,6 +682,7 @@ class Trainer:
         """Several steps in a body: a gradient is about to be accumulated, maybe the first of a round."""
         if self._body is not None and self._body.reduced and self.transaction.phase is Phase.OPEN:
             check_backward(self._exact is not None)
+            self._gradients.forget_zeroed()
             (self._staged or self._here).begin_backward_pass(self._reduced_now, self._reduction)
             self._body.backward_pass += 1
             self._body.reduced = False
@@ -771,6 +786,7 @@ class Trainer:
         self._rollback.keep(optimizer)
         body.steps += 1
         if closure is None:
+            self._gradients.check_zeroed([optimizer])
             self._here.stage(optimizer, self._reduced_now, self._scalings)
             return None
         return with_closure(args, kwargs, partial(self._evaluate, optimizer, closure))
@@ -778,6 +794,7 @@ class Trainer:
     def _stage(self, optimizer: torch.optim.Optimizer, body: StepContext) -> None:
         assert self._staged is not None
         self._complete(body)
+        self._gradients.check_zeroed([optimizer])
         self._rollback.expect(optimizer)
         self._staged.stage(optimizer, self._reduced_now, self._scalings)
 
@@ -812,6 +829,8 @@ class Trainer:
             self._depth -= 1
         else:
             self._end_step()
+        if self.pod is None:
+            self._gradients.note_used(parameters_of(optimizer) if self._multi_step else None)
         faults.reach_in(self._running().backward_pass, "stepped", self._running().assignment.number)
         if self._values_are_read:
             self.settle(None)
@@ -870,6 +889,8 @@ class Trainer:
             self.transaction.check_alive()
         self._rollback.check_untouched()
         body.zeros = self._gradients.check_ours(micro.index)
+        if not self._multi_step:
+            self._gradients.check_zeroed(self._optimizers)
         self._make_way()
         kept_buffers = {} if assignment.salvaged is None else assignment.salvaged.buffers
         if assignment.batch.standin and kept_buffers:
