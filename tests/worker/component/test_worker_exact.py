@@ -221,8 +221,10 @@ def test_equal_bits_in_shards_over_kills_and_joins(
 
 def test_parts_that_are_over_stay(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
     """One dies when all its gradients are there, one in the middle of its first part."""
+    # The others have computed what they do before they hear of it.
+    faults = {2: "body:6:sleep=1;gradients:6:kill", 3: "body:10:sleep=1;backward:10:kill"}
     cluster = make_cluster({"SPRINGTIDE_SALVAGE": "Always"}, pace=0.03)
-    steady, other, *victims = cluster.start(4, faults={2: "gradients:6:kill", 3: "backward:10:kill"})
+    steady, other, *victims = cluster.start(4, faults=faults)
     cluster.until(lambda: not any(victim.running for victim in victims), "both deaths")
     cluster.until_done()
     pattern = r"step (\d+): (\d+) of 7 parts are computed already, (\d+) of them here"

@@ -14,6 +14,8 @@ from worker_cluster import Worker, WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
 OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 4, "pace": 0.03}
+# The others have computed what they do before they hear of it.
+FAULTS = {2: "body:6:sleep=1;gradients:6:kill", 3: "body:10:sleep=1;backward:10:kill"}
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -39,7 +41,7 @@ def test_survivors_keep_what_they_have_computed(
 ) -> None:
     """One dies when all gradients are there, one in the middle of its backward: each loses its own alone."""
     cluster = make_cluster(OPTIONS | options, SPRINGTIDE_SHARD=shard)
-    steady, other, *victims = cluster.start(4, faults={2: "gradients:6:kill", 3: "backward:10:kill"})
+    steady, other, *victims = cluster.start(4, faults=FAULTS)
     cluster.until(lambda: not any(victim.running for victim in victims), "both deaths")
     cluster.until_done()
     assert computed_before(steady)[6] == (24, 8)
@@ -57,7 +59,7 @@ def test_batch_statistics_of_kept_samples_stay(
     train_alone(zygote, tmp_path / "alone", options | {"split": 2})
     alone = json.loads((tmp_path / "alone" / "alone.json").read_text())
     cluster = make_cluster(options)
-    steady, victim = cluster.start(2, faults={1: "gradients:1:kill"})
+    steady, victim = cluster.start(2, faults={1: "body:1:sleep=1;gradients:1:kill"})
     cluster.until_done()
     assert victim.code == -9
     assert computed_before(steady)[1] == (16, 16)
