@@ -46,6 +46,7 @@ def test_added_groups_are_restored(
     early, late = Halt(tmp_path, "early"), Halt(tmp_path, "late")
     slow = ";".join(f"body:{number}:sleep=0.3" for number in (6, 7, 8))
     cluster.start(2, faults={0: f"{early.at('committed:5')};{late.at('committed:10')};{slow}"})
+    cluster.until(early.reached, "a step with both groups")
     joiner = cluster.add()
     cluster.until(lambda: READY in joiner.log(), "a third worker")
     early.go()
