@@ -119,7 +119,7 @@ class Loose:
         self.exchange.begin_backward_pass()
         self.backward(1)
         self.exchange.stage(self.second, None, 1.0, 1.0, (), ())
-        self.exchange.commit(1.0, ())
+        self.exchange.commit((1.0,), ())
 
     @property
     def first_keys(self) -> list[str]:

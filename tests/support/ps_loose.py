@@ -89,7 +89,7 @@ def undisturbed(bodies: int, compression: str) -> torch.Tensor:
         loose.begin()
         for _ in range(bodies):
             loose.body()
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
         values = loose.values()
         loose.exchange.close()
         return values

@@ -121,7 +121,7 @@ class Member:
             self.sent += self.exchange.push(flat, bucket).nbytes
 
     def commit(self, scale: float = 1.0, unused: tuple[int, ...] = ()) -> None:
-        self.exchange.commit(scale, unused)
+        self.exchange.commit((scale,), unused)
         self.step += 1
 
     def values(self) -> list[torch.Tensor]:

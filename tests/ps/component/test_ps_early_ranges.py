@@ -74,7 +74,7 @@ def test_values_arrive_before_push_and_count_from_commit_on() -> None:
             assert body == 0 or loose.applied_batches() == {(0, body)}
             after = states_on(loose.exchange) if body else {}
             assert all(torch.equal(after[k][n], states[k][n]) for k in states for n in states[k])
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
             assert torch.equal(loose.values(), wanted[body + 1])
         assert torch.equal(loose.held(), wanted[4])
         assert loose.applied_batches() == {(0, 4)}
@@ -95,12 +95,12 @@ def test_values_travel_once() -> None:
         loose = Loose(running, early=True)
         loose.begin()
         loose.body()
-        loose.exchange.commit(1.0, ())
+        loose.exchange.commit((1.0,), ())
         loose.values()
         sent = bytes_out(running[0])
         for _ in range(3):
             loose.body()
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
             loose.values()
         assert bytes_out(running[0]) - sent == 3 * sum(c.nbytes for c in loose.exchange.chunks)
         loose.exchange.close()
@@ -112,16 +112,16 @@ def test_another_workers_range_in_between_is_in_the_next_values() -> None:
         begin_together(first, second)
         for loose in (first, second):
             loose.body()
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
             loose.values()
         both = first.held()
         assert torch.equal(second.held(), both)
         assert offered(first)
         second.body()
-        second.exchange.commit(1.0, ())
+        second.exchange.commit((1.0,), ())
         second.exchange.settle()
         first.batches.staleness(), second.batches.staleness()
-        first.exchange.commit(1.0, ())
+        first.exchange.commit((1.0,), ())
         own = first.values()
         assert first.batches.staleness() == 1.0
         assert all(offer.applied == 3 for offer in first.batches.rescue.pulled.values())
@@ -158,7 +158,7 @@ def test_with_a_bound_on_staleness_nothing_comes_early() -> None:
         loose.begin()
         for _ in range(3):
             assert not offered(loose)
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
         assert torch.equal(loose.values(), undisturbed(3, "None"))
         loose.exchange.close()
 
@@ -173,7 +173,7 @@ def test_batch_counted_otherwise_brings_values_and_next_rests() -> None:
             asked.append(bool(offered(loose)))
             plain.body()
             for one in (loose, plain):
-                one.exchange.commit(scale, ())
+                one.exchange.commit((scale,), ())
             assert torch.equal(loose.values(), plain.values())
         loose.exchange.close()
         plain.exchange.close()
@@ -192,7 +192,7 @@ def test_options_of_now_are_foreseen() -> None:
                 one.body()
             assert bool(early_of(loose)) is (body > 0)
             for one in (loose, plain):
-                one.exchange.commit(1.0, ())
+                one.exchange.commit((1.0,), ())
             assert torch.equal(loose.values(), plain.values())
         loose.exchange.close()
         plain.exchange.close()
@@ -203,7 +203,7 @@ def test_without_room_for_copies_values_come_after_the_push() -> None:
         loose = Loose(running, early=True)
         loose.begin()
         loose.body()
-        loose.exchange.commit(1.0, ())
+        loose.exchange.commit((1.0,), ())
         loose.values()
         running[0].sync_handler.memory_limit = int(1.5 * running[0].sync_handler.store.held_bytes)
         for body in range(1, 4):
@@ -212,7 +212,7 @@ def test_without_room_for_copies_values_come_after_the_push() -> None:
             assert all(isinstance(future.exception(), RefusedError) for future in refused)
             assert all(future.result().meta["late"] for future in early if future not in refused)
             assert 0 < len(refused) < len(early)
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
             assert torch.equal(loose.values(), undisturbed(body + 1, "None"))
         assert loose.applied_batches() == {(0, 4)}
         loose.exchange.close()
@@ -227,7 +227,7 @@ def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
         loose = Loose(running, early=True)
         loose.begin()
         loose.body()
-        loose.exchange.commit(1.0, ())
+        loose.exchange.commit((1.0,), ())
         loose.values()
         steps, shards = running[0].sync_handler, running[0].sync_handler.store
         steps.memory_limit = 1 << 40
@@ -250,7 +250,7 @@ def test_who_looks_for_room_holds_no_chunk_that_others_wait_for() -> None:
         early = offered(loose)
         assert early
         assert all(future.result(0).meta["applied"] == 2 for future in early)
-        loose.exchange.commit(1.0, ())
+        loose.exchange.commit((1.0,), ())
         loose.exchange.close()
 
 
@@ -260,7 +260,7 @@ def test_a_lost_server_is_made_again_from_values_that_came_early() -> None:
         loose.begin()
         for _ in range(3):
             loose.body()
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
         loose.exchange.settle(range(len(list(loose.member.model.parameters()))))
         assert loose.batches.speculative is not None
         assert not loose.batches.speculative.open
@@ -279,7 +279,7 @@ def test_gradients_stay_until_push_has_left_though_values_came() -> None:
         exchange, batches = loose.exchange, loose.batches
         loose.begin()
         loose.body()
-        exchange.commit(1.0, ())
+        exchange.commit((1.0,), ())
         loose.values()
         assert offered(loose)
         [other] = [server for server in running if f"s{server.port}" != batches.lease_server]
@@ -287,7 +287,7 @@ def test_gradients_stay_until_push_has_left_though_values_came() -> None:
             client.stream.abort()
         until(lambda: exchange.connections[f"s{other.port}"].broken is not None, "the connection's end")
         leases = record_asks(exchange, Kind.LEASE)
-        exchange.commit(1.0, ())
+        exchange.commit((1.0,), ())
         gradients = list(batches.gradients.values())
         [next_lease] = leases
         wait([next_lease], 60.0)

@@ -110,6 +110,7 @@ def train(
                     rank.drop()
                 (model(ids, x) - y).square().sum(1).mean().backward()
                 optimizer.step()
+                optimizer.zero_grad()
             if not first:
                 assert exchange.sync_backend.step_spec is not None
                 first = {"rows": model.table(torch.arange(12)).detach().clone()}

@@ -144,7 +144,7 @@ def test_numbers_are_the_same_whatever_comes_before_the_push(
             loose.body()
             if body == 1 and event == "cut":
                 cut(loose)
-                loose.exchange.commit(1.0, ())  # it stays committed, and is sent in the next generation
+                loose.exchange.commit((1.0,), ())  # it stays committed, and is sent in the next generation
                 loose.begin()
                 continue
             if body == 1 and event == "no room":
@@ -152,7 +152,7 @@ def test_numbers_are_the_same_whatever_comes_before_the_push(
                     until(lambda server=server: arrived(loose, server), "all offers")
                     for client in server.connections:
                         client.stash.forget()
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
             if body == 1 and event == "generation":
                 loose.begin()  # perhaps with some of the pushes answered
         assert torch.equal(loose.values(), wanted)
@@ -174,7 +174,7 @@ def test_a_body_that_is_left_counts_nothing_and_owes_nothing(early: bool) -> Non
                 loose.begin()  # the members have changed: its range is given out anew
                 assert torch.equal(loose.values(), before)
                 loose.body()
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
         assert torch.equal(loose.values(), wanted)
         assert loose.applied_batches() == {(0, 3)}
         loose.exchange.close()
@@ -201,6 +201,6 @@ def test_offers_of_a_left_body_are_never_taken_for_the_next() -> None:
             server.sync_handler.memory_limit = 1
         loose.member.gradients = right
         loose.body()
-        loose.exchange.commit(1.0, ())
+        loose.exchange.commit((1.0,), ())
         assert torch.equal(loose.values(), wanted)
         loose.exchange.close()

@@ -172,7 +172,7 @@ def undisturbed(bodies: int, compression: str = "None") -> list[torch.Tensor]:
         loose.exchange.resolve()
         for _ in range(bodies):
             loose.body()
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
         values = loose.values()
         loose.exchange.close()
         return values
@@ -214,7 +214,7 @@ def test_each_batch_is_once_in_each_slice_whatever_comes_between(event: str, com
                 for server in running:
                     for client in server.connections:
                         client.stash.forget()
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
             if body == 1 and event in ("cut", "generation"):
                 loose.begin(running)  # perhaps with some of the pushes answered
                 loose.exchange.resolve()
@@ -260,7 +260,7 @@ def half(loose: Loose, other_half: Callable[[], None]) -> None:
         return other_half()
 
     connections.ask = some  # type: ignore[method-assign]
-    loose.exchange.commit(1.0, ())
+    loose.exchange.commit((1.0,), ())
     connections.ask = ask  # type: ignore[method-assign]
     assert 0 < len(sent) < len(batches.keys_in_order())
 
@@ -277,13 +277,13 @@ def test_push_of_a_worker_dying_in_it_is_completed_by_another() -> None:
         second.body(1)
         half(first, lambda: None)
         first.exchange.close()
-        second.exchange.commit(1.0, ())
+        second.exchange.commit((1.0,), ())
         second.begin(running, ("m1",))
         second.exchange.resolve()
         second.body(0)
-        second.exchange.commit(1.0, ())
+        second.exchange.commit((1.0,), ())
         second.body(2)
-        second.exchange.commit(1.0, ())
+        second.exchange.commit((1.0,), ())
         assert_equal(second.values(), wanted)
         assert second.applied_batches() == {(0, 3)}
         assert sum(server.counters.batches for server in running) == 3 * len(
@@ -300,7 +300,7 @@ def test_rest_of_push_goes_to_copies_when_its_server_dies() -> None:
         loose.begin(running)
         loose.exchange.resolve()
         loose.body(0)
-        loose.exchange.commit(1.0, ())
+        loose.exchange.commit((1.0,), ())
         loose.body(1)
 
         def dies() -> None:
@@ -311,7 +311,7 @@ def test_rest_of_push_goes_to_copies_when_its_server_dies() -> None:
         loose.begin(running[1:])
         loose.exchange.resolve()
         loose.body(2)
-        loose.exchange.commit(1.0, ())
+        loose.exchange.commit((1.0,), ())
         assert_equal(loose.values(), wanted)
         assert loose.applied_batches() == {(0, 3)}
         loose.exchange.close()
@@ -325,7 +325,7 @@ def test_rows_without_copy_are_lost_with_server_not_remade(
         loose.begin(running)
         loose.exchange.resolve()
         loose.body(0)
-        loose.exchange.commit(1.0, ())
+        loose.exchange.commit((1.0,), ())
         loose.exchange.settle()
         running[0].close(30.0)
         with pytest.raises(ServersLackState, match="held by no server"):
@@ -345,7 +345,7 @@ def test_worker_sees_its_pushes_before_awaiting_their_answers() -> None:
         before = model.deep(IDS[4:8, 1]).detach()
         for number in range(3):
             loose.body(number)
-            loose.exchange.commit(1.0, ())
+            loose.exchange.commit((1.0,), ())
             with torch.no_grad():
                 own = slice(4 * number, 4 * number + 4)
                 after = model.deep(IDS[own, 1])

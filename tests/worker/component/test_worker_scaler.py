@@ -93,6 +93,7 @@ def elastic(
             with springtide.step():
                 script.model(X[batch.ids]).sum().backward()
                 script.optimizer.step()
+                script.optimizer.zero_grad()
         assert runtime.position.cursor.step == 9
     # One sample of the third step; it comes again in later epochs.
     sample = int(order[OVERFLOW - 1][-1]) if infinite else None
