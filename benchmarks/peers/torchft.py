@@ -37,7 +37,7 @@ TRIES = {0.1: 5, 1.0: 5, 10.0: 3}
 """Events of each kind by join timeout: for how many seconds a lighthouse waits for processes that are alive
 but have not asked for a quorum."""
 LIMIT_SECONDS = 5.0
-"""Of a collective."""
+"""How long a collective may take."""
 CUT_SECONDS = 30.0
 """For how long a step is waited for after an event, at most; its gap then."""
 CALM_STEPS = 6

@@ -13,7 +13,7 @@ from springtide_operator.api.model import StrategyType
 from springtide_protocol.limits import MAX_STORE_BYTES
 
 ENTRY_BYTES = 200
-"""Of each process: gloo's own 154, and the name of the entry."""
+"""Bytes of each process's entry: gloo's own 154, and its name."""
 PEER_BYTES = 8
 
 

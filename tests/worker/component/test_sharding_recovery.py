@@ -106,7 +106,7 @@ POINTS = (
     "stepped",
     "committed",
 )
-"""Of a step, in their order."""
+"""The points of a step in their order."""
 MANY_CHUNKS = {"SPRINGTIDE_SHARDS_UNDER_WAY_MIB": "0.004"}
 """So little memory for what is on its way that a large layer leaves in several exchanges."""
 

@@ -20,7 +20,7 @@ from springtide_protocol.names import GenerationName, StateName
 
 PARTS, STEPS = 7, 4
 SCALE, INVERSE = 1 / 23, 1 / 3
-"""As the mean's factor and that of a GradScaler: each of them rounds."""
+"""Two factors, like the mean's and a GradScaler's, each of which rounds."""
 GENERATION = GenerationName.of(incarnation=1, restart=0, number=1)
 
 

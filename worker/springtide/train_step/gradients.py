@@ -76,7 +76,7 @@ class Gradients:
         self._grown: set[int] = set()
         """Those that backward has added to one that was left, as `check_zeroed` tells."""
         self._used_versions = [-1] * len(trained)
-        """Of what was placed for each parameter, when an optimizer had used it."""
+        """Versions of the gradients that were placed, by parameter, when an optimizer had used them."""
         self._used_buckets: list[int] = []
         """In place of those, the buckets' versions, where their views are the gradients of all parameters."""
         self._all_given = False

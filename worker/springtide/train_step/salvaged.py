@@ -15,10 +15,10 @@ MOST = 0.005
 LOSS_EVERY_SECONDS = 600.0
 """How often a job is thought to lose a member."""
 BYTES_PER_SECOND = 3e9
-"""At which a CPU copies gradients, before it is measured."""
+"""The speed at which a CPU copies gradients, before it is measured."""
 DEVICE_BYTES_PER_SECOND = 3e11
 ROOM_FACTOR = 3
-"""Of free memory: how many times as much as the copies take."""
+"""How many times as much memory as copies take has to be free for them."""
 
 
 @dataclass(frozen=True, slots=True)
