@@ -24,7 +24,7 @@ from aiohttp import web
 
 Object = dict[str, Any]
 
-VERSION = 1_000_000  # of all lists; single objects have lower ones
+VERSION = 1_000_000  # of the first lists; single objects have lower ones
 HOSTILE_ENTRIES = 30_000
 _GROUPS = {
     "springtide.dev/v1alpha1": [("TrainingJob", "trainingjobs", True)],
@@ -219,6 +219,7 @@ class LargeCluster:
 
     def __init__(self, jobs: int, pods: int, nodes: int, hostile: int) -> None:
         self.hostile = hostile
+        self.version = VERSION  # grows with each event: an older list tells of a restored store
         self.kinds: dict[str, Callable[[], Iterator[str]]] = {
             "trainingjobs": lambda: job_objects(jobs),
             "pods": lambda: itertools.chain(
@@ -271,7 +272,7 @@ class LargeCluster:
             self.running[following] = items
         else:
             self.whole[kind] = self.whole.get(kind, 0) + 1
-        meta = json.dumps({"resourceVersion": str(VERSION), "continue": following})
+        meta = json.dumps({"resourceVersion": str(self.version), "continue": following})
         return web.Response(
             text=f'{{"kind":"List","metadata":{meta},"items":[{",".join(page)}]}}',
             content_type="application/json",
@@ -280,7 +281,10 @@ class LargeCluster:
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        for text in hostile_pods(self.hostile, VERSION + 1) if kind == "pods" else ():
+        count = self.hostile if kind == "pods" else 0
+        first = self.version + 1
+        self.version += count
+        for text in hostile_pods(count, first):
             await response.write(f'{{"type":"MODIFIED","object":{text}}}\n'.encode())
         await asyncio.sleep(float(request.query.get("timeoutSeconds", "60")))
         return response
