@@ -24,6 +24,7 @@ from springtide.elastic.runtime import Runtime
 from springtide.elastic.warm_up import MAX_BODIES
 from springtide.errors import UsageError
 from springtide.exact.settings import check_gpu, on_gpu, prepare
+from springtide.loading.device_copies import copier_for, with_copies
 from springtide.loading.marking import check_count
 from springtide.loading.marking import read_marks as read_marks_of
 from springtide.loading.prefetch import make_loader
@@ -213,6 +214,7 @@ def batches(
     weights: Any = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     loader_workers: int = 0,
+    to_device: bool = False,
     rehearsals: int = 0,
     verify_samples: int = 8,
     train: Literal[True] = True,
@@ -225,6 +227,7 @@ def batches(
     *,
     batch_size: int,
     collate_fn: Callable[[list[Any]], Any] | None = None,
+    to_device: bool = False,
     train: Literal[False],
 ) -> Evaluation: ...
 
@@ -242,6 +245,7 @@ def batches(
     weights: Any = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     loader_workers: int = 0,
+    to_device: bool = False,
     rehearsals: int = 0,
     verify_samples: int = 8,
     train: bool = True,
@@ -269,6 +273,9 @@ def batches(
         weights: chances of the samples, which are then drawn with replacement.
         collate_fn: makes a batch's data of a list of samples, as torch's DataLoader has it.
         loader_workers: processes that read ahead, as torch's DataLoader has them.
+        to_device: whether a batch's tensors are on the model's device. With `loader_workers` the next
+            micro-batch is copied to a GPU while this one is computed, and has to fit beside it. False: they
+            are where `collate_fn` leaves them, in the memory of the host.
         rehearsals: how often a worker that joins a running job tries the body out before it is admitted (to
             compile, say); what the script does between the bodies happens then, too.
         verify_samples: how many samples, at most 32, each worker reads twice before the loop to compare them
@@ -284,8 +291,13 @@ def batches(
     runtime.trainers.require("batches()")
     if runtime.pod is not None and runtime.pod.processes > 1:
         _check_pod_loop(rehearsals)
+    if not isinstance(to_device, bool):
+        raise ValueError(f"batches(): to_device must be True or False, got {to_device!r}")
+    device = None if runtime.trainer is None else runtime.trainer.device
+    copier = copier_for(device) if to_device else None
     if not train:
-        return runtime.evaluations.evaluate(make_source(dataset, collate_fn), batch_size, epochs)
+        source = with_copies(make_source(dataset, collate_fn), copier)
+        return runtime.evaluations.evaluate(source, batch_size, epochs)
     plan = plan_loop(
         dataset,
         batch_size=batch_size,
@@ -303,9 +315,10 @@ def batches(
             f"batches(): rehearsals must be an integer from 0 to {MAX_BODIES}, got {rehearsals!r}"
         )
     count = check_count(verify_samples) * (not runtime.settings.alone)
-    device = None if runtime.trainer is None else runtime.trainer.device
-    loader = make_loader(plan, loader_workers, exact=bool(runtime.settings.logical_workers), device=device)
-    source = replace(plan.source, fetch=runtime.accounting.timing.timed(plan.source.fetch))
+    exact = bool(runtime.settings.logical_workers)
+    loader = make_loader(plan, loader_workers, exact=exact, device=device, copier=copier)
+    source = with_copies(plan.source, copier)
+    source = replace(source, fetch=runtime.accounting.timing.timed(source.fetch))
     read_marks = partial(read_marks_of, plan.source, count, in_child=loader is not None)
     return runtime.loops.batches(replace(plan, source=source), loader, rehearsals, read_marks)
 

@@ -8,6 +8,9 @@ Where the script has a function of its own that collates, its processes call it,
 to pad and stack in the script's thread would be part of every step. Its batches cannot be cut anew, so the
 few steps that a change of the members cuts are read and collated again.
 
+With `to_device` the next micro-batch is copied to a CUDA device ahead, too (`device_copies`), if its samples
+are here.
+
 Threads: the loader is used from the script's thread alone and has no lock; other processes read, and
 DataLoader's own threads carry their results.
 """
@@ -35,6 +38,8 @@ from springtide.data.loop import LoopPlan
 from springtide.data.partition import pieces
 from springtide.data.source import FetchHalves, Source
 from springtide.errors import SpringtideError
+from springtide.loading.arrivals import Arrivals
+from springtide.loading.device_copies import Copier, DeviceCopies
 from springtide.loading.rows import is_rows, join_rows, spans, take_rows
 from springtide.train_step.randomness import isolated
 
@@ -66,6 +71,11 @@ class Request(NamedTuple):
             yield tuple(self.ids[start : start + size])
             start += size
 
+    @property
+    def name(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Return what tells it from all others that are under way."""
+        return self.step, tuple(self.ids), self.sizes
+
 
 class Wanted:
     """Chooses the next samples to ask for. PURE but for its state.
@@ -85,6 +95,8 @@ class Wanted:
         self.under_way: deque[Request] = deque()
         self.held: dict[int, set[int]] = {}
         self.made: dict[int, list[Request]] = {}
+        self._asked_for: dict[int, list[int]] = {}
+        """By step that was asked for: this worker's part."""
 
     def stand_at(
         self,
@@ -106,7 +118,7 @@ class Wanted:
             read: sizes of the micro-batches that the last step was read in.
             proportions: of batches by speed; None: even parts. Later steps are expected to have it, too.
         """
-        for kept in (self.held, self.made):
+        for kept in (self.held, self.made, self._asked_for):
             for step in [step for step in kept if step < cursor.step]:
                 del kept[step]
         jumped = self._cursor is None or not self._stood <= cursor.step <= self._cursor.step
@@ -121,6 +133,7 @@ class Wanted:
             self._proportions = proportions
             self._waiting.clear()
             self._passed = len(self.under_way)
+            self._asked_for.clear()
         self._stood = cursor.step
 
     def _split_of(self, read: Sequence[int]) -> int:
@@ -144,6 +157,7 @@ class Wanted:
                 self._cursor, self._rank, self._size, proportions=self._proportions
             ).ids.tolist()
             step = self._cursor.step
+            self._asked_for[step] = ids
             if self._collates and ids:
                 request = Request(step, ids, self._sizes(len(ids), self._split))
                 if request not in self.under_way and request not in self.made.get(step, ()):
@@ -156,6 +170,30 @@ class Wanted:
         request = self._waiting.popleft()
         self.under_way.append(request)
         return request
+
+    def follows(self, step: int, ids: list[int]) -> tuple[int, list[int]] | None:
+        """Return the micro-batch behind one that is handed out, as (step, ids).
+
+        None where that is not known: the step was cut otherwise than was foreseen, or the next one has not
+        been asked for.
+
+        Args:
+            step: number of the step.
+            ids: samples of the micro-batch.
+        """
+        coming = [*self._pieces(step), *self._pieces(step + 1)]
+        if (step, ids) not in coming:
+            return None
+        place = coming.index((step, ids)) + 1
+        return coming[place] if place < len(coming) else None
+
+    def _pieces(self, step: int) -> list[tuple[int, list[int]]]:
+        """Return the micro-batches of a step that was asked for, as (step, ids)."""
+        dealt = self._asked_for.get(step)
+        if not dealt:
+            return []
+        request = Request(step, dealt, self._sizes(len(dealt), self._split))
+        return [(step, list(ids)) for ids in request.micro_batches()]
 
     def arrived(self) -> Request:
         """The oldest request has been answered."""
@@ -205,10 +243,15 @@ class _Dataset(torch.utils.data.Dataset[Any]):
     seed, the step and the first id, whichever process draws them.
     """
 
-    def __init__(self, source: Source, seed: int) -> None:
-        self._source, self._seed = source, seed
+    def __init__(self, source: Source, seed: int, arrivals: Arrivals | None = None) -> None:
+        self._source, self._seed, self._arrivals = source, seed, arrivals
 
     def __getitems__(self, request: Request) -> Any:
+        """Return the answer to a request, and what notes its arrival behind it."""
+        answer = self._answer(request)
+        return answer, None if self._arrivals is None else self._arrivals.mark(request.name)
+
+    def _answer(self, request: Request) -> Any:
         source = self._source
         if source.halves is None:
             return self.read(request.step, request.ids)
@@ -236,13 +279,26 @@ def _as_it_is(collated: Any) -> Any:
 
 
 class Loader:
-    """Reads ahead for one loop. Used from the script's thread.
+    """Reads ahead for one loop. Used from the script's thread."""
 
-    device: of the model; batches for a CUDA device are pinned.
-    """
+    def __init__(
+        self,
+        plan: LoopPlan,
+        processes: int,
+        device: torch.device | None = None,
+        copier: Copier | None = None,
+    ) -> None:
+        """Make it; processes begin to read with the first sample that is asked for.
 
-    def __init__(self, plan: LoopPlan, processes: int, device: torch.device | None = None) -> None:
-        self._dataset = _Dataset(plan.source, plan.seed)
+        Args:
+            plan: of the loop.
+            processes: how many read.
+            device: of the model; batches for a CUDA device are pinned.
+            copier: brings samples to the device; None: they stay in host memory.
+        """
+        self._arrivals = None if copier is None else Arrivals()
+        self._copies = None if copier is None else DeviceCopies(copier)
+        self._dataset = _Dataset(plan.source, plan.seed, self._arrivals)
         self._halves = plan.source.halves
         self._wanted = Wanted(plan, self._halves is not None)
         self._processes = processes
@@ -277,9 +333,49 @@ class Loader:
             ids: the samples of one micro-batch, int64 [n], in order.
 
         Returns:
-            Their collated form, on the CPU.
+            Their collated form: on the device if there is a copier, on the CPU else.
         """
         numbers = ids.tolist()
+        self._read[tuple(numbers)] = None
+        collated = self._collated(step, numbers)
+        if self._copies is None:
+            return collated
+        found = self._copies.take((step, tuple(numbers)), collated)
+        self._copy_ahead(self._copies, self._wanted.follows(step, numbers))
+        return found
+
+    def _copy_ahead(self, copies: DeviceCopies, following: tuple[int, list[int]] | None) -> None:
+        """Begin to copy a micro-batch if all of it is here.
+
+        Args:
+            copies: to begin it with.
+            following: step and ids; None: nothing is known of it.
+        """
+        if following is None:
+            return
+        step, numbers = following
+        while not self._is_whole(step, numbers):
+            if not self._next_is_here() or not self._take_answer(step, numbers):
+                return
+        copies.begin((step, tuple(numbers)), self._collated(step, numbers))
+
+    def _is_whole(self, step: int, numbers: list[int]) -> bool:
+        """Return whether a micro-batch can be collated of what the processes have read."""
+        if self._halves is not None:
+            return tuple(numbers) in self._made.get(step, {})
+        chunks = self._chunks.get(step, [])
+        rows = any(asked == numbers for asked, _ in chunks) or all(is_rows(found) for _, found in chunks)
+        return rows and not self._missing(step, numbers)
+
+    def _next_is_here(self) -> bool:
+        """Return whether the oldest request that is under way has been answered."""
+        under_way = self._wanted.under_way
+        if self._arrivals is None or not under_way:
+            return False
+        return self._arrivals.is_here(under_way[0].name)
+
+    def _collated(self, step: int, numbers: list[int]) -> Any:
+        """A micro-batch in host memory."""
         if self._halves is not None:
             return self._read_collated(self._halves, step, numbers)
         while missing := self._missing(step, numbers):
@@ -308,7 +404,6 @@ class Loader:
     def _read_collated(self, halves: FetchHalves, step: int, numbers: list[int]) -> Any:
         """A micro-batch by the script's own function: made ahead, or here where it was cut otherwise."""
         wanted = tuple(numbers)
-        self._read[wanted] = None
         while wanted not in self._made.get(step, {}) and self._take_answer(step, numbers):
             pass
         if (made := self._made.get(step, {})) and wanted in made:
@@ -336,8 +431,10 @@ class Loader:
             self._answers = self._start()
         if not self._wanted.under_way or not self._wanted.comes(step, numbers):
             return False
-        answer = next(self._answers)
+        answer, _ = next(self._answers)
         request = self._wanted.arrived()
+        if self._arrivals is not None:
+            self._arrivals.forget(request.name)
         if request.sizes:
             made = zip(request.micro_batches(), answer, strict=True)
             self._made.setdefault(request.step, {}).update(made)
@@ -369,12 +466,19 @@ class Loader:
         """End the processes."""
         answers, self._answers = self._answers, None
         self._chunks, self._made = {}, {}
+        if self._copies is not None:
+            self._copies.drop()
         if answers is not None:
             answers._shutdown_workers()  # type: ignore[attr-defined]
 
 
 def make_loader(
-    plan: LoopPlan, processes: Any, *, exact: bool, device: torch.device | None = None
+    plan: LoopPlan,
+    processes: Any,
+    *,
+    exact: bool,
+    device: torch.device | None = None,
+    copier: Copier | None = None,
 ) -> Loader | None:
     """Make a loader; None for 0 processes.
 
@@ -383,6 +487,7 @@ def make_loader(
         processes: how many read, an integer of the script.
         exact: whether sums are exact.
         device: of the model.
+        copier: brings samples to it, one micro-batch ahead; None: they stay in host memory.
 
     Raises:
         ValueError: it is no number of processes.
@@ -397,7 +502,7 @@ def make_loader(
         )
     if processes and "fork" not in multiprocessing.get_all_start_methods():
         raise SpringtideError("batches(): loader_workers needs a system that can fork processes")
-    return Loader(plan, processes, device) if processes else None
+    return Loader(plan, processes, device, copier) if processes else None
 
 
 def settle_in(number: int) -> None:
