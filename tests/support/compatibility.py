@@ -651,6 +651,24 @@ def never_zeroed(job: Job) -> Tensors:
 
 @case(
     "Losses and steps",
+    "gradients of two optimizers that nobody zeroes",
+    refused=dict.fromkeys(STRATEGIES, "was not zeroed since the last step") | ONE_STEP,
+)
+def two_never_zeroed(job: Job) -> Tensors:
+    model = made(mlp)
+    one = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    other = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    job.distribute([model], [one, other])
+    for batch in job.batches((X, Y)):
+        with job.step():
+            squares(model, batch).backward()
+            one.step()
+            other.step()
+    return held(model)
+
+
+@case(
+    "Losses and steps",
     "two models, of which the second's gradients are zeroed before its own `backward()` only",
     1e-5,
     refused=BACKWARD_ONCE | ONE_STEP,

@@ -86,6 +86,8 @@ class Gradients:
         # Whether the buckets' views are the gradients of all parameters, as `check_ours` has seen.
         self._in_place = False
         self._forgotten: list[int] | None = None
+        self._untouched: set[int] = set()
+        """Those of the forgotten that the script has not zeroed."""
         # Parameters that do not lie in memory as the sums do (`channels_last`): see `lay_out`.
         self._strided = [
             index
@@ -118,6 +120,8 @@ class Gradients:
         them away, and those that are left count (`check_ours`). After `check_gone`.
         """
         self._aside, self._shown, self._begun = {}, {}, []
+        # A part of a step, or a step that is done again, begins with the stand-ins of the body before.
+        before = self._left_alone
         self._left_alone, self._onto_left, self._grown, self._in_backward = {}, [], set(), False
         used, given = self._used_versions, self._given
         if self._found and self._used_buckets:
@@ -126,13 +130,10 @@ class Gradients:
             parameter = self.parameters[index]
             if parameter.numel():
                 stands, left = self._nothing(index), parameter.grad
-                if (
-                    left is not None
-                    and left is given[index]
-                    and used[index] == left._version
-                    and stands is not None
-                ):
-                    self._left_alone[index] = stands._version
+                if left is not None and stands is not None:
+                    is_used = left is given[index] and used[index] == left._version
+                    if is_used or (left is stands and before.get(index) == stands._version):
+                        self._left_alone[index] = stands._version
                 parameter.grad = stands
                 self._begun.append(index)
             else:
@@ -376,7 +377,7 @@ class Gradients:
         self._laid_out = {}
 
     def stands(self, index: int) -> bool:
-        """Whether the gradient of a parameter that stands for a table's rows is as it was placed."""
+        """Whether a gradient that is shown for a sum elsewhere is as it was placed."""
         shown, gradient = self._shown.get(index), self.parameters[index].grad
         return shown is not None and gradient is shown[0] and gradient._version == shown[1]
 
@@ -470,6 +471,7 @@ class Gradients:
         self._forgotten = [
             index for index, parameter in enumerate(self.parameters) if parameter.grad is not None
         ]
+        self._untouched = set(filter(self.stands, self._forgotten))
         for index in self._forgotten:
             self.parameters[index].grad = None
 
@@ -503,7 +505,10 @@ class Gradients:
         """
         for index in self._forgotten or ():
             if self.parameters[index].numel():
-                self.parameters[index].grad = self._nothing(index)
+                self.parameters[index].grad = stands = self._nothing(index)
+                self._left_alone.pop(index, None)
+                if stands is not None and index in self._untouched:
+                    self._left_alone[index] = stands._version
         self._forgotten = None
 
     def norm(self) -> float:
@@ -518,8 +523,10 @@ class Gradients:
             optimizers_own: parameters of one optimizer, whose gradients are clipped by themselves; None: all.
             scale: that a GradScaler has multiplied them by.
         """
+        if self._clip_norm is None:
+            return
         indices = self._to_clip(optimizers_own)
-        if self._clip_norm is None or not indices:
+        if not indices:
             return
         square = self._square_norm(indices)
         if square.device.type == "cpu":
