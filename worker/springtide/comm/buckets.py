@@ -31,7 +31,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -240,8 +240,9 @@ class Buckets:
         with self._writers.with_first(bucket):
             views = self._copy(bucket, indices, gradients)
         self._versions[bucket] = self._flats[bucket]._version
+        passes, micro = self._backward_pass, self._micro
         for index, leaf, view in zip(indices, leaves, views, strict=True):
-            self._backward_pass[index] = self._micro
+            passes[index] = micro
             leaf.grad = view
         indices.clear()
 
@@ -254,11 +255,11 @@ class Buckets:
             indices: of the parameters.
             gradients: theirs, as backward and other hooks have left them.
         """
+        if _are_plain(gradients):
+            return gradients
         found = [gradient for gradient in gradients if gradient is not None]
         if len(found) < len(gradients):
             raise removed(self._names[indices[[gradient is None for gradient in gradients].index(True)]])
-        if all(map(_is_plain, found)):
-            return found
         for index, gradient in zip(indices, found, strict=True):
             self._check_layout(index, gradient)
         return [gradient.detach() for gradient in found]
@@ -735,6 +736,17 @@ def removed(name: str) -> UsageError:
 def _is_plain(gradient: torch.Tensor) -> bool:
     """Return whether it is dense, and not part of a graph (`backward(create_graph=True)`)."""
     return gradient.layout is torch.strided and not gradient.requires_grad
+
+
+def _are_plain(gradients: list[torch.Tensor | None]) -> TypeGuard[list[torch.Tensor]]:
+    """Return whether all of them are there and `_is_plain`; without a call for each, as it is asked each step
+    for all.
+    """
+    strided = torch.strided
+    for gradient in gradients:
+        if gradient is None or gradient.requires_grad or gradient.layout is not strided:
+            return False
+    return True
 
 
 def _nbytes(field: Field) -> int:
