@@ -12,7 +12,7 @@ while BUSY_LOOPS processes kept all cores busy.
 The peers train the same model. torchrun (2 to 3 agents, one worker process killed, DDP) is cut at 60 s and
 counted as 60 (10 with --quick). torchft (three replica groups of one process on gloo, one killed, one
 stopped) is given its best join timeout of 0.1, 1 and 10 s for each kind of event.
-`kill_ratio_to_torchft` compares gaps beyond one undisturbed step of each side's own, `hang_ratio_to_torchft`
+`kill_ratio_to_torchft` compares gaps beyond one undisturbed step of the same run, `hang_ratio_to_torchft`
 whole gaps.
 """
 
@@ -455,7 +455,9 @@ def report(
 
     killed = [
         beyond_a_step(seconds, own)
-        for seconds, own in zip(gaps("kill_worker"), (step, torchft["median_step_seconds"]), strict=True)
+        for seconds, own in zip(
+            gaps("kill_worker"), (step, torchft["kill_worker"]["step_seconds"]), strict=True
+        )
     ]
     return {
         "springtide": ours,
