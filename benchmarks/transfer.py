@@ -5,10 +5,10 @@
 A real coordinator and real workers train a model with AdamW on loopback, whose state is about 1 GiB. Again
 and again one worker is killed and another one joins, first with one worker left that holds the state, then
 with two. Just before each join, while the job stands still, one process sends as many bytes to another
-through a plain TCP socket, twice. `ratio_to_plain_socket` is made with one that puts them into memory like a
-joiner's: a third, the parameters, has been written before, and the rest is new, since the optimizer's state
-has to be somewhere; to take new pages costs more than to bring the bytes. For the other one all of it has
-been written before (`ratio_to_plain_socket_into_used_memory`).
+through a plain TCP socket, twice. For `ratio_to_plain_socket` a third of the receiver's memory, as much as
+the parameters are, has been written before, and the rest is new, since the optimizer's state has to be
+somewhere; to take new pages costs more than to bring the bytes, which is why a joiner takes its own
+beforehand. For the other one all of it has been written before (`ratio_to_plain_socket_into_used_memory`).
 
 Seconds are those of the joiner, from when the generation's group stands to when the state is there, so that
 headers, comparing and checksums count. Memory is what `VmHWM` of /proc/self/status, set back just before
@@ -83,7 +83,8 @@ def _watch_transfers(records: Path) -> None:
 
     def run(self: StateTransfer, order: Any, group: Any, sides: Any) -> Any:
         Path("/proc/self/clear_refs").write_text("5")
-        before, began = _status("VmRSS"), time.monotonic()
+        ready = self._trainers.require("batches()").state.ready
+        at_hand, before, began = ready.nbytes, _status("VmRSS"), time.monotonic()
         moved, tree = inner(self, order, group, sides)
         seconds = time.monotonic() - began
         made = 0
@@ -97,7 +98,7 @@ def _watch_transfers(records: Path) -> None:
             "receives": tree is not None,
             "bytes": moved,
             "seconds": seconds,
-            "rise": _status("VmHWM") - before - made,
+            "rise": _status("VmHWM") - before - made + (at_hand - ready.nbytes),
             "at": time.time(),
         }
         with records.open("a") as file:

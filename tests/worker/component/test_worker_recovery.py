@@ -254,6 +254,9 @@ def test_adam_transferred_to_a_joiner_and_clipping(
     third = cluster.add()
     cluster.until_done()
     check(cluster, reference, [first, third])
+    # The joiner has taken its memory before it asked to be admitted; those that begin the job have not.
+    assert third.log().index("is taken beforehand") < third.log().index("ready to train")
+    assert "taken beforehand" not in first.log()
 
 
 def test_buffers_equal_an_undisturbed_run(

@@ -12,6 +12,8 @@ from springtide.comm import codec
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.errors import SpringtideError
+from springtide.memory.optimizer_state import measured_state_bytes
+from springtide.memory.ready import ReadyMemory, missing_state
 from springtide.train_step.buffers import Buffers
 from springtide.train_step.state import Position, State
 
@@ -439,3 +441,40 @@ def test_groups_of_unknown_parameters_are_refused() -> None:
     tree["optimizer"]["members"] = [[["elsewhere", "1.bias"]]]
     with pytest.raises(SpringtideError, match="other parameter groups"):
         state.check(tree)
+
+
+class Giving(ReadyMemory):
+    """Remembers where the memory lies that was taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: set[int] = set()
+
+    def take(self, form: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        found = super().take(form, dtype)
+        if found is not None:
+            self.given.add(found.data_ptr())
+        return found
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])
+def test_state_is_received_into_ready_memory(kind: type[torch.optim.Optimizer]) -> None:
+    model, optimizer, scheduler, state = make(1, kind)
+    train(model, optimizer, scheduler, 1)
+    tree = travelled(state)
+    _, other_optimizer, _, other = make(2, kind)
+    other.ready = ready = Giving()
+    ready.make(missing_state([other_optimizer]))
+    assert ready.nbytes == measured_state_bytes(optimizer)
+    places = other.places(tree)
+    assert ready.nbytes == 0, "all of it, and of the right form"
+    assert {place.tensor.data_ptr() for place in places.values() if not place.live} == ready.given
+
+
+def test_ready_memory_is_for_what_is_missing_alone() -> None:
+    model, optimizer, scheduler, _ = make(1)
+    assert len(missing_state([optimizer])) == 2 * len(list(model.parameters()))
+    train(model, optimizer, scheduler, 1)
+    assert missing_state([optimizer]) == []  # it is there
+    other = torch.optim.LBFGS(model.parameters())
+    assert missing_state([other]) == []  # nobody knows what it keeps

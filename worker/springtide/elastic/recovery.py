@@ -74,6 +74,7 @@ class NoWayBackError(RuntimeError):
 _WHY: dict[int, str] = {pb.STANDBY: "ready to train", pb.BOUNDARY: "members come or go"}
 ROOM_BYTES = 256 << 20
 """Of memory that a restore leaves free."""
+WELCOME_SECONDS = 5.0
 CALM_TRIES = 3
 CALM_LIMIT_SECONDS = 2.0
 
@@ -207,6 +208,7 @@ class Recovery:
             state.group.shut()
         if reason == pb.STANDBY:
             set_aside()  # before anybody waits for this process
+            self._take_memory()
         step, why = state.position.cursor.step, detail or _WHY.get(reason, "")
         log.info(
             "after step %d: waiting for the next generation (%s: %s)", step, pb.ParkReason.Name(reason), why
@@ -273,6 +275,30 @@ class Recovery:
             if self._unformed >= CALM_TRIES:
                 # Whoever fails for a reason of its own would make generations as fast as it can.
                 time.sleep(min(CALM_LIMIT_SECONDS, 0.1 * 2.0 ** min(self._unformed - CALM_TRIES, 10)))
+
+    def _take_memory(self) -> None:
+        """Take memory for the optimizer's state while a job trains that this process is about to join."""
+        trainer, membership = self._trainer, self._membership
+        if trainer.values_arrive or trainer.pod is not None or trainer.has_masters:
+            return  # what comes is less, or of another form
+        forms = trainer.missing_state()
+        if not forms:
+            return
+        # Whoever takes the place of a lost member may come before the others train again.
+        if not membership.await_welcome(WELCOME_SECONDS) and membership.known is None:
+            return
+        began, size = time.monotonic(), sum(form.nbytes for form in forms)
+        if not self._has_room(size):
+            log.info(
+                "no memory is taken beforehand for %d KiB of the optimizer's state: it is short", size >> 10
+            )
+            return
+        trainer.state.ready.make(forms)
+        log.info(
+            "memory for %d KiB of the optimizer's state is taken beforehand (%.3f s)",
+            size >> 10,
+            time.monotonic() - began,
+        )
 
     def _release_groups(self, *, detach: bool) -> None:
         """Free the groups of the generation that is over, and see that nothing of them is written any more.
@@ -369,6 +395,7 @@ class Recovery:
             self._trainer.pending.expect()
         if self._parts.consistencies.async_loop is not None:
             self._compare_data(stage)  # later these members do not meet any more
+        self._trainer.state.ready.clear()
         now = time.monotonic()
         membership.formed(formed - began, now - formed, moved, restored)
         self._parts.saver.checkpoints.started()

@@ -12,6 +12,7 @@ import torch
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.errors import SpringtideError
+from springtide.memory.ready import ReadyMemory
 from springtide.pods.tensors import as_dtensor, is_dtensor, is_sharded_alike, local_shard
 from springtide.train_step.buffers import Buffers, is_same_memory
 from springtide.train_step.master_weights import check_wanted
@@ -100,6 +101,8 @@ class State:
         self._buffers = buffers
         self._optimizers = optimizers
         self._tracked = tracked
+        self.ready = ReadyMemory()
+        """For optimizers' state that is received."""
         self._frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
 
     def size_bytes(self) -> int:
@@ -357,7 +360,8 @@ class State:
         for number, (optimizer, parameters) in enumerate(groups):
             hosted = None if on_host is None else on_host[number]
             for parameter in parameters:
-                placement = _Placement(local_shard(parameter), tree["groups"][number], hosted, give, live)
+                own, options = local_shard(parameter), tree["groups"][number]
+                placement = _Placement(own, options, hosted, give, live, self.ready)
                 yield optimizer, parameter, placement, next(states)
 
     def _live(self) -> frozenset[int]:
@@ -496,6 +500,7 @@ class _Placement:
     Attributes:
         on_host: names of state that stays on the CPU, as the sender had it; None: torch's rule.
         live: where memory begins that is another part of the state.
+        ready: has memory for what is received.
     """
 
     parameter: torch.Tensor
@@ -503,11 +508,16 @@ class _Placement:
     on_host: Collection[str] | None
     give: bool
     live: Collection[int] = ()
+    ready: ReadyMemory | None = None
 
     def room(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Return new memory for the value, as `place` would have it."""
         device = self.device(name, value)
         if value.shape == self.parameter.shape:
+            here = self.ready if device == self.parameter.device else None
+            made = None if here is None else here.take(self.parameter, value.dtype)
+            if made is not None:
+                return made
             return torch.empty_like(self.parameter, dtype=value.dtype, device=device, requires_grad=False)
         return torch.empty(value.shape, dtype=value.dtype, device=device)
 

@@ -28,6 +28,7 @@ from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
 from springtide.exact.settings import describe
 from springtide.exact.step import ExactStep
+from springtide.memory.ready import missing_state
 from springtide.pods.fully_shard import reshard, weigh_gradients
 from springtide.pods.pod import Pod
 from springtide.pods.tensors import ShardRuns, lies_along, local_shard, runs_of, shard_count
@@ -369,6 +370,10 @@ class Trainer:
         if (remote := self.servers or self.shards) is not None:
             remote.settle(parameters, self.transaction.stepped)
             self.pending.here(parameters)
+
+    def missing_state(self) -> list[torch.Tensor]:
+        """Return what the optimizers' state that a joiner receives looks like; see `memory.ready`."""
+        return missing_state(self._optimizers)
 
     def forget_evaluated(self) -> None:
         """Free what forward passes of an evaluation have left of the pod's parameters."""

@@ -1,0 +1,215 @@
+"""How long the others stand still when a worker joins a job whose state is large.
+
+    python -m benchmarks.join [--quick] [--json FILE]
+
+Three workers train on loopback, with SGD without momentum, a model whose state is 64 MiB, then one
+of 1 GiB.
+Again and again a fourth one joins, trains with them for some steps, and leaves. `gap_over_step` is the
+longest pause between two commits, from the moment when the joiner's process is started until it has committed
+JOINED_STEPS steps with the others, divided by the median step of the three before; of several joins the
+median. `seconds_to_full_size` is how long it takes from the joiner's start to its first commit. Workers are
+forked from a process that has imported torch; what else a joiner needs (its model, and its first body) is
+within the time that is looked at, on the cores that the others train on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks import recovery
+
+WORKERS = 3
+DEPTH, BATCH = 16, 24
+WIDTHS = {"64MiB": 1024, "1GiB": 4096}
+"""Of the model's square layers, by the size of its state."""
+CALM_STEPS, JOINED_STEPS = 5, 3
+NAMES = ("gap_seconds", "step_seconds", "seconds_to_full_size")
+_WIDTH = "BENCHMARK_WIDTH"
+
+
+# ---- a worker
+
+
+def train() -> None:
+    """The script of a worker, until it is killed or leaves."""
+    import os
+
+    import torch
+
+    import springtide
+
+    torch.set_num_threads(1)
+    springtide.init()
+    width = int(os.environ[_WIDTH])
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(DEPTH)])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0 / width)  # random numbers take longer than all the rest of a start
+    # The decay changes every bit pattern in each step, so that a joiner has nothing of it beforehand.
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, weight_decay=1e-2)
+    model, optimizer = springtide.distribute(model, optimizer)
+    x = torch.randn(4096, width)
+    for (inputs,) in springtide.batches((x,), batch_size=BATCH, epochs=10_000, seed=0):
+        with springtide.step():
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+# ---- the job
+
+
+class Job(recovery.Job):
+    """A job of three workers, to which another one comes at times."""
+
+    script = "benchmarks.join"
+
+    def until_members(self, count: int, seconds: float) -> None:
+        """Wait until so many workers have committed some steps of one generation."""
+
+        def calm() -> bool:
+            last = self.history.curve()[-CALM_STEPS:]
+            same = len({commit.generation for commit in last}) == 1
+            return len(last) == CALM_STEPS and same and len(self.history.active()) == count
+
+        self.until(calm, f"{CALM_STEPS} steps by {count} workers", seconds)
+
+    def committed_by(self, name: str) -> list[float]:
+        """Return the times of a worker's commits, in unix seconds."""
+        path = self._folder / f"{name}.steps"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [float(json.loads(line)["time"]) for line in lines if line.endswith("}")]
+
+
+@dataclass(slots=True)
+class Seen:
+    """Seconds, of each join: the longest pause, the usual step before, and until the joiner trained."""
+
+    gaps: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    full: list[float] = field(default_factory=list)
+
+
+def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
+    """Return the longest time between two commits of which the later one lies in begin..end.
+
+    Args:
+        times: of commits, ascending.
+        begin: of what is looked at; the commit before it counts as the first.
+        end: of what is looked at.
+
+    Raises:
+        ValueError: there is no such pair.
+    """
+    found = [later - earlier for earlier, later in pairwise(times) if begin < later <= end]
+    if not found:
+        raise ValueError("no two commits around the join")
+    return max(found)
+
+
+def join(job: Job, seen: Seen, limit: float) -> None:
+    """Have a worker join, train and leave; note what the others have seen of it.
+
+    Args:
+        job: of three workers.
+        seen: is added to.
+        limit: seconds to wait for each phase.
+    """
+    job.until_members(WORKERS, limit)
+    calm = [commit.unix_time for commit in job.history.curve()[-CALM_STEPS:]]
+    at = time.time()
+    job.workers = WORKERS + 1
+    name = job.add()
+    job.until(
+        lambda: len(job.committed_by(name)) >= JOINED_STEPS, f"{JOINED_STEPS} steps of the joiner", limit
+    )
+    own = job.committed_by(name)
+    times = [commit.unix_time for commit in job.history.curve()]
+    seen.steps.append(statistics.median(later - earlier for earlier, later in pairwise(calm)))
+    seen.gaps.append(longest_pause(times, at, own[JOINED_STEPS - 1]))
+    seen.full.append(own[0] - at)
+    print(
+        f"pause {seen.gaps[-1]:.3f} s, step {seen.steps[-1]:.3f} s, joined {seen.full[-1]:.1f} s", flush=True
+    )
+    job.workers = WORKERS
+    job.signal(name, signal.SIGTERM)
+    job.bury(name)
+
+
+def measure(size: str, repeats: int) -> dict[str, Any]:
+    """Return what is seen of some joins to a job with a state of this size; nulls with a reason where nothing
+    is.
+    """
+    seen, reason = Seen(), ""
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder), WORKERS, {_WIDTH: str(WIDTHS[size])})
+        try:
+            for _ in range(repeats):
+                join(job, seen, 90.0)
+        except (TimeoutError, RuntimeError, OSError, ValueError) as error:
+            reason = str(error)[:500]
+            logs = [path.read_text()[-800:] for path in sorted(Path(folder).glob("worker-*.log"))]
+            print(f"{size}: cut short: {error}", *logs, sep="\n", flush=True)
+        finally:
+            job.close()
+    return figures(seen, reason)
+
+
+def figures(seen: Seen, reason: str = "") -> dict[str, Any]:
+    """Return what is written of some joins.
+
+    Args:
+        seen: of them.
+        reason: why there are not more.
+    """
+    told = {"reason": reason} if reason else {}
+    if not seen.gaps:
+        return dict.fromkeys(("gap_over_step", *NAMES)) | {"joins": 0} | told
+    ratios = [gap / step for gap, step in zip(seen.gaps, seen.steps, strict=True)]
+    values = map(statistics.median, (seen.gaps, seen.steps, seen.full))
+    return {
+        "gap_over_step": statistics.median(ratios),
+        **dict(zip(NAMES, values, strict=True)),
+        "gap_over_step_max": max(ratios),
+        "joins": len(ratios),
+        **told,
+    }
+
+
+def report(by_size: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures as they are written: `gap_over_step` by size first."""
+    return {"gap_over_step": {size: item["gap_over_step"] for size, item in by_size.items()}, **by_size}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer joins")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--only", choices=list(WIDTHS), help="one size")
+    parser.add_argument("--zygote", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.zygote:
+        recovery.zygote(train)
+        return
+    repeats = {"64MiB": 3, "1GiB": 1} if arguments.quick else {"64MiB": 9, "1GiB": 3}
+    sizes = [arguments.only] if arguments.only else list(WIDTHS)
+    result = report({size: measure(size, repeats[size]) for size in sizes})
+    print(json.dumps(result, indent=2))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""The figures that benchmarks.join makes of its observations."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.join import Seen, figures, longest_pause, report
+
+
+def test_longest_pause_begins_before_the_join() -> None:
+    times = [0.0, 5.0, 6.0, 7.0, 7.5, 11.0]
+    assert longest_pause(times, 4.0, 7.5) == 5.0
+    assert longest_pause(times, 5.5, 7.5) == 1.0
+    with pytest.raises(ValueError, match="no two commits"):
+        longest_pause(times, 12.0, 13.0)
+
+
+def test_ratio_is_the_median_of_the_joins() -> None:
+    found = figures(Seen(gaps=[2.0, 9.0, 1.0], steps=[1.0, 3.0, 1.0], full=[4.0, 5.0, 9.0]))
+    assert found["gap_over_step"] == 2.0
+    assert (found["gap_over_step_max"], found["joins"], found["seconds_to_full_size"]) == (3.0, 3, 5.0)
+
+
+def test_no_join_is_null_with_a_reason() -> None:
+    found = report({"1GiB": figures(Seen(), "waited 90 s")})
+    assert found["gap_over_step"] == {"1GiB": None}
+    assert (found["1GiB"]["reason"], found["1GiB"]["joins"]) == ("waited 90 s", 0)
