@@ -411,8 +411,10 @@ def main() -> None:
     """Serve at the socket that is descriptor 0."""
     global _room, _thread_id
     asked = socket.socket(fileno=os.dup(0))
+    gc.disable()  # none of it is garbage
     for module in PRELOADED:
         importlib.import_module(module)
+    gc.enable()
     _room, _thread_id = (*_stat_fields()[44:48],), _find_thread_id()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # What is here lives for ever, so collecting garbage in a child must not copy the pages that it is in.

@@ -14,16 +14,18 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import select
 import signal
 import sys
 import threading
+import types
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any, NoReturn
 
 warnings.simplefilter("error")
+gc.disable()  # until all is imported, none of which is garbage
 
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402 (the first optimizer of a process would import it, for seconds)
@@ -59,16 +61,21 @@ def _reap(children: set[int]) -> None:
         print(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}), flush=True)
 
 
-def serve() -> dict[str, Any] | None:
-    """Fork on request. Returns the request in a child, None in the parent when its input ended."""
+def serve() -> tuple[dict[str, Any], types.CodeType] | None:
+    """Fork on request. Returns the request and its script's code in a child, None in the parent at the end.
+
+    A script is compiled once, at its first request, which is a tenth of what a short child would do.
+    """
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: set[int] = set()
+    codes: dict[str, types.CodeType] = {}
     buffered = b""
     # What is here lives for ever: no child's end must take it apart, as torch does with its libraries one by
     # one, nor must collecting garbage in a child copy the pages that it is in.
+    gc.enable()
     gc.collect()
     for thing in gc.get_objects():
         if type(thing) is weakref.finalize:
@@ -91,19 +98,22 @@ def serve() -> dict[str, Any] | None:
         while b"\n" in buffered:
             line, buffered = buffered.split(b"\n", 1)
             request: dict[str, Any] = json.loads(line)
+            script = request["argv"][0]
+            if script not in codes:
+                codes[script] = compile(Path(script).read_bytes(), script, "exec")
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(wake_read)
                 os.close(wake_write)
-                return request
+                return request, codes[script]
             children.add(pid)
             print(json.dumps({"pid": pid}), flush=True)
 
 
-def become(request: dict[str, Any]) -> None:
-    """Run the script of the request as __main__."""
+def become(request: dict[str, Any], code: types.CodeType) -> None:
+    """Run a script's code as __main__, with the request's arguments, environment and log."""
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -112,7 +122,9 @@ def become(request: dict[str, Any]) -> None:
     sys.argv = request["argv"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     torch.set_num_threads(1)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = sys.argv[0]
+    exec(code, vars(main))
 
 
 def end(code: int) -> NoReturn:
@@ -131,7 +143,7 @@ if __name__ == "__main__":
     if wanted is not None:
         code = 0
         try:
-            become(wanted)
+            become(*wanted)
         except SystemExit as stop:
             if isinstance(stop.code, str):
                 print(stop.code, file=sys.stderr)
