@@ -24,6 +24,8 @@ so the API server's speed bounds what is seen:
   the growth of its resident memory with 10,000 pods of 10 KB, over 1,250 jobs, and the largest it ever was,
   with 5,000 nodes, without and with 100 more pods of 1 MB that are nobody's, by a server that only lists
   (`benchmarks.support.large_cluster`).
+* `acting_rss_mib_at_10000_pods`: what one that acts takes at most: `rss_mib_at_10000_pods` and, for each of
+  those jobs, `rss_kib_per_job`; the pods count twice in it.
 * `takeover_seconds`: kill -9 of the acting operator, with another one standing by and all jobs in place, to
   the first decision of the other (a worker deleted at the kill has a successor).
 """
@@ -489,6 +491,11 @@ def memory_with(folder: Path, pods: int, nodes: int, hostile: int, settle: float
         server.wait()
 
 
+def acting_memory(result: Object) -> float:
+    """Return the most that an acting operator takes with KEPT_JOBS and their pods, in MiB. PURE."""
+    return float(result["rss_mib_at_10000_pods"] + result["rss_kib_per_job"] * KEPT_JOBS / 1024)
+
+
 def lists_read(url: str) -> dict[str, int] | None:
     """Return how many lists of each kind were read to their end; None while nothing listens."""
     try:
@@ -526,6 +533,8 @@ def main() -> None:
         result = measure_memory(folder)
         with coordinators(), Cluster.start(folder / "cluster", shape):
             result |= asyncio.run(measure(jobs, arguments.idle_seconds, folder))
+        result["acting_rss_mib_at_10000_pods"] = acting_memory(result)
+        report(result, "acting_rss_mib_at_10000_pods")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 

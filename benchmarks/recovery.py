@@ -12,7 +12,7 @@ while BUSY_LOOPS processes kept all cores busy.
 The peers train the same model. torchrun (2 to 3 agents, one worker process killed, DDP) is cut at 60 s and
 counted as 60 (10 with --quick). torchft (three replica groups of one process on gloo, one killed, one
 stopped) is given its best join timeout of 0.1, 1 and 10 s for each kind of event.
-`kill_ratio_to_torchft` compares gaps beyond one undisturbed step of each side's own, `hang_ratio_to_torchft`
+`kill_ratio_to_torchft` compares gaps beyond one undisturbed step of the same run, `hang_ratio_to_torchft`
 whole gaps.
 """
 
@@ -42,6 +42,8 @@ WORKERS = 3
 WIDTH, DEPTH, BATCH = 1280, 4, 96
 KINDS = ("kill_worker", "hang_worker", "leave", "join", "kill_coordinator")
 QUIET_SECONDS = 3.0
+LEARNED_SECONDS = 2.0
+"""Of training until a worker is stopped: the coordinator learns a worker's heartbeats within 1.5 s."""
 FALSE_SECONDS, BUSY_LOOPS = 60.0, 4
 QUICK_CUT_SECONDS = 10.0
 SPREAD_SECONDS = 0.3
@@ -209,13 +211,17 @@ class Job:
                 raise TimeoutError(f"waited {seconds:g} s for {what}\n{log}")
             time.sleep(0.02)
 
-    def until_calm(self) -> None:
-        """Three workers commit, for ten steps of one generation."""
+    def until_calm(self, seconds: float = 0.0) -> None:
+        """Wait until all workers have committed in one generation for ten steps, and for so many seconds."""
+        began: dict[Any, float] = {}
 
         def calm() -> bool:
             last = self.history.curve()[-10:]
+            if not last or len(self.history.active()) != self.workers:
+                return False
+            since = began.setdefault(last[-1].generation, time.monotonic())
             same = len({commit.generation for commit in last}) == 1
-            return len(last) == 10 and same and len(self.history.active()) == self.workers
+            return len(last) == 10 and same and time.monotonic() - since > seconds
 
         self.until(calm, "ten steps by all workers")
 
@@ -299,7 +305,7 @@ def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, tuple[float
     """One event: its gap (and, where a worker is replaced, the joiner's) in seconds, and the tally then."""
     from springtide_demo.gaps import gap_after
 
-    job.until_calm()
+    job.until_calm(LEARNED_SECONDS if kind == "hang_worker" else 0.0)
     time.sleep(chooser.uniform(0.0, SPREAD_SECONDS))
     job.read()
     names = sorted(job.history.active())
@@ -449,7 +455,9 @@ def report(
 
     killed = [
         beyond_a_step(seconds, own)
-        for seconds, own in zip(gaps("kill_worker"), (step, torchft["median_step_seconds"]), strict=True)
+        for seconds, own in zip(
+            gaps("kill_worker"), (step, torchft["kill_worker"]["step_seconds"]), strict=True
+        )
     ]
     return {
         "springtide": ours,

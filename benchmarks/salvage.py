@@ -64,7 +64,7 @@ class LongSteps(Job):
 
     script = "benchmarks.salvage"
 
-    def until_calm(self) -> None:
+    def until_calm(self, seconds: float = 0.0) -> None:
         """Three workers commit, for some steps of one generation."""
 
         def calm() -> bool:

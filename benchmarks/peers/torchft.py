@@ -408,6 +408,7 @@ def figures(seen: Mapping[float, Seen]) -> dict[str, Any]:
         result[kind] = {
             "gap_seconds_p50": None if best is None else medians[best],
             "join_timeout_seconds": best,
+            "step_seconds": None if best is None else seen[best].step,
             "by_join_timeout": {f"{timeout:g}": gap for timeout, gap in medians.items()},
         }
     steps = [own.step for own in seen.values() if own.step is not None]

@@ -6,9 +6,10 @@ a machine with more work than cores, or of a script that holds the interpreter's
 latter a process tells itself, also after it was cut off for it, so that it happens to it once.
 
 Nobody is blamed without evidence. Seconds count only as far as this process looked on, since its own
-standstill leaves all heartbeats unread. A process with few heartbeats so far has no limit here, and where
-several pods are late at once, and more than a third of them, the machine or the network is to blame: then the
-transport's keepalive decides, which has two seconds and is answered without the interpreter.
+standstill leaves all heartbeats unread, and only after a generation's first step, which may compile and hold
+the interpreter's lock. A process with few heartbeats so far has no limit here, and where several pods are
+late at once, and more than a third of them, the machine or the network is to blame: then the transport's
+keepalive decides, which has two seconds and is answered without the interpreter.
 """
 
 from __future__ import annotations
@@ -31,18 +32,26 @@ class Rhythm:
     """Heartbeats of one stream. Times are attended seconds."""
 
     last: float
-    count: int = 1
+    watched: bool = False  # the last heartbeat came after a step of its generation
+    count: int = 1  # of watched ones; what they tell of a process outlives generations
     longest: float = 0.0  # gap since `since`
     longest_before: float = 0.0  # gap in the span before that
     since: float = 0.0
     held: float = 0.0  # longest gap, by its own word, in which the process computed; it outlives streams
 
-    def beat(self, at: float) -> None:
-        """Take in a heartbeat at `at`."""
+    def beat(self, at: float, watched: bool) -> None:
+        """Take in a heartbeat; the gap before it counts if it began while the stream was watched.
+
+        Args:
+            at: when it came.
+            watched: whether silence counts from then on.
+        """
         if at - self.since >= MEMORY_SECONDS:
             self.longest_before, self.longest, self.since = self.longest, 0.0, at
-        self.longest = max(self.longest, at - self.last)
-        self.last, self.count = at, self.count + 1
+        if self.watched:
+            self.longest = max(self.longest, at - self.last)
+            self.count += 1
+        self.last, self.watched = at, watched
 
     @property
     def limit(self) -> float:
@@ -74,21 +83,27 @@ class Heartbeats:
         self.attended = self._attended_at(now)
         self.looked_at = now
 
-    def beat(self, session: int, now: float, held: float = 0.0) -> None:
+    def beat(self, session: int, now: float, watched: bool = True, held: float = 0.0) -> None:
         """Take in a heartbeat.
 
         Args:
             session: the stream on which it came.
             now: in seconds.
+            watched: whether the running generation has committed a step, so that silence counts from now on.
             held: seconds of the longest gap in which the process computed without its interpreter.
         """
         at = self._attended_at(now)
         rhythm = self.rhythms.get(session)
         if rhythm is None:
-            rhythm = self.rhythms[session] = Rhythm(at, since=at)
+            rhythm = self.rhythms[session] = Rhythm(at, watched, since=at)
         else:
-            rhythm.beat(at)
+            rhythm.beat(at, watched)
         rhythm.held = held
+
+    def pause(self, session: int) -> None:
+        """Expect no heartbeats on a stream for a while; its process stays as regular as it was."""
+        if (rhythm := self.rhythms.get(session)) is not None:
+            rhythm.watched = False
 
     def forget(self, session: int) -> None:
         """Expect no more heartbeats on a stream; the next one begins anew."""
@@ -105,7 +120,7 @@ class Heartbeats:
         silence = {
             session: (at - rhythm.last, rhythm.limit)
             for session, rhythm in self.rhythms.items()
-            if session in pods
+            if session in pods and rhythm.watched
         }
         late = {pods[session] for session, (seconds, limit) in silence.items() if seconds > limit / 2}
         if len(late) > 1 and 3 * len(late) > len(set(pods.values())):

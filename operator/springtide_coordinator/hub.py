@@ -189,9 +189,9 @@ class Hub:
                         self.motion.note_report(stream.member, message.activity, self.clock())
                 case "heartbeat":
                     held = _seconds(message.heartbeat.held_seconds)
-                    self.heartbeats.beat(stream.session, self.clock(), held)
+                    self.heartbeats.beat(stream.session, self.clock(), self._commits(), held)
                 case "parked" | "ended":
-                    self.heartbeats.forget(stream.session)  # it says none while it waits
+                    self.heartbeats.pause(stream.session)  # it says none while it waits
                 case "checkpoint":
                     self.storage.note_report(stream.member, message.checkpoint)
                 case "transferring":
@@ -314,9 +314,7 @@ class Hub:
         may compile and hold the interpreter's lock, so the transport alone watches over it.
         """
         self.heartbeats.look(now)
-        current, known = self.membership.current, self.history.known
-        committed = current is not None and known is not None and known.generation == current.name
-        if not self.options.learns_heartbeats or not committed:
+        if not self.options.learns_heartbeats or not self._commits():
             return
         pods = {
             record.session: record.info.pod_uid or record.info.id
@@ -326,6 +324,11 @@ class Hub:
         for session, seconds in self.heartbeats.silent(pods, now).items():
             self.heartbeats.forget(session)
             self._take(FellSilent(session, seconds))
+
+    def _commits(self) -> bool:
+        """Return whether the running generation has committed a step."""
+        current, known = self.membership.current, self.history.known
+        return current is not None and known is not None and known.generation == current.name
 
     def _take(self, event: Event) -> None:
         now = self.clock()

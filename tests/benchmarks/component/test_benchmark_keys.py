@@ -63,8 +63,8 @@ NO_TORCHFT = torchft.figures({0.1: torchft.Seen(reason=torchft.MISSING)})
 
 def test_recovery_is_compared_with_the_best_join_timeout() -> None:
     seen = {
-        0.1: torchft.Seen({"kill_worker": [0.9], "hang_worker": [5.5, 5.1, 5.3]}, 0.3),
-        1.0: torchft.Seen({"kill_worker": [0.7, 0.5, 0.6]}, 0.2, "waited 60 s"),
+        0.1: torchft.Seen({"kill_worker": [0.9], "hang_worker": [5.5, 5.1, 5.3]}, 0.2),
+        1.0: torchft.Seen({"kill_worker": [0.7, 0.5, 0.6]}, 0.3, "waited 60 s"),
         10.0: torchft.Seen({"kill_worker": [5.0], "hang_worker": [6.0]}, 0.1),
     }
     theirs = torchft.figures(seen)
@@ -74,7 +74,7 @@ def test_recovery_is_compared_with_the_best_join_timeout() -> None:
     assert (theirs["median_step_seconds"], theirs["reason"]) == (0.2, "waited 60 s")
     ours = {kind: recovery.figures([0.3], [0, 0, 0]) for kind in recovery.KINDS}
     result = recovery.report(ours, 0.25, {"gap_seconds_p50": None}, theirs)
-    assert result["kill_ratio_to_torchft"] == pytest.approx(0.05 / 0.4)
+    assert result["kill_ratio_to_torchft"] == pytest.approx(0.05 / 0.3)
     assert result["hang_ratio_to_torchft"] == pytest.approx(0.3 / 5.3)
     assert result["torchft"] == theirs
 

@@ -109,6 +109,26 @@ def test_a_process_with_few_heartbeats_has_no_limit() -> None:
     assert not watch.pass_time(LEAST_LIMIT / 3), "a stream that is gone is nobody's silence"
 
 
+def test_pauses_between_generations_are_no_silence() -> None:
+    watch = three()
+    watch.train(1, 2, 3, gaps=[BEAT_SECONDS] * ENOUGH)
+    for session in watch.pods:
+        watch.beats.pause(session)
+    assert not watch.pass_time(20.0)
+    for session in watch.pods:
+        watch.beats.beat(session, watch.now, watched=False)
+    assert not watch.pass_time(5.0), "the first step may compile"
+    watch.beat(1, 2, 3)
+    assert watch.beats.rhythms[1].limit == LEAST_LIMIT, "at once, without other heartbeats"
+    assert not watch.pass_time(LEAST_LIMIT / 3)
+    watch.beat(1, 2)
+    found: dict[int, float] = {}
+    for _ in range(5):
+        found = found or watch.pass_time(BEAT_SECONDS)
+        watch.beat(1, 2)
+    assert set(found) == {3}
+
+
 def test_many_late_at_once_are_the_machine_not_each_of_them() -> None:
     watch = three()
     watch.train(1, 2, 3, gaps=[BEAT_SECONDS] * ENOUGH)

@@ -2,7 +2,8 @@
 it stood still. PURE: times are arguments.
 
 A C call may hold the interpreter's lock for seconds, in which no heartbeat is said. A process that was
-stopped took no time of a processor meanwhile, and this one did.
+stopped took no time of a processor meanwhile, and this one did. Gaps that began before the first commit of a
+generation do not count: nobody is found late then, and imports and compilers hold the lock once.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ class HeldLock:
 
     now: float
     processor: float
+    watched: bool = False
     seconds: float = 0.0
 
-    def look(self, now: float, processor: float) -> None:
+    def look(self, now: float, processor: float, watched: bool) -> None:
         """Take in the times of a look.
 
         Args:
             now: monotonic seconds.
             processor: seconds that all threads of the process have had a processor.
+            watched: whether the gap that begins now would count.
         """
         gap, had = now - self.now, processor - self.processor
-        self.now, self.processor = now, processor
-        if gap >= LEAST_GAP and had >= COMPUTED * gap:
+        counts = self.watched
+        self.now, self.processor, self.watched = now, processor, watched
+        if counts and gap >= LEAST_GAP and had >= COMPUTED * gap:
             self.seconds = max(self.seconds, gap)

@@ -79,6 +79,12 @@ class CommitLog:
         with self._lock:
             self._sent = known
 
+    @property
+    def newest(self) -> StateName | None:
+        """Return the state of the newest commit that is remembered; None for none."""
+        with self._lock:
+            return self._commits[-1].state if self._commits else None
+
     def take(self) -> list[Commit]:
         """Return the commits to send now, oldest first, at most 512; they count as sent."""
         with self._lock:

@@ -259,8 +259,11 @@ class Session:
 
     def _report_heartbeat(self) -> None:
         now, every = time.monotonic(), beat_every(self.membership.wanted)
-        self._held.look(now, time.process_time())
-        training = self._client.connected and self.membership.standing == pb.ACTIVE
+        active = self.membership.standing == pb.ACTIVE
+        training = self._client.connected and active
+        newest = self._sources.commits.newest
+        commits = newest is not None and newest.generation == self.membership.generation
+        self._held.look(now, time.process_time(), watched=active and commits)
         # Half a pause earlier than at the next look, which would make the gap longer by a whole one.
         if training and every > 0 and now - self._beat_at >= every - REPORT_SECONDS / 2:
             self._beat_at = now
