@@ -22,7 +22,7 @@ from its begin to the begin of the next one, of the worker that takes longest, t
   `checkpoints_read`. `steps_lost` were committed and had to be made again. `join_gap_seconds`: the same when
   another worker comes in its place, which gets its shards and the parameters before the next step.
 * `torchrun_fsdp2_...`: the same kill under torchrun with `fully_shard` and a checkpoint each 20 steps;
-  cut after 60 s (30 with --quick) and counted as those.
+  cut after 60 s (10 with --quick) and counted as those.
 """
 
 from __future__ import annotations
@@ -589,7 +589,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         recovery.zygote(train)
         return
     if chosen.quick:
-        result = measure({"26MB": 5, "67MB": 3}, (1, 3), (1, 30.0))
+        result = measure({"26MB": 4, "67MB": 2}, (2, 2), (1, 10.0))
     else:
         result = measure({"26MB": 40, "67MB": 20}, (4, 5), (5, 60.0))
     if chosen.json:

@@ -51,7 +51,7 @@ class Settings:
     """With compression TopK: which part of a gradient's elements."""
     shard: str = "None"
     """With AllReduce, the state that workers share out: None, Optimizer, or Gradients (that as well)."""
-    shards_at_once_mib: float = 32.0
+    shards_at_once_mib: float = 2.0
     """State that a worker sends or receives before a generation's first step, of what could wait until
     training goes on: copies of what lost workers had. The smallest of all workers' counts."""
     shards_under_way_mib: float = 5.0
@@ -201,7 +201,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         rows_compression=choice("ROWS_COMPRESSION", ("None", "BF16", "FP16")),
         top_k_ratio=min(number("SPRINGTIDE_TOP_K_RATIO", 0.01, 1e-6), 1.0),
         shard=choice("SHARD", ("None", "Optimizer", "Gradients")),
-        shards_at_once_mib=number("SPRINGTIDE_SHARDS_AT_ONCE_MIB", 32.0, 0),
+        shards_at_once_mib=number("SPRINGTIDE_SHARDS_AT_ONCE_MIB", 2.0, 0),
         shards_under_way_mib=number("SPRINGTIDE_SHARDS_UNDER_WAY_MIB", 5.0, 0.001),
         balance=choice("BALANCE", ("Even", "Speed")),
         salvage=choice("SALVAGE", ("Auto", "Always", "Never")),

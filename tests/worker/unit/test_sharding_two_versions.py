@@ -238,8 +238,7 @@ def test_second_copies_are_made_while_training_goes_on(variant: Variant, seed: i
         assert world.train(1, unused=[len(singles) % 7])
         world.check()
         singles.append(world.members[0].home.single)
-    assert singles[0] > 0
-    assert len(singles) > 2
+    assert singles[1] < singles[0], "the first ones are made beside the first step"
     assert singles == sorted(singles, reverse=True)
     assert world.train(1)
     world.lose([world.members[seed % 3]])
@@ -257,7 +256,6 @@ def test_death_at_each_call_while_copies_are_made(chunks: int) -> None:
         world = after_three_steps(["a", "b", "c", "d"], 4 * points + chunks, Variant(at_once=0))
         world.lose(world.members[:1])
         world.form()
-        assert world.train(1)
         if world.train(1, deaths=[Death(points, points)]):
             break
         world.form()
@@ -296,8 +294,8 @@ def test_values_are_waited_for_layer_by_layer() -> None:
     assert any(behind)
 
 
-class GrowsLater(torch.optim.SGD):
-    """SGD with momentum that has something more in its state from its fourth step on."""
+class GrowsLater(torch.optim.Adam):
+    """Adam that has something more in its state from its fourth step on."""
 
     elementwise = True
 
@@ -315,7 +313,7 @@ class GrowsLater(torch.optim.SGD):
 def test_state_that_grows_has_a_step_done_again() -> None:
     """Second copies are on their way when the optimizer makes new state: one step is done again for it."""
     world = after_three_steps(
-        ["a", "b", "c", "d"], 2, Variant(lambda p: GrowsLater(p, lr=0.125, momentum=0.5), at_once=0)
+        ["a", "b", "c", "d"], 2, Variant(lambda p: GrowsLater(p, lr=0.125), at_once=0)
     )
     world.lose(world.members[:1])
     world.form()

@@ -376,6 +376,7 @@ class ShardedOptimizer:
         )
         if self._to_fill:
             log.info("%d shards get their second copy while training goes on", len(self._to_fill))
+        self._go_on_filling()  # beside the first step, whose vote waits for it
         return came
 
     def _announce(self, group: Group, own: dict[str, Any]) -> list[dict[str, Any]]:

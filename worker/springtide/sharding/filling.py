@@ -1,10 +1,10 @@
 """Second copies of shards that are made while training goes on: which ones, in which step, and their bytes.
 
-A lost member leaves shards at one member each. A few of them move before the next step begins; to send
-gigabytes would have all wait for them. So the generation begins with these shards at one member, whose
-position as owner and buddy is then shared: after each step the owner sends some of them to those that are to
-have them, behind the values that all wait for in the next forward pass. They are there before the next vote,
-so from that step on both make the same updates.
+A lost member leaves shards at one member each. A few of them move before the next step begins; to send more
+would have all wait for them. So the generation begins with these shards at one member, whose position as
+owner and buddy is then shared: when it begins and after each step the owner sends some of them to those that
+are to have them, behind the values that all wait for in the next forward pass. They are there before the next
+vote, so from that step on both make the same updates.
 
 All that decides is known to all members alike: the moves, and how each state looks. A state that looks
 otherwise when its turn comes (an optimizer that makes new state on the way) is not sent, and the step is done
@@ -26,7 +26,7 @@ from springtide.sharding.migration import VALUES, Form, Move, cut_bytes, expect,
 from springtide.sharding.pieces import ShardPart, State, Stretch, is_by_element
 from springtide.sharding.shard_map import ShardMap
 
-AT_ONCE = 32 << 20
+AT_ONCE = 2 << 20
 """Bytes that a member sends, or receives, before the first step of a generation, of what could wait."""
 _FLAG = 1
 """Bytes before each shard: whether its state follows."""
@@ -75,26 +75,26 @@ def postponed(
     for rank, own in enumerate(held):
         for shard in own:
             holders.setdefault(shard, set()).add(rank)
-    can_wait = [
-        move
+    can_wait = {
+        move: forms
         for move, forms in planned.items()
         if holders[move.shard] == {move.sender}
         and move.sender in assigned.holders(move.shard)
         and all(dtype for *_, entries in forms for _, dtype, *_ in entries)
         and any(cut_bytes(without_values(form)) for form in forms)
-    ]
+    }
     load = Counter[tuple[str, int]]()
     for move, forms in planned.items():
         if move not in can_wait:
             load.update(_load(move, sum(map(cut_bytes, forms))))
     found = []
-    for move in can_wait:
-        added = _load(move, sum(map(cut_bytes, planned[move])))
+    for move, forms in can_wait.items():
+        added = _load(move, sum(map(cut_bytes, forms)))
         if all(load[key] + count <= at_once for key, count in added.items()):
             load.update(added)
             continue
-        forms = [without_values(form) for form in planned[move]]
-        found.append(Fill(move, forms, assigned.owners[move.shard], assigned.buddies[move.shard]))
+        rest = [without_values(form) for form in forms]
+        found.append(Fill(move, rest, assigned.owners[move.shard], assigned.buddies[move.shard]))
     return found
 
 

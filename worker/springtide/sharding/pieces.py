@@ -244,7 +244,8 @@ class HeldPieces:
         Args:
             shards: All of the layout.
             numbers: Those to hold, ascending.
-            states: The state of each stretch that one of them covers (`shard_parts`): its tensors are copied.
+            states: The state of each stretch that one of them covers (`shard_parts`): its tensors are copied,
+                but for those of a piece that stays as it is.
             assigned: The holders of all; None: nobody steps before `hold` is called again.
         """
         by_bucket: dict[int, list[Interval]] = {}
@@ -264,13 +265,15 @@ class HeldPieces:
             by_index.setdefault(known.index, []).append((known, state))
         for parts in by_index.values():
             parts.sort(key=lambda part: part[0].start)
+        before = {piece.stretch: piece.state for piece in self._pieces}
         self._pieces, self._by_parameter = [], {}
         self._intervals = {bucket: merged(intervals) for bucket, intervals in by_bucket.items()}
         for bucket, interval in runs:
             for start, _, stretch in self.cells.between(bucket, interval):
                 if stretch is not None:
                     piece = Piece(stretch, bucket, start, self.values.of(stretch))
-                    piece.state = joined(stretch, by_index.get(stretch.index, []))
+                    parts, own = by_index.get(stretch.index, []), before.get(stretch, {})
+                    piece.state = own if own and is_made_of(own, stretch, parts) else joined(stretch, parts)
                     self._pieces.append(piece)
                     self._by_parameter.setdefault(stretch.index, []).append(piece)
 
@@ -598,6 +601,32 @@ def joined(stretch: Stretch, parts: Sequence[tuple[Stretch, State]]) -> State:
         else:
             state[name] = _copied(first)
     return state
+
+
+def is_made_of(state: State, stretch: Stretch, parts: Sequence[tuple[Stretch, State]]) -> bool:
+    """Return whether parts are views of the state of a stretch, and together all of it.
+
+    Args:
+        state: Of the stretch.
+        stretch: Of a parameter.
+        parts: Of the same parameter, ascending.
+    """
+    covered = 0
+    for part, own in parts:
+        if part.stop <= stretch.start or stretch.stop <= part.start:
+            continue
+        if own.keys() != state.keys() or not (stretch.start <= part.start and part.stop <= stretch.stop):
+            return False
+        first = part.start - stretch.start
+        for name, value in own.items():
+            whole = state[name]
+            if is_by_element(whole, stretch):
+                if not is_by_element(value, part) or value.data_ptr() != whole[first:].data_ptr():
+                    return False
+            elif value is not whole:
+                return False
+        covered += part.stop - part.start
+    return covered == stretch.stop - stretch.start
 
 
 def is_by_element(value: Any, stretch: Stretch) -> bool:
