@@ -312,9 +312,7 @@ class GrowsLater(torch.optim.Adam):
 
 def test_state_that_grows_has_a_step_done_again() -> None:
     """Second copies are on their way when the optimizer makes new state: one step is done again for it."""
-    world = after_three_steps(
-        ["a", "b", "c", "d"], 2, Variant(lambda p: GrowsLater(p, lr=0.125), at_once=0)
-    )
+    world = after_three_steps(["a", "b", "c", "d"], 2, Variant(lambda p: GrowsLater(p, lr=0.125), at_once=0))
     world.lose(world.members[:1])
     world.form()
     assert world.members[0].home.single
