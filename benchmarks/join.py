@@ -31,7 +31,7 @@ from benchmarks import recovery
 WORKERS = 3
 DEPTH, BATCH = 16, 24
 WIDTHS = {"64MiB": 1024, "1GiB": 4096}
-"""Of the model's square layers, by the size of its state."""
+"""Width of the square layers of a model, by the size of its state."""
 CALM_STEPS, JOINED_STEPS = 5, 3
 NAMES = ("gap_seconds", "step_seconds", "seconds_to_full_size")
 _WIDTH = "BENCHMARK_WIDTH"

@@ -43,7 +43,7 @@ WIDTH, DEPTH, BATCH = 1280, 4, 96
 KINDS = ("kill_worker", "hang_worker", "leave", "join", "kill_coordinator")
 QUIET_SECONDS = 3.0
 LEARNED_SECONDS = 2.0
-"""Of training until a worker is stopped: the coordinator learns a worker's heartbeats within 1.5 s."""
+"""Seconds that workers train before one is stopped: the coordinator learns their heartbeats within 1.5 s."""
 FALSE_SECONDS, BUSY_LOOPS = 60.0, 4
 QUICK_CUT_SECONDS = 10.0
 SPREAD_SECONDS = 0.3

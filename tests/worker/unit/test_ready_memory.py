@@ -9,7 +9,7 @@ import torch
 from springtide.memory.ready import ReadyMemory
 
 NUMBERS = 16 << 20
-"""Of float32: so large a tensor always gets memory of its own from the system."""
+"""A number of float32 elements: so large a tensor always gets memory of its own from the system."""
 
 
 def resident() -> int:
