@@ -301,7 +301,10 @@ class Operator:
             self._not_taken_in[plural, namespace] = error
 
     def _start_anew(self, plural: str, namespace: str) -> None:
-        """Believe the next list whatever it says: the API server's store was restored."""
+        """Believe the next lists whatever they say: the API server's store was restored. Nothing is decided
+        until all of them have come, since one kind as it was and another as it is would look like losses.
+        """
+        self._listed = False
         text = f"{plural} have an older resourceVersion than before: was the cluster's store restored?"
         log.warning("%s They are listed anew, and what was known of them counts no more", text)
         self.cache.distrust(plural)
