@@ -201,6 +201,45 @@ def test_transition_rules_need_a_past() -> None:
     ]
 
 
+def test_remembered_answers_are_those_of_their_own_past() -> None:
+    size = {**INT, "x-kubernetes-validations": [{"rule": "self >= oldSelf"}]}
+    name_rule = {"rule": "self.metadata.name.startsWith('a')", "message": "an a first"}
+    root = schema.compile_schema(
+        {
+            "type": "object",
+            "x-kubernetes-validations": [name_rule],
+            "properties": {
+                "spec": {"type": "object", "properties": {"n": size}},
+                "status": {"type": "object"},
+            },
+        }
+    )
+
+    def answers(name: str, n: int, old: int | None) -> list[str]:
+        new = {"metadata": {"name": name, "resourceVersion": str(n)}, "spec": {"n": n}, "status": {"now": n}}
+        found: list[FieldError] = []
+        past = schema.MISSING if old is None else {"metadata": {"name": name}, "spec": {"n": old}}
+        validate_rules(root, new, past, "", found)
+        return [str(error) for error in found]
+
+    shrunk = 'spec.n: Invalid value: "integer": failed rule: self >= oldSelf'
+    misnamed = '<nil>: Invalid value: "object": an a first'
+    for _ in range(2):
+        assert answers("a", 2, None) == answers("a", 2, 1) == answers("a", 2, 2) == []
+        assert answers("a", 2, 3) == [shrunk]
+        assert answers("b", 2, 3) == [misnamed, shrunk]
+        assert answers("b", 2, 2) == [misnamed]
+
+
+def test_rules_see_the_names_alone_of_metadata() -> None:
+    root = schema.compile_schema(
+        {"type": "object", "x-kubernetes-validations": [{"rule": "!has(self.metadata.labels)"}]}
+    )
+    found: list[FieldError] = []
+    validate_rules(root, {"metadata": {"name": "a", "labels": {"b": "c"}}}, schema.MISSING, "", found)
+    assert found == []
+
+
 def test_items_of_a_map_list_keep_their_past() -> None:
     item = {
         "type": "object",

@@ -8,7 +8,9 @@ is a double even if it was written as `1`.
 from __future__ import annotations
 
 import functools
+import json
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import celpy
@@ -22,6 +24,9 @@ from springtide_local.api.errors import FieldError
 from springtide_local.api.objects import parse_timestamp
 from springtide_local.api.schema import MISSING, Node
 from springtide_local.ports import Object
+
+_LARGEST_REMEMBERED = 1 << 16
+"""Characters of JSON, of a value and its former one together, up to which an answer is remembered."""
 
 _REASONS = {
     "FieldValueInvalid": errors.INVALID,
@@ -126,36 +131,104 @@ def _time(text: str) -> Any:
 def validate_rules(node: Node, value: Any, old: Any, path: str, found: list[FieldError]) -> None:
     """Find what the rules of a schema have against a value.
 
+    Answers are remembered: a rule depends on nothing but the value and the former one, and most writes change
+    a status and leave the spec as it was.
+
     Args:
         node: the schema; rules below it count too.
         value: decoded JSON.
         old: the former value, or `schema.MISSING`.
-        path: of the value, for errors.
+        path: of the value, for errors; empty for a whole object.
         found: gets one error for each rule that does not hold.
     """
     if not node.has_rules or value is None:
         return
+    if path or not isinstance(value, dict):
+        _walk(node, value, old, path, found)
+        return
+    before = old if isinstance(old, dict) else {}
     if node.rules:
-        variables = {"self": to_cel(value, node)}
-        if old is not MISSING and old is not None:
-            variables["oldSelf"] = to_cel(old, node)
-        for rule in node.rules:
-            error = _check(rule, variables, node, value, path)
-            if error is not None:
-                found.append(error)
+        seen = _seen_at_root(tuple(rule["rule"] + rule.get("messageExpression", "") for rule in node.rules))
+        found += _remembered(node, _part(value, seen), _part(old, seen), path, False)
+    for name, item, below, where in _children(node, value, path):
+        found += _remembered(below, item, before.get(name, MISSING), where, True)
+
+
+def _walk(node: Node, value: Any, old: Any, path: str, found: list[FieldError]) -> None:
+    """Evaluate the rules of a schema and of all schemas below it."""
+    if not node.has_rules or value is None:
+        return
+    _own_rules(node, value, old, path, found)
     if isinstance(value, dict):
         before = old if isinstance(old, dict) else {}
-        for name, item in value.items():
-            child = node.properties.get(name)
-            below = child or node.additional
-            if below is not None:
-                where = f"{path}.{name}" if path else name
-                if child is None:
-                    where = f"{path}[{name}]"
-                validate_rules(below, item, before.get(name, MISSING), where, found)
+        for name, item, below, where in _children(node, value, path):
+            _walk(below, item, before.get(name, MISSING), where, found)
     elif isinstance(value, list) and node.items is not None:
         for index, item in enumerate(value):
-            validate_rules(node.items, item, _old_item(node, item, old), f"{path}[{index}]", found)
+            _walk(node.items, item, _old_item(node, item, old), f"{path}[{index}]", found)
+
+
+def _children(node: Node, value: Object, path: str) -> Iterator[tuple[str, Any, Node, str]]:
+    """Each item of an object whose schema has rules: its name, itself, its schema, its path."""
+    for name, item in value.items():
+        child = node.properties.get(name)
+        below = child or node.additional
+        if below is not None and below.has_rules:
+            where = f"{path}.{name}" if path else name
+            yield name, item, below, f"{path}[{name}]" if child is None else where
+
+
+def _own_rules(node: Node, value: Any, old: Any, path: str, found: list[FieldError]) -> None:
+    if not node.rules:
+        return
+    variables = {"self": to_cel(value, node)}
+    if old is not MISSING and old is not None:
+        variables["oldSelf"] = to_cel(old, node)
+    for rule in node.rules:
+        error = _check(rule, variables, node, value, path)
+        if error is not None:
+            found.append(error)
+
+
+def _remembered(node: Node, value: Any, old: Any, path: str, deep: bool) -> Sequence[FieldError]:
+    """Return what a schema's rules (`deep`: and all below) have against a value, if possible from memory."""
+    text = json.dumps(value)
+    before = None if old is MISSING or old is None else json.dumps(old)
+    if len(text) + len(before or "") <= _LARGEST_REMEMBERED:
+        return _errors(node, text, before, path, deep)
+    return _errors.__wrapped__(node, text, before, path, deep)
+
+
+@functools.lru_cache(maxsize=1024)
+def _errors(node: Node, text: str, before: str | None, path: str, deep: bool) -> tuple[FieldError, ...]:
+    found: list[FieldError] = []
+    check = _walk if deep else _own_rules
+    check(node, json.loads(text), MISSING if before is None else json.loads(before), path, found)
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _seen_at_root(rules: tuple[str, ...]) -> frozenset[str] | None:
+    """The properties of a whole object that its own rules read; None: any of them."""
+    names: set[str] = set()
+    for rule in rules:
+        for name in re.findall(r"\b(?:self|oldSelf)\b(?:\.(\w+))?", rule):
+            if not name or "__" in name:  # read whole, by an index, or under an escaped name
+                return None
+            names.add(name)
+    return frozenset(names)
+
+
+def _part(value: Any, names: frozenset[str] | None) -> Any:
+    """Return what rules see of a whole object: as in Kubernetes, of its metadata the two names alone."""
+    if not isinstance(value, dict):
+        return value
+    part = {name: item for name, item in value.items() if names is None or name in names}
+    if isinstance(part.get("metadata"), dict):
+        part["metadata"] = {
+            name: item for name, item in part["metadata"].items() if name in ("name", "generateName")
+        }
+    return part
 
 
 def _old_item(node: Node, item: Any, old: Any) -> Any:
