@@ -83,3 +83,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next((number for number, name in enumerate(kinds) if name in folders), 0)
 
     items.sort(key=kind)
+
+
+def pytest_collection_finish() -> None:
+    """Set aside what has been collected, a million objects that stay: each look for garbage would read them."""
+    gc.collect()
+    gc.freeze()

@@ -19,6 +19,7 @@ what tests keep to.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -91,6 +92,11 @@ class Module:
     path: Path
     tree: ast.Module
 
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Everything of the file: a walk over it takes as long as parsing, and each rule looks at all."""
+        return list(ast.walk(self.tree))
+
 
 @dataclass
 class Class:
@@ -123,7 +129,7 @@ def read_classes(modules: Iterable[Module]) -> dict[str, Class]:
     """Return the classes by name; of two with one name the first counts."""
     found: dict[str, Class] = {}
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, _read_class(module, node))
     return found
@@ -173,7 +179,7 @@ def findings_in_tests(tests: Iterable[Module], modules: Iterable[Module]) -> lis
 
 
 def _fragments(module: Module) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             continue
         text = ast.get_docstring(node) or ""
@@ -212,7 +218,7 @@ def _explained(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
 
 def _concurrency(module: Module) -> Iterator[tuple[int, str]]:
     """Yield (line, what) for each thread, task, lock, condition or event that a file makes."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             made = f"{node.value.id}.{node.attr}"
             if made in _CONCURRENT:
@@ -276,7 +282,7 @@ def _deep(classes: Mapping[str, Class]) -> Iterator[str]:
 
 
 def _unbound_calls(module: Module, classes: Mapping[str, Class]) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -311,7 +317,7 @@ def _circles(modules: list[Module]) -> Iterator[str]:
 
 
 def _long_names(module: Module) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             name = node.name
             if name.startswith("test") and len(name) > MAX_TEST_NAME:
@@ -323,7 +329,7 @@ def _long_names(module: Module) -> Iterator[str]:
 
 def _private_uses(test: Module, ours: set[str]) -> Iterator[str]:
     own = set(_names_made(test)) - ours
-    for node in ast.walk(test.tree):
+    for node in test.nodes:
         for name in _names_used(node):
             if _is_private(name.rpartition(".")[2]) and name not in own:
                 shown = ast.unparse(node)
@@ -333,7 +339,7 @@ def _private_uses(test: Module, ours: set[str]) -> Iterator[str]:
 
 def _names_made(module: Module) -> Iterator[str]:
     """Yield the names of functions, classes, variables, and attributes of `self` that a file makes."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -366,7 +372,7 @@ def _is_private(name: str) -> bool:
 
 
 def _imports(module: Module, names: set[str]) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

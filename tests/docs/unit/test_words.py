@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from structure import ROOTS as SOURCES
 from structure import Module, read_modules
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -209,7 +210,7 @@ ALLOWED = {
 def names_made(module: Module) -> Iterator[tuple[int, str]]:
     """Yield (line, name) of the file itself, and of the functions, classes and attributes that it makes."""
     yield 1, module.path.stem
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -222,8 +223,8 @@ def names_made(module: Module) -> Iterator[tuple[int, str]]:
 
 
 @functools.cache
-def modules() -> list[Module]:
-    return read_modules(ROOT, ALL)
+def modules(roots: tuple[str, ...] = ALL) -> list[Module]:
+    return read_modules(ROOT, roots)
 
 
 @functools.cache
@@ -251,10 +252,10 @@ def test_allowed_names_are_still_there() -> None:
 
 def test_replaced_words_name_no_class_and_no_module() -> None:
     found = []
-    for module in read_modules(ROOT, ROOTS):
+    for module in modules(ROOTS):
         if module.path.stem in MODULES:
             found.append(f"{module.path}: see docs/glossary.md")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef) and node.name in CLASSES:
                 found.append(f"{module.path}:{node.lineno}: {node.name} is {CLASSES[node.name]}")
     assert found == []
@@ -263,15 +264,15 @@ def test_replaced_words_name_no_class_and_no_module() -> None:
 def test_replaced_words_of_the_worker_name_no_class() -> None:
     found = [
         f"{module.path}:{node.lineno}: {node.name} is {EVERYWHERE[node.name]}"
-        for module in read_modules(ROOT)
-        for node in ast.walk(module.tree)
+        for module in modules(SOURCES)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef) and node.name in EVERYWHERE
     ]
     assert found == []
 
 
 def test_replaced_words_name_no_module_and_no_function() -> None:
-    read = read_modules(ROOT)
+    read = modules(SOURCES)
     found = [
         f"{module.path}: {name} is {MODULES_EVERYWHERE[name]}"
         for module in read
@@ -281,7 +282,7 @@ def test_replaced_words_name_no_module_and_no_function() -> None:
     found += [
         f"{module.path}:{node.lineno}: {node.name} is {FUNCTIONS[node.name]}"
         for module in read
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.FunctionDef) and node.name in FUNCTIONS
     ]
     assert found == []
