@@ -81,7 +81,7 @@ def test_shards_survive_lost_and_leaving_workers(e2e: E2ECluster, start: Start) 
     One worker is deleted by force, the node of another is drained, and two leave.
     """
     sharded = {"type": "AllReduce", "allReduce": {"shard": "Gradients"}}
-    running = start("sharded", IN_SHARDS, workers=3, epochs=200, pace="1", strategy=sharded)
+    running = start("sharded", IN_SHARDS, workers=3, epochs=120, pace="1", strategy=sharded)
     running.until_trains(3)
     lost, kept, _ = running.pods()
     running.delete_pod(lost["metadata"]["name"], "--force", "--grace-period=0")
@@ -109,7 +109,7 @@ def test_shards_survive_lost_and_leaving_workers(e2e: E2ECluster, start: Start) 
     running.until_condition("Succeeded")
     status = running.status()
     assert (status["data"]["repeated"], status["data"]["lost"], status["statesLost"]) == (0, 0, 0)
-    assert status["data"]["totalSeen"] == 200 * 64
+    assert status["data"]["totalSeen"] == 120 * 64
     assert status["restarts"]["failures"] == 0
     assert stays in {pod["metadata"]["uid"] for pod in running.pods()}
 

@@ -44,7 +44,7 @@ for step, batch in enumerate(springtide.batches((x, x.flip(1)), batch_size=16, e
         optimizer.zero_grad()
         (model(batch[0]) - batch[1]).square().mean().backward()
         optimizer.step()
-    if step % 5 == 0:
+    if step % 2 == 0:
         print(f"step {step} of {springtide.world_size()}", flush=True)
 average = optimizer.state[model.weight]["exp_avg"]
 print("part", model.weight.to_local().flatten().tolist(), average.to_local().flatten().tolist())
@@ -84,12 +84,12 @@ def test_every_process_of_a_pod_is_a_worker_of_the_job(start: Callable[..., Runn
 
 
 def test_dead_process_ends_its_pod_of_a_divided_model(start: Callable[..., RunningJob]) -> None:
-    running = start("divided", code=DIVIDED, workers=2, processes=2, epochs=100, pace="0.5")
+    running = start("divided", code=DIVIDED, workers=2, processes=2, epochs=50, pace="0.8")
     running.until_trains(2)
     lost, kept = running.pods()
     for rank in (0, 1):
         running.until_said(kept["metadata"]["name"], rf"\[{rank}\] step (\d+) of 4")
-    running.set_pace(f"0.5 {lost['metadata']['uid']}")
+    running.set_pace(f"0.8 {lost['metadata']['uid']}")
     known = {pod["metadata"]["uid"] for pod in (lost, kept)}
 
     def added() -> str:

@@ -54,8 +54,8 @@ def test_edit_of_consistency_takes_effect_without_pod_restarts(
     running = start(
         "by-turns",
         workers=2,
-        epochs=150,
-        pace="2",  # 600 s at least: it lasts until all edits are in force, or given up
+        epochs=100,
+        pace="3",  # 600 s at least: it lasts until all edits are in force, or given up
         strategy={"type": "ParameterServer", "parameterServer": kept},
     )
     running.until_trains(2)
@@ -72,7 +72,7 @@ def test_edit_of_consistency_takes_effect_without_pod_restarts(
     status = running.status()
     assert {pod["metadata"]["uid"] for pod in running.pods()} < pods
     assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
-    assert (status["data"]["totalSeen"], status["restarts"]["total"]) == (150 * 64, 0)
+    assert (status["data"]["totalSeen"], status["restarts"]["total"]) == (100 * 64, 0)
     said = running.cluster.kubectl("get", "events", "-n", running.namespace, "-o", "wide")
     shown = ["BoundedStaleness (3 steps)", "Asynchronous", "Synchronous", "BoundedStaleness (3 steps)"]
     for before, after in itertools.pairwise(shown):
