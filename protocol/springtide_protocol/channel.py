@@ -76,7 +76,8 @@ def client_options(limit: float) -> Options:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Also how long a first attempt may take: the other end may be short of processor time, or far away.
+        ("grpc.min_reconnect_backoff_ms", 500),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
 
