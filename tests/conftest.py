@@ -86,6 +86,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Set aside what has been collected, a million objects that stay: each look for garbage would read them."""
+    """Set aside what has been collected: a million objects, which each look for garbage would read."""
     gc.collect()
     gc.freeze()
