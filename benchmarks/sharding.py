@@ -327,6 +327,11 @@ class Job(recovery.Job):
         """Return how often a worker has read one."""
         return sum(len(_RESTORED.findall(text)) for text in self._logs())
 
+    def until_copied(self) -> None:
+        """Wait until all shards are at two workers: another kill before that may lose one."""
+        paths = [self._folder / f"{name}.log" for name in self.pids]
+        self.until(lambda: all(is_copied(path.read_text()) for path in paths), "second copies of all shards")
+
     def transfers(self) -> list[float]:
         """Return the seconds that each worker took, after each kill, from the meeting to the next step."""
         return [float(seconds) for text in self._logs() for seconds in _TRANSFER.findall(text)]
@@ -349,6 +354,11 @@ class Job(recovery.Job):
 _RESTORED = re.compile(r"\brestored \S+ \(step \d+\)")
 _TRANSFER = re.compile(rf"\bgeneration \S+: rank \d+ of {WORKERS - 1}, .*, transfer ([\d.]+) s")
 """The line of a generation with one worker less."""
+
+
+def is_copied(log: str) -> bool:
+    """Return whether all shards are at two workers, by what one of them has logged. PURE."""
+    return log.rfind("all shards are at two workers again") >= log.rfind("get their second copy while")
 
 
 def steps_lost(made: Iterable[tuple[int, Any]]) -> int:
@@ -507,6 +517,7 @@ def kill(side: str, repeats: int, chooser: random.Random, seen: Kills, zygote: Z
         try:
             job.until_saved()
             for _ in range(repeats):
+                job.until_copied()
                 found = recovery.strike(job, "kill_worker", chooser)
                 seen.gaps.append(found["kill_worker"][0])
                 seen.joins.append(found["join"][0])
@@ -581,6 +592,7 @@ def measure_transfers(repeats: int, zygote: Zygote) -> dict[str, dict[str, float
                 try:
                     chooser = random.Random(0)
                     for _ in range(repeats):
+                        job.until_copied()
                         recovery.strike(job, "kill_worker", chooser)
                     result.setdefault(key, {})[model] = statistics.median(job.transfers())
                 finally:

@@ -128,6 +128,17 @@ def test_step_committed_by_two_generations_is_lost_once() -> None:
     assert sharding.steps_lost([(1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (3, 3)]) == 3
 
 
+def test_shards_are_copied_when_the_last_line_on_them_says_so() -> None:
+    begins, again = (
+        "67 shards get their second copy while training goes on\n",
+        ("all shards are at two workers again\n"),
+    )
+    assert sharding.is_copied("")
+    assert not sharding.is_copied(begins)
+    assert sharding.is_copied(begins + again)
+    assert not sharding.is_copied(begins + again + begins)
+
+
 def test_kills_are_compared_by_their_medians() -> None:
     ours = Kills([0.3, 0.9, 0.4], [0.7, 0.5, 0.6], 1, 2, 3, 4, [0.05, 0.02, 0.03])
     plain = Kills([0.2, 0.1], [0.4, 0.3])
