@@ -64,7 +64,7 @@ SHARDS = {UNSHARDED: "None", OPTIMIZER: "Optimizer", GRADIENTS: "Gradients"}
 PEAK_STEP = 2
 """In which the most memory is looked for: one of the first turn, and not a process's first one."""
 TURNS = {"26MB": Turn(4, 4, 40), "67MB": Turn(4, 4, 20)}
-QUICK_TURNS = {"26MB": Turn(3, 4, 3), "67MB": Turn(3, 3, 2)}
+QUICK_TURNS = {"26MB": Turn(3, 4, 6), "67MB": Turn(3, 3, 2)}
 """Turns of each side, by model."""
 SAVE_SECONDS = 5.0
 CASE_KEYS = (
