@@ -21,8 +21,13 @@ from its begin to the begin of the next one, of the worker that takes longest, t
   (benchmarks.recovery says how that is counted), with checkpoints each few seconds that nobody may need:
   `checkpoints_read`. `steps_lost` were committed and had to be made again. `join_gap_seconds`: the same when
   another worker comes in its place, which gets its shards and the parameters before the next step.
+* `transfer_seconds`, by model: from the meeting of those that are left after a kill to their next step, in
+  which state travels between them, the median; `transfer_at_once_seconds`: the same where each shard has two
+  holders again before that step (`SPRINGTIDE_SHARDS_AT_ONCE_MIB`). Without --quick also of 67 and 196 MB.
 * `torchrun_fsdp2_...`: the same kill under torchrun with `fully_shard` and a checkpoint each 20 steps;
-  cut after 60 s (10 with --quick) and counted as those.
+  cut after 60 s (20 with --quick) and counted as those, and as the steps since the checkpoint.
+
+Workers are forked from one process, which has imported torch.
 """
 
 from __future__ import annotations
@@ -45,19 +50,22 @@ from typing import Any
 from benchmarks import recovery
 from benchmarks.support.sides import Side, Turn, by_turns, running
 from benchmarks.support.turns import Player
+from benchmarks.support.zygote import Zygote
 
 WORKERS = 3
 DEPTH, BATCH, SAMPLES = 4, 96, 960
 MODELS = {"26MB": 1280, "67MB": 2048}
 """Width of the layers, by name."""
 KILLED_MODEL = "26MB"
+TRANSFER_MODELS = MODELS | {"196MB": 3500}
 UNSHARDED, OPTIMIZER, GRADIENTS, PEER = "unsharded", "optimizer", "gradients", "fsdp2"
 SHARDS = {UNSHARDED: "None", OPTIMIZER: "Optimizer", GRADIENTS: "Gradients"}
 """`strategy.allReduce.shard`, by side."""
 PEAK_STEP = 2
 """In which the most memory is looked for: one of the first turn, and not a process's first one."""
-WARM_UP, STEPS = 4, 4
-"""Steps of the first turn, and of each that is counted besides its first one."""
+TURNS = {"26MB": Turn(4, 4, 40), "67MB": Turn(4, 4, 20)}
+QUICK_TURNS = {"26MB": Turn(3, 4, 6), "67MB": Turn(3, 3, 2)}
+"""Turns of each side, by model."""
 SAVE_SECONDS = 5.0
 CASE_KEYS = (
     "optimizer_bytes_ratio",
@@ -82,6 +90,7 @@ KILL_KEYS = (
     "samples_repeated",
     "checkpoints_read",
 )
+AT_ONCE = {"SPRINGTIDE_SHARDS_AT_ONCE_MIB": "1000000"}
 _BYTES = ("optimizer_bytes", "gradient_bytes", "gradient_peak_bytes", "tensor_bytes")
 _WIDTH, _TURNS, _SIDE = "BENCHMARK_WIDTH", "BENCHMARK_TURNS", "BENCHMARK_SIDE"
 _ROOT = Path(__file__).resolve().parents[1]
@@ -118,8 +127,19 @@ def samples(width: int) -> tuple[Any, Any]:
 # ---- a worker
 
 
+def run() -> None:
+    """Run the process that the environment describes, until it is killed."""
+    from benchmarks.peers import fsdp2
+
+    if os.environ[_SIDE] != PEER:
+        train()
+        return
+    rank, port = int(os.environ[fsdp2.RANK]), int(os.environ[fsdp2.PORT])
+    fsdp2.train_by_turns(os.environ[_TURNS], int(os.environ[_WIDTH]), rank, port)
+
+
 def train() -> None:
-    """Train until killed, by turns where the environment names a socket of them."""
+    """Train, by turns where the environment names a socket of them."""
     import torch
     from torch.nn import functional as F
 
@@ -281,19 +301,22 @@ class Job(recovery.Job):
 
     script = "benchmarks.sharding"
 
-    def __init__(self, folder: Path, side: str, width: int, more: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, side: str, width: int, zygote: Zygote, more: Mapping[str, str] | None = None
+    ) -> None:
         """Start it.
 
         Args:
             folder: Its own; it is made.
             side: One of SHARDS.
             width: Of the model's layers.
+            zygote: That its workers are forked from.
             more: Of the workers' environment.
         """
         folder.mkdir()
         (folder / "volume").mkdir()
         environment = {"SPRINGTIDE_SHARD": SHARDS[side], _WIDTH: str(width), _SIDE: side, **(more or {})}
-        super().__init__(folder, WORKERS, environment)
+        super().__init__(folder, WORKERS, environment, zygote)
 
     def until_saved(self) -> None:
         """Wait for the first checkpoint."""
@@ -302,8 +325,19 @@ class Job(recovery.Job):
 
     def checkpoints_read(self) -> int:
         """Return how often a worker has read one."""
-        texts = [path.read_text() for path in self._folder.glob("worker-*.log")]
-        return sum(len(_RESTORED.findall(text)) for text in texts)
+        return sum(len(_RESTORED.findall(text)) for text in self._logs())
+
+    def until_copied(self) -> None:
+        """Wait until all shards are at two workers: another kill before that may lose one."""
+        paths = [self._folder / f"{name}.log" for name in self.pids]
+        self.until(lambda: all(is_copied(path.read_text()) for path in paths), "second copies of all shards")
+
+    def transfers(self) -> list[float]:
+        """Return the seconds that each worker took, after each kill, from the meeting to the next step."""
+        return [float(seconds) for text in self._logs() for seconds in _TRANSFER.findall(text)]
+
+    def _logs(self) -> list[str]:
+        return [path.read_text() for path in self._folder.glob("worker-*.log")]
 
     def made(self) -> list[tuple[int, Any]]:
         """Return (step, generation) of all that was committed, by any worker."""
@@ -318,6 +352,13 @@ class Job(recovery.Job):
 
 
 _RESTORED = re.compile(r"\brestored \S+ \(step \d+\)")
+_TRANSFER = re.compile(rf"\bgeneration \S+: rank \d+ of {WORKERS - 1}, .*, transfer ([\d.]+) s")
+"""The line of a generation with one worker less."""
+
+
+def is_copied(log: str) -> bool:
+    """Return whether all shards are at two workers, by what one of them has logged. PURE."""
+    return log.rfind("all shards are at two workers again") >= log.rfind("get their second copy while")
 
 
 def steps_lost(made: Iterable[tuple[int, Any]]) -> int:
@@ -402,24 +443,28 @@ def _has(side: Side, name: str) -> bool:
     return bool(side.last) and name in side.last[0] and name in side.first[0]
 
 
-def measure_steps(width: int, rounds: int) -> dict[str, Any]:
+def measure_steps(width: int, turn: Turn, zygote: Zygote) -> dict[str, Any]:
     """Run one model on all sides.
 
     Args:
         width: Of its layers.
-        rounds: Turns of each side that count.
+        turn: Sizes of the sides' turns.
+        zygote: That workers are forked from.
 
     Raises:
         RuntimeError: A side of ours fails.
         TimeoutError: One does not begin.
     """
+    from benchmarks.peers import fsdp2
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         more = {_TURNS: str(folder / "turns")}
-        jobs = {side: functools.partial(Job, folder / side, side, width, more) for side in SHARDS}
-        peers = {PEER: ("benchmarks.peers.fsdp2", "--turns", more[_TURNS], str(width))}
+        jobs = {side: functools.partial(Job, folder / side, side, width, zygote, more) for side in SHARDS}
+        environment = more | {_SIDE: PEER, _WIDTH: str(width)}
+        peers = {PEER: functools.partial(fsdp2.Processes, folder / PEER, zygote, environment)}
         with running(folder, WORKERS, jobs, peers) as (turns, reasons):
-            sides = by_turns(turns.take, (*SHARDS, PEER), reasons, Turn(WARM_UP, STEPS, rounds))
+            sides = by_turns(turns.take, (*SHARDS, PEER), reasons, turn)
             return case_figures(sides, reasons[PEER])
 
 
@@ -437,6 +482,7 @@ class Kills:
         samples_repeated: By the ledger.
         samples_lost: By the ledger.
         read: Checkpoints that a worker has read.
+        transfers: Seconds from the meeting of those that are left to their next step, of each worker.
     """
 
     gaps: list[float] = field(default_factory=list)
@@ -445,9 +491,10 @@ class Kills:
     samples_repeated: int = 0
     samples_lost: int = 0
     read: int = 0
+    transfers: list[float] = field(default_factory=list)
 
 
-def kill(side: str, repeats: int, chooser: random.Random, seen: Kills) -> None:
+def kill(side: str, repeats: int, chooser: random.Random, seen: Kills, zygote: Zygote) -> None:
     """Kill workers of a new job, one after the other, each with another one in its place.
 
     Args:
@@ -455,6 +502,7 @@ def kill(side: str, repeats: int, chooser: random.Random, seen: Kills) -> None:
         repeats: How many.
         chooser: Of the victims.
         seen: Where it is noted.
+        zygote: That workers are forked from.
 
     Raises:
         TimeoutError: The job does not go on.
@@ -465,10 +513,11 @@ def kill(side: str, repeats: int, chooser: random.Random, seen: Kills) -> None:
             "SPRINGTIDE_CHECKPOINT_URI": str(folder / "volume"),
             "SPRINGTIDE_CHECKPOINT_SECONDS": f"{SAVE_SECONDS:g}",
         }
-        job = Job(folder, side, MODELS[KILLED_MODEL], saving)
+        job = Job(folder, side, MODELS[KILLED_MODEL], zygote, saving)
         try:
             job.until_saved()
             for _ in range(repeats):
+                job.until_copied()
                 found = recovery.strike(job, "kill_worker", chooser)
                 seen.gaps.append(found["kill_worker"][0])
                 seen.joins.append(found["join"][0])
@@ -481,21 +530,23 @@ def kill(side: str, repeats: int, chooser: random.Random, seen: Kills) -> None:
             job.close()
             seen.read += job.checkpoints_read()
             seen.lost += steps_lost(job.made())
+            seen.transfers += job.transfers()
 
 
-def measure_kills(rounds: int, repeats: int) -> dict[str, Any]:
+def measure_kills(rounds: int, repeats: int, zygote: Zygote) -> dict[str, Any]:
     """Kill workers of jobs with shards and without, by turns.
 
     Args:
         rounds: Jobs of each side.
         repeats: Kills in each job.
+        zygote: That workers are forked from.
     """
     seen = {OPTIMIZER: Kills(), UNSHARDED: Kills()}
     reason = ""
     try:
         for number in range(rounds):
             for side, own in seen.items():
-                kill(side, repeats, random.Random(number), own)
+                kill(side, repeats, random.Random(number), own, zygote)
                 for kind, gaps in (("kill", own.gaps), ("join", own.joins)):
                     print(f"{kind}, {side}: {[round(gap, 3) for gap in gaps]} s", flush=True)
     except (TimeoutError, RuntimeError, ValueError) as error:
@@ -518,7 +569,35 @@ def kill_figures(seen: Mapping[str, Kills], reason: str) -> dict[str, Any]:
     joins = statistics.median(ours.joins), statistics.median(plain.joins)
     values = gap, other, gap / other, *joins, ours.lost, ours.samples_lost, ours.samples_repeated, ours.read
     result: dict[str, Any] = dict(zip(KILL_KEYS, values, strict=True)) | {"kills": len(ours.gaps)}
+    if ours.transfers:
+        result["transfer_seconds"] = {KILLED_MODEL: statistics.median(ours.transfers)}
     return result | ({"kills_reason": reason} if reason else {})
+
+
+def measure_transfers(repeats: int, zygote: Zygote) -> dict[str, dict[str, float]]:
+    """Return the seconds from the meeting after a kill to the next step, by model.
+
+    Args:
+        repeats: Kills of each model, in one job.
+        zygote: That workers are forked from.
+
+    Raises:
+        TimeoutError: A job does not go on.
+    """
+    result: dict[str, dict[str, float]] = {}
+    for key, more in (("transfer_seconds", {}), ("transfer_at_once_seconds", AT_ONCE)):
+        for model, width in TRANSFER_MODELS.items():
+            with tempfile.TemporaryDirectory() as name:
+                job = Job(Path(name) / OPTIMIZER, OPTIMIZER, width, zygote, more)
+                try:
+                    chooser = random.Random(0)
+                    for _ in range(repeats):
+                        job.until_copied()
+                        recovery.strike(job, "kill_worker", chooser)
+                    result.setdefault(key, {})[model] = statistics.median(job.transfers())
+                finally:
+                    job.close()
+    return result
 
 
 # ---- all of it
@@ -537,21 +616,58 @@ def worst(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def measure(turns: Mapping[str, int], kills: tuple[int, int], restarts: tuple[int, float]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The numbers of repeats of a run.
+
+    Attributes:
+        turns: Of each side, by model.
+        kills: (jobs of each side, kills in each).
+        transfers: Kills of each of TRANSFER_MODELS.
+        restarts: (kills under torchrun, seconds that are waited after each at most).
+    """
+
+    turns: Mapping[str, Turn]
+    kills: tuple[int, int]
+    transfers: int
+    restarts: tuple[int, float]
+
+
+FULL = Sizes(TURNS, (4, 5), 5, (5, 60.0))
+QUICK = Sizes(QUICK_TURNS, (1, 4), 0, (1, 20.0))
+
+
+def measure(sizes: Sizes) -> dict[str, Any]:
     """Return all that is written; null with a reason where something did not run to its end.
 
     Args:
-        turns: Of each side that count, by model.
-        kills: (jobs of each side, kills in each).
-        restarts: (kills under torchrun, seconds that are waited after each at most).
+        sizes: Of the run.
     """
     from benchmarks.peers import fsdp2
 
+    with Zygote(Job.script) as zygote:
+        result = measure_cases(sizes, zygote) | measure_kills(*sizes.kills, zygote)
+        print(", ".join(shown(key, result[key]) for key in KILL_KEYS), flush=True)
+        if sizes.transfers:
+            result |= measure_transfers(sizes.transfers, zygote)
+        print(f"transfer_seconds {result.get('transfer_seconds')}", flush=True)
+    peer = fsdp2.measure_kills(MODELS[KILLED_MODEL], *sizes.restarts)
+    print(", ".join(shown(key, value) for key, value in peer.items()), flush=True)
+    return result | peer
+
+
+def measure_cases(sizes: Sizes, zygote: Zygote) -> dict[str, Any]:
+    """Return the figures of all models, and at the top the worst of each.
+
+    Args:
+        sizes: Of the run.
+        zygote: That workers are forked from.
+    """
     cases: dict[str, dict[str, Any]] = {}
     reasons: dict[str, str] = {}
     for name, width in MODELS.items():
         try:
-            case = cases[name] = measure_steps(width, turns[name])
+            case = cases[name] = measure_steps(width, sizes.turns[name], zygote)
         except (RuntimeError, TimeoutError, OSError) as error:
             print(f"{name} did not end: {error}", flush=True)
             reasons[name] = str(error)
@@ -562,11 +678,7 @@ def measure(turns: Mapping[str, int], kills: tuple[int, int], restarts: tuple[in
         if reason := case.get("step_ratio_to_fsdp2_reason"):
             reasons[f"{name}, {PEER}"] = reason
             print(f"  {reason}", flush=True)
-    result: dict[str, Any] = worst(cases) | measure_kills(*kills)
-    print(", ".join(shown(key, result[key]) for key in KILL_KEYS), flush=True)
-    peer = fsdp2.measure_kills(MODELS[KILLED_MODEL], *restarts)
-    print(", ".join(shown(key, value) for key, value in peer.items()), flush=True)
-    result |= peer | {"cases": cases}
+    result: dict[str, Any] = worst(cases) | {"cases": cases}
     return result | (
         {"reason": "; ".join(f"{key}: {text}" for key, text in reasons.items())} if reasons else {}
     )
@@ -586,12 +698,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--zygote", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.zygote:
-        recovery.zygote(train)
+        import torch.distributed.fsdp  # noqa: F401 - for the peer
+
+        recovery.zygote(run)
         return
-    if chosen.quick:
-        result = measure({"26MB": 4, "67MB": 2}, (2, 2), (1, 10.0))
-    else:
-        result = measure({"26MB": 40, "67MB": 20}, (4, 5), (5, 60.0))
+    result = measure(QUICK if chosen.quick else FULL)
     if chosen.json:
         chosen.json.write_text(json.dumps(result, indent=2) + "\n")
 

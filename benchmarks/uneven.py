@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import recovery
-from benchmarks.support.sides import Side, Turn, by_turns, running
+from benchmarks.support.sides import Command, Side, Turn, by_turns, running
 from benchmarks.support.turns import Player
 from benchmarks.support.zygote import Zygote
 
@@ -237,7 +237,10 @@ def measure(rounds: int) -> dict[str, Any]:
             folder = Path(name)
             path = folder / "turns"
             jobs = {side: functools.partial(Job, folder / side, side, path, zygote) for side in SIDES}
-            peers = {peer: (*command, str(path)) for peer, command in PEERS.items()}
+            peers = {
+                peer: functools.partial(Command, folder, peer, (*command, str(path)))
+                for peer, command in PEERS.items()
+            }
             with running(folder, WORKERS, jobs, peers) as (turns, reasons):
                 turn = Turn(WARM_UP, STEPS, rounds)
                 return figures(by_turns(turns.take, (*SIDES, *PEERS), reasons, turn), reasons)

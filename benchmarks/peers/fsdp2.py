@@ -1,24 +1,30 @@
 """The peer of benchmarks.sharding: torch's `fully_shard` (FSDP2) on gloo, three processes, same model.
 
-    python -m benchmarks.peers.fsdp2 --turns SOCKET WIDTH    three processes that make steps by turns
-    python -m benchmarks.peers.fsdp2 FOLDER WIDTH            one process under torchrun
+    python -m benchmarks.peers.fsdp2 FOLDER WIDTH    one process under torchrun
 
-Under torchrun it saves a checkpoint (torch.distributed.checkpoint) each SAVE_EVERY steps, into the folder,
-and begins from the newest one that is there, as a script for torchrun has to.
+Those that make steps by turns are forked by the benchmark. Under torchrun a process saves a checkpoint
+(torch.distributed.checkpoint) each SAVE_EVERY steps, into the folder, and begins from the newest one that is
+there, as a script for torchrun has to.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.torchrun import CUT_SECONDS, WORKERS, kill_one
+from benchmarks.peers.torchrun import CUT_SECONDS, WORKERS, Kill, kill_one
+from benchmarks.support.zygote import Zygote
 
 SAVE_EVERY = 20
+RANK, PORT = "BENCHMARK_RANK", "BENCHMARK_PORT"
+"""Variables of the environment of a process that makes steps by turns."""
 
 
 def sharded(width: int) -> tuple[Any, Any]:
@@ -82,26 +88,38 @@ def _local(value: Any) -> Any:
     return value.to_local() if hasattr(value, "to_local") else value
 
 
-def fork_all(path: str, width: int) -> None:
-    """Fork the processes of a side, which share what they have imported, and wait for their end.
+class Processes:
+    """The processes of this side, forked from one that has imported torch."""
 
-    Args:
-        path: Of the socket of turns.
-        width: Of the model's layers.
-    """
-    import torch
-    import torch.distributed.fsdp  # noqa: F401
+    def __init__(self, folder: Path, zygote: Zygote, environment: Mapping[str, str]) -> None:
+        """Start them.
 
-    from benchmarks.steady_state import free_port
+        Args:
+            folder: For their logs; it is made.
+            zygote: That they are forked from; its script calls `train_by_turns`.
+            environment: Of them all.
+        """
+        from benchmarks.steady_state import free_port
 
-    port, pids = free_port(), []
-    for rank in range(WORKERS):
-        pid = os.fork()
-        if pid == 0:
-            train_by_turns(path, width, rank, port)
-        pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    raise SystemExit(max(map(abs, codes)))
+        folder.mkdir()
+        port = str(free_port())
+        self._logs: dict[int, Path] = {}
+        for rank in range(WORKERS):
+            log = folder / f"{rank}.log"
+            pid = zygote.fork({**environment, RANK: str(rank), PORT: port}, log)
+            self._logs[pid] = log
+
+    def check(self) -> None:
+        """Raise RuntimeError with the last words of one that has ended."""
+        for pid, log in self._logs.items():
+            if not Path(f"/proc/{pid}").exists():
+                raise RuntimeError(f"a process of fsdp2 ended: {log.read_text().strip()[-300:]}")
+
+    def close(self) -> None:
+        """End them."""
+        for pid in self._logs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def train_under_torchrun(folder: Path, width: int) -> None:
@@ -170,26 +188,29 @@ def measure_kills(width: int, tries: int, cut: float = CUT_SECONDS) -> dict[str,
             "torchrun_fsdp2_steps_lost": None,
             "torchrun_fsdp2_reason": str(error),
         }
-    lost = [kill.steps_lost for kill in kills if kill.steps_lost is not None]
+    cut_short = sum(kill.steps_lost is None for kill in kills)
     return {
         "torchrun_fsdp2_kill_gap_seconds": statistics.median(kill.gap_seconds for kill in kills),
-        "torchrun_fsdp2_steps_lost": statistics.median(lost) if lost else None,
-        "torchrun_fsdp2_reason": None if lost else f"no step came within {cut:g} s of a kill",
+        "torchrun_fsdp2_steps_lost": statistics.median(lost(kill) for kill in kills),
+        "torchrun_fsdp2_reason": f"after {cut_short} of {len(kills)} kills no step came within {cut:g} s"
+        if cut_short
+        else None,
     }
+
+
+def lost(kill: Kill) -> int:
+    """Return how many steps have to be made again; at least those since the newest checkpoint. PURE."""
+    return kill.steps_made % SAVE_EVERY if kill.steps_lost is None else kill.steps_lost
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--turns", action="store_true", help="make steps by turns")
-    parser.add_argument("place", help="the socket of turns, or a folder")
+    parser.add_argument("folder", type=Path, help="for checkpoints and steps")
     parser.add_argument("width", type=int, help="of the model's layers")
     arguments = parser.parse_args()
-    if arguments.turns:
-        fork_all(arguments.place, arguments.width)
-    else:
-        train_under_torchrun(Path(arguments.place), arguments.width)
+    train_under_torchrun(arguments.folder, arguments.width)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from typing import Any
 import psutil
 
 WORKERS = 3
-CUT_SECONDS = 60.0
+BEGIN_SECONDS, CUT_SECONDS = 120.0, 60.0
+"""Limits of what comes before a kill, and of what is waited for after one."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -62,10 +63,12 @@ class Kill:
         gap_seconds: From the last step before it to the first of a process started after it, or the longest
             pause in between.
         steps_lost: Steps that were made and have to be made again; None when nothing followed.
+        steps_made: Steps that were made before.
     """
 
     gap_seconds: float
     steps_lost: int | None
+    steps_made: int
 
 
 def after_kill(before: Steps, after: Steps, killed: float) -> Kill:
@@ -81,7 +84,7 @@ def after_kill(before: Steps, after: Steps, killed: float) -> Kill:
     first_at, first = min(after)
     times = sorted([last, *late, first_at])
     newest = max(step for _, step in before)
-    return Kill(max(b - a for a, b in itertools.pairwise(times)), max(0, newest - first + 1))
+    return Kill(max(b - a for a, b in itertools.pairwise(times)), max(0, newest - first + 1), newest)
 
 
 def kill_one(module: str, ready: int, arguments: Sequence[str] = (), cut: float = CUT_SECONDS) -> Kill:
@@ -120,7 +123,7 @@ def kill_one(module: str, ready: int, arguments: Sequence[str] = (), cut: float 
             for _ in range(WORKERS)
         ]
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + BEGIN_SECONDS
 
             def steps() -> dict[str, Steps]:
                 found: dict[str, Steps] = {}
@@ -131,7 +134,9 @@ def kill_one(module: str, ready: int, arguments: Sequence[str] = (), cut: float 
 
             while sum(len(own) >= ready for own in steps().values()) < WORKERS:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"torchrun made no {ready} steps with three workers in 60 s")
+                    raise TimeoutError(
+                        f"torchrun made no {ready} steps with three workers in {BEGIN_SECONDS:g} s"
+                    )
                 time.sleep(0.02)
             there = set(steps())
             os.kill(int(max(there).partition("-")[2]), signal.SIGKILL)
@@ -142,7 +147,7 @@ def kill_one(module: str, ready: int, arguments: Sequence[str] = (), cut: float 
                     before = [step for key, own in now.items() if key in there for step in own]
                     return after_kill(before, after, killed)
                 time.sleep(0.1)
-            return Kill(cut, None)
+            return Kill(cut, None, max(step for own in steps().values() for _, step in own))
         finally:
             stop(agents)
 

@@ -21,15 +21,47 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunningJob(Protocol):
-    """A job of ours."""
+    """The processes of one side."""
 
     def check(self) -> None:
-        """Raise RuntimeError when one of its workers has ended."""
+        """Raise RuntimeError when one of them has ended."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """End them."""
         ...
+
+
+class Command:
+    """A side whose processes a module starts by itself."""
+
+    def __init__(self, folder: Path, name: str, command: Sequence[str]) -> None:
+        """Start it.
+
+        Args:
+            folder: For its log.
+            name: Of the side.
+            command: Module and arguments.
+        """
+        self._name, self._log = name, folder / f"{name}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                cwd=_ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdout=log,
+                stderr=log,
+            )
+
+    def check(self) -> None:
+        """Raise RuntimeError when it has ended."""
+        if (code := self._process.poll()) is not None:
+            text = self._log.read_text().strip()
+            raise RuntimeError(f"{self._name} ended with {code}: {text[-300:]}")
+
+    def close(self) -> None:
+        """End it."""
+        stop([self._process])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,46 +99,33 @@ def running(
     folder: Path,
     workers: int,
     jobs: Mapping[str, Callable[[], RunningJob]],
-    peers: Mapping[str, Sequence[str]],
+    peers: Mapping[str, Callable[[], RunningJob]],
 ) -> Iterator[tuple[Turns, dict[str, str]]]:
     """Start all sides; yield their turns, and by peer the reason why it does not run ("": it does).
 
     Args:
-        folder: For logs, and for the socket `turns`, to which their processes connect.
+        folder: For the socket `turns`, to which their processes connect.
         workers: Processes of each side.
         jobs: Each starts one of ours.
-        peers: Module and arguments of each of the others.
+        peers: Each starts one of the others.
 
     Raises:
         RuntimeError: A job of ours ends.
         TimeoutError: Processes of ours do not come.
     """
     turns, reasons = Turns(folder / "turns"), dict.fromkeys(peers, "")
-    processes: dict[str, subprocess.Popen[bytes]] = {}
+    others: dict[str, RunningJob] = {}
     started: list[Future[RunningJob]] = []
     try:
-        for name, command in peers.items():
-            with (folder / f"{name}.log").open("wb") as log:
-                processes[name] = subprocess.Popen(
-                    [sys.executable, "-m", *command],
-                    cwd=_ROOT,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},
-                    stdout=log,
-                    stderr=log,
-                )
+        for name, start in peers.items():
+            others[name] = start()
         with ThreadPoolExecutor(len(jobs)) as pool:
             started += [pool.submit(start) for start in jobs.values()]
         for one, name in zip(started, jobs, strict=True):
             turns.until_there(name, workers, READY_SECONDS, one.result().check)
-        for name, process in processes.items():
-
-            def check(name: str = name, process: subprocess.Popen[bytes] = process) -> None:
-                if (code := process.poll()) is not None:
-                    text = (folder / f"{name}.log").read_text().strip()
-                    raise RuntimeError(f"{name} ended with {code}: {text[-300:]}")
-
+        for name, other in others.items():
             try:
-                turns.until_there(name, workers, READY_SECONDS, check)
+                turns.until_there(name, workers, READY_SECONDS, other.check)
             except (RuntimeError, TimeoutError) as error:
                 reasons[name] = str(error)
         yield turns, reasons
@@ -115,7 +134,8 @@ def running(
         for one in started:
             if one.exception() is None:
                 one.result().close()
-        stop([*processes.values()])
+        for other in others.values():
+            other.close()
 
 
 def by_turns(

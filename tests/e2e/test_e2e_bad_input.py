@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from e2e_cluster import E2ECluster, RefusedError
-from e2e_jobs import RunningJob, job
+from e2e_jobs import TRAIN, RunningJob, job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -23,6 +23,17 @@ main()
 """
 NO_DATA = "open('/data/missing/train.csv')\n"
 ENDS_EARLY = "print('did nothing')\n"
+WIDTH = 400_000
+LARGE = (
+    TRAIN.replace(
+        "torch.nn.Linear(1, 1)",
+        f"torch.nn.Sequential(torch.nn.Linear(1, {WIDTH}), torch.nn.Tanh(), torch.nn.Linear({WIDTH}, 1))",
+    )
+    .replace("torch.optim.SGD(model.parameters(), lr=0.1)", "torch.optim.AdamW(model.parameters(), lr=1e-4)")
+    .replace("springtide.report(slope=model.weight.item())", "springtide.report(slope=0.0)")
+)
+PARAMETERS = 4 * (3 * WIDTH + 1)
+"""Bytes of the model's parameters."""
 
 
 def test_a_script_that_raises_fails_the_job_with_its_exception(start: Start) -> None:
@@ -102,3 +113,28 @@ def test_unusable_template_fails_the_job_naming_the_field(e2e: E2ECluster, names
     e2e.apply(wrong, namespace=namespace)
     failed = RunningJob(e2e, namespace, "template").until_condition("Failed", reason="InvalidTemplate")
     assert "spec.workers.template.spec.volumes" in failed["message"]
+
+
+def test_a_model_without_room_at_the_minimum_does_not_begin(start: Start) -> None:
+    """The template's limit holds the model of three workers, which share out the optimizer's state, and not
+    that of one: nobody trains before the manifest says so.
+    """
+    environment = {"SPRINGTIDE_MEMORY_BYTES": str(int(3.5 * PARAMETERS))}
+    sharded = {"type": "AllReduce", "allReduce": {"shard": "Optimizer"}}
+    arguments: dict[str, Any] = {"environment": environment, "strategy": sharded, "workers": 3, "epochs": 2}
+    running = start("large", LARGE, **arguments, minimum=1)
+    failed = running.until_condition("Failed", reason="MemoryTooSmall")
+    assert "with 1 worker, as few as workers.minReplicas allows" in failed["message"]
+    assert "Set workers.minReplicas to 3, or raise the limit" in failed["message"]
+    status = running.status()
+    assert status["memory"] == {
+        "perWorker": "16Mi",
+        "perWorkerAtMinReplicas": "19Mi",
+        "limit": "16Mi",
+        "limitedBy": "Container",
+        "fewestWorkers": 3,
+    }
+    assert running.steps_said() == -1
+    again = start("large-enough", LARGE, **arguments, minimum=3)
+    again.until_condition("Succeeded")
+    assert again.status()["memory"]["fewestWorkers"] == 3

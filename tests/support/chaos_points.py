@@ -34,14 +34,14 @@ SERVERS_3 = tuple(sorted((*SERVERS_2, "pushing")))
 SHARDS_5 = tuple(sorted((*CHECKPOINTS_2, "filling", "gathering")))
 
 VERSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "workers": (WORKERS_1, *(WORKERS_2,) * 6),
-    "checkpoints": (CHECKPOINTS_1, *(CHECKPOINTS_2,) * 6),
-    "shards": (SHARDS_5,) * 7,
-    "servers": (WORKERS_1, SERVERS_2, *(SERVERS_3,) * 5),
+    "workers": (WORKERS_1, *(WORKERS_2,) * 7),
+    "checkpoints": (CHECKPOINTS_1, *(CHECKPOINTS_2,) * 7),
+    "shards": (SHARDS_5,) * 8,
+    "servers": (WORKERS_1, SERVERS_2, *(SERVERS_3,) * 6),
 }
 """By kind: the sorted points of version 1, 2, ... A version may be a new one for some kinds only."""
 
-NEWEST = 7
+NEWEST = 8
 
 SELDOM = frozenset(["asked", "filling", "leasing", "meeting", "receiving", "restore", "sending", "transfer"])
 """From version 2 on: points that few steps have, so that more of their faults are of any step."""

@@ -72,18 +72,20 @@ def script(name: str, code: str, pace: str = "") -> Object:
 def job(name: str, image: str, workers: int = 1, epochs: int = 25, **spec: Any) -> Object:
     """A TrainingJob that runs `train.py` of the ConfigMap of its name; an epoch is four steps.
 
-    Keywords: `command`, `minimum`, `maximum`, `processes` (of each pod), `affinity`; all others are fields of
-    the spec.
+    Keywords: `command`, `environment` (more of the container), `minimum`, `maximum`, `processes` (of each
+    pod), `affinity`; all others are fields of the spec.
     """
+    environment: dict[str, str] = {
+        "EPOCHS": str(epochs),
+        "OMP_NUM_THREADS": "1",
+        "PACE_FILE": "/scripts/pace",
+        **spec.pop("environment", {}),
+    }
     container = {
         "name": "worker",
         "image": image,
         "command": spec.pop("command", ["python", "/scripts/train.py"]),
-        "env": [
-            {"name": "EPOCHS", "value": str(epochs)},
-            {"name": "OMP_NUM_THREADS", "value": "1"},
-            {"name": "PACE_FILE", "value": "/scripts/pace"},
-        ],
+        "env": [{"name": key, "value": value} for key, value in environment.items()],
         "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}],
     }
     template: Object = {

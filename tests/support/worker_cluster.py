@@ -63,7 +63,7 @@ class WorkerCluster:
         self._script = script
         self.environment = dict(environment or {})
         self._zygote = self.coordinator_zygote = self.server_zygote = zygote  # of those made from now on
-        self._folder = folder
+        self.folder = folder
         self._options = options
         self.processes_per_pod = 1
         self.net = f"127.{100 + os.getpid() % 100}.{next(self._numbers) % 250}"
@@ -116,7 +116,7 @@ class WorkerCluster:
         """Start the next incarnation: of a new pod, or of the container in the same pod."""
         if not same_pod:
             self._incarnation += 1
-        state = self._folder / f"coordinator-{self._incarnation}"
+        state = self.folder / f"coordinator-{self._incarnation}"
         state.mkdir(exist_ok=True)
         env = {
             "SPRINGTIDE_TOKEN": TOKEN,
@@ -133,7 +133,7 @@ class WorkerCluster:
         }
         self._coordinator_since = time.monotonic()
         argv = [str(PROGRAM), "springtide_coordinator"]
-        pid = self.coordinator_zygote.fork(env, argv, self._folder / "coordinator.log")
+        pid = self.coordinator_zygote.fork(env, argv, self.folder / "coordinator.log")
         self._coordinator = Coordinator(pid, self.coordinator_zygote)
 
     def kill_coordinator(self) -> None:
@@ -171,7 +171,7 @@ class WorkerCluster:
             "SPRINGTIDE_SLOT": str(slot),
             "SPRINGTIDE_METRICS_PORT": "0",
         }
-        path = self._folder / f"{name}.log"
+        path = self.folder / f"{name}.log"
         argv = [str(self.server_programs.get(slot, PROGRAM)), "springtide_ps"]
         pid = self.server_zygote.fork(env, argv, path)
         server = ServerPod(name, slot, f"uid-{name}", pid, path, self.server_zygote)
@@ -191,15 +191,15 @@ class WorkerCluster:
             "SPRINGTIDE_POD_IP": address,
             "SPRINGTIDE_BIND": address,
             "SPRINGTIDE_SLOT": str(number),
-            "SPRINGTIDE_TERMINATION_LOG": str(self._folder / f"{name}.end"),
-            "SPRINGTIDE_STEP_LOG": str(self._folder / f"{name}.steps"),
+            "SPRINGTIDE_TERMINATION_LOG": str(self.folder / f"{name}.end"),
+            "SPRINGTIDE_STEP_LOG": str(self.folder / f"{name}.steps"),
             "SPRINGTIDE_FAULT": f"{self._brake.fault};{fault}",
             "SPRINGTIDE_BUCKET_MIB": "0.002",
             **self.environment,
         }
-        argv = [str(self._script), str(self._folder), json.dumps(self._options | options)]
-        pid = self._zygote.fork(env, argv, self._folder / f"{name}.log")
-        worker = Worker(name, number, f"uid-{number}", address, pid, self._folder, self._zygote)
+        argv = [str(self._script), str(self.folder), json.dumps(self._options | options)]
+        pid = self._zygote.fork(env, argv, self.folder / f"{name}.log")
+        worker = Worker(name, number, f"uid-{number}", address, pid, self.folder, self._zygote)
         self.workers.append(worker)
         if hold and self._operator.ident is not None:
             with self._braking:
@@ -296,7 +296,7 @@ class WorkerCluster:
 
     def coordinator_log(self) -> str:
         """Return what all coordinators have logged."""
-        return (self._folder / "coordinator.log").read_text()
+        return (self.folder / "coordinator.log").read_text()
 
     def logs(self) -> str:
         texts = [self.coordinator_log()[-6000:]]

@@ -2,7 +2,8 @@
 RESULT_FOLDER JSON_OPTIONS.
 
 Augmentation in the dataset, dropout, BatchNorm, autocast, GradScaler, clipping, micro-batches, Adam, a
-scheduler. Writes RESULT_FOLDER/POD.json at its end: digests of parameters, buffers and the optimizer's state.
+scheduler. Writes RESULT_FOLDER/POD.json at its end: digests of parameters, buffers and the optimizer's state;
+and to RESULT_FOLDER/POD.losses a line for each loss that is computed: step, samples, bits.
 """
 
 from __future__ import annotations
@@ -68,9 +69,13 @@ def main() -> None:
     springtide.init()
     # A scale at which the first gradients overflow.
     scaler = torch.amp.GradScaler("cpu", 2.0**126, 4.0, 2.0**-7, 4, enabled="scaler" in options)
+    runtime = springtide.api.active_runtime
+    assert runtime is not None
     clip_norm = options.get("clip_norm", 0.5)
     springtide.distribute(model, optimizer, scheduler=scheduler, scaler=scaler, clip_norm=clip_norm)
     dataset = Augmented(options["samples"], options.get("not_finite", ""))
+    name = os.environ.get("SPRINGTIDE_POD_NAME", "alone")
+    losses = (folder / f"{name}.losses").open("a", buffering=1)
     for batch in springtide.batches(dataset, batch_size=options["batch"], epochs=options["epochs"], seed=5):
         with springtide.step():
             for micro in batch.split(options.get("split", 1)):
@@ -79,14 +84,17 @@ def main() -> None:
                     loss = F.cross_entropy(model(inputs.to(next(model.parameters()).dtype)).float(), labels)
                 scaler.scale(loss).backward()
                 springtide.report(loss=loss)
+                step = runtime.position.cursor.step + 1
+                if micro.samples:  # and no stand-in
+                    ids = ",".join(map(str, micro.ids.tolist()))
+                    losses.write(f"{step} {ids} {loss.item().hex()}\n")
             slot = os.environ.get("SPRINGTIDE_SLOT", "0")
             time.sleep(options.get("pace", 0.0) + options.get("part_seconds", {}).get(slot, 0.0))
             scaler.step(optimizer)
             scaler.update()
             scheduler.step()
             optimizer.zero_grad()
-    runtime = springtide.api.active_runtime
-    assert runtime is not None
+    losses.close()
     state = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
     result = {
         "parameters": digest(model.parameters()),
@@ -98,7 +106,6 @@ def main() -> None:
         "audit": runtime.position.ledger.audit(),
         "step": runtime.position.cursor.step,
     }
-    name = os.environ.get("SPRINGTIDE_POD_NAME", "alone")
     (folder / f"{name}.json").write_text(json.dumps(result))
 
 

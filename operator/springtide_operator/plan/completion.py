@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import hangs, restarts, template
+from springtide_operator.plan import hangs, memory, restarts, template
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Finished, Observation, WorkerPod
 from springtide_operator.plan.values import parse_time, timestamp
@@ -60,13 +60,13 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> Ou
 
 
 def awaits_last_report(outcome: Outcome, observation: Observation, ledger: Ledger, now: float) -> bool:
-    """Return whether the coordinator of a job that succeeded is still to be asked, once, what it knows of the
-    end.
+    """Return whether the coordinator of a job that succeeded, or whose model does not fit, is still to be
+    asked, once, what it knows of the end.
 
     A job may have trained and ended between two calls: then nothing of it (what it was restored from, what it
-    lost) has been heard. One that cannot be reached for some time after the end is not waited for; calls
-    before the end may have come before it listened. Its node may be late to say that it runs: a worker that
-    finished under it proves that it did.
+    lost, what memory its model takes) has been heard. One that cannot be reached for some time after the end
+    is not waited for; calls before the end may have come before it listened. Its node may be late to say that
+    it runs: a worker that finished under it, or was told by it to begin, proves that it did.
 
     Args:
         outcome: how the job ends.
@@ -74,15 +74,16 @@ def awaits_last_report(outcome: Outcome, observation: Observation, ledger: Ledge
         ledger: with the incarnation in status.
         now: in unix seconds.
     """
-    at, since = finished_at(observation), observation.unreachable_since
-    if outcome.finished is None or at is None or abs(now - at) > LAST_REPORT_SECONDS:
+    at, since = ended_at(outcome, observation), observation.unreachable_since
+    if at is None or abs(now - at) > LAST_REPORT_SECONDS:
         return False
     if since is not None and now - max(since, at) >= LAST_CALLS_SECONDS:
         return False
     coordinator = next((c for c in observation.coordinators if c.incarnation == ledger.incarnation), None)
     if coordinator is None or not coordinator.live:
         return False
-    if coordinator.running_since is None and outcome.finished.incarnation != ledger.incarnation:
+    under = outcome.finished.incarnation if outcome.finished is not None else ledger.incarnation
+    if coordinator.running_since is None and under != ledger.incarnation:
         return False
     report = observation.report_of(ledger.incarnation)
     if report is None:
@@ -91,11 +92,21 @@ def awaits_last_report(outcome: Outcome, observation: Observation, ledger: Ledge
     return report.asked_living is not None and not ended.isdisjoint(report.asked_living)
 
 
-def finished_at(observation: Observation) -> float | None:
-    """Return when the last of the finished workers ended, by its node's clock, in unix seconds; None while
-    none has.
+def ended_at(outcome: Outcome, observation: Observation) -> float | None:
+    """Return when the last of the workers ended that finished, or whose model does not fit.
+
+    Args:
+        outcome: of the job.
+        observation: of its pods.
+
+    Returns:
+        Unix seconds by its node's clock; None where none has, or where the job ends for another reason.
     """
-    ends = [pod.end for pod in observation.workers if pod.end is not None and pod.end.finished is not None]
+    ends = [pod.end for pod in observation.workers if pod.end is not None]
+    if outcome.reason == reasons.MEMORY_TOO_SMALL:
+        ends = [end for end in ends if end.exception == memory.ERROR]
+    else:
+        ends = [end for end in ends if outcome.finished is not None and end.finished is not None]
     return max((end.at for end in ends if end.at is not None), default=None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 from pathlib import Path
@@ -27,6 +28,9 @@ FIGURES = (
     "reduce_seconds",
     "gather_seconds",
 )
+
+
+WARM_UP, STEPS = 3, 4
 
 
 def reports(seconds: float, steps: int, made: int, *values: float) -> list[Report]:
@@ -59,7 +63,7 @@ class Played:
 
 
 def play(played: Played, reasons: dict[str, str], rounds: int) -> dict[str, Side]:
-    turn = Turn(sharding.WARM_UP, sharding.STEPS, rounds)
+    turn = Turn(WARM_UP, STEPS, rounds)
     return sides.by_turns(played.take, (*sharding.SHARDS, PEER), reasons, turn)
 
 
@@ -75,7 +79,7 @@ def test_sides_take_turns_in_another_order_each_time() -> None:
     rounds = [played.order[at : at + 4] for at in range(0, len(played.order), 4)]
     assert len(rounds) == 5
     assert {order[0] for order in rounds[1:]} == {UNSHARDED, OPTIMIZER, GRADIENTS, PEER}
-    assert {len(side.seconds) for side in seen.values()} == {4 * sharding.STEPS}
+    assert {len(side.seconds) for side in seen.values()} == {4 * STEPS}
 
 
 def test_case_has_ratios_to_unsharded_and_to_the_peer() -> None:
@@ -124,8 +128,20 @@ def test_step_committed_by_two_generations_is_lost_once() -> None:
     assert sharding.steps_lost([(1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (3, 3)]) == 3
 
 
+def test_shards_are_copied_when_the_last_line_on_them_says_so() -> None:
+    begins, again = (
+        "67 shards get their second copy while training goes on\n",
+        ("all shards are at two workers again\n"),
+    )
+    assert sharding.is_copied("")
+    assert not sharding.is_copied(begins)
+    assert sharding.is_copied(begins + again)
+    assert not sharding.is_copied(begins + again + begins)
+
+
 def test_kills_are_compared_by_their_medians() -> None:
-    ours, plain = Kills([0.3, 0.9, 0.4], [0.7, 0.5, 0.6], 1, 2, 3, 4), Kills([0.2, 0.1], [0.4, 0.3])
+    ours = Kills([0.3, 0.9, 0.4], [0.7, 0.5, 0.6], 1, 2, 3, 4, [0.05, 0.02, 0.03])
+    plain = Kills([0.2, 0.1], [0.4, 0.3])
     seen = {OPTIMIZER: ours, UNSHARDED: plain}
     found = sharding.kill_figures(seen, "")
     assert found["kill_gap_seconds_p50"] == 0.4
@@ -135,27 +151,50 @@ def test_kills_are_compared_by_their_medians() -> None:
     assert found["unsharded_join_gap_seconds"] == pytest.approx(0.35)
     names = ("steps_lost", "samples_repeated", "samples_lost", "checkpoints_read", "kills")
     assert [found[name] for name in names] == [1, 2, 3, 4, 3]
+    assert found["transfer_seconds"] == {"26MB": 0.03}
     none = sharding.kill_figures({OPTIMIZER: Kills([0.3]), UNSHARDED: Kills()}, "waited 60 s")
     assert {none[key] for key in sharding.KILL_KEYS} == {None}
     assert none["kills_reason"] == "waited 60 s"
 
 
-def test_parts_that_fail_leave_the_others_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def steps(width: int, rounds: int) -> dict[str, Any]:
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the parts of a run return figures without any process; steps of the larger model fail."""
+
+    def steps(width: int, turn: Turn, zygote: object) -> dict[str, Any]:
         if width == sharding.MODELS["67MB"]:
             raise TimeoutError("2 of 3 processes came")
         return dict.fromkeys(sharding.CASE_KEYS, 1.0) | {"sides": {}}
 
-    killed = dict.fromkeys(sharding.KILL_KEYS, 1)
+    killed = dict.fromkeys(sharding.KILL_KEYS, 1) | {"transfer_seconds": {"26MB": 0.5}}
     peer = {"torchrun_fsdp2_kill_gap_seconds": None, "torchrun_fsdp2_reason": "no steps"}
+    monkeypatch.setattr(sharding, "Zygote", lambda script: contextlib.nullcontext())
     monkeypatch.setattr(sharding, "measure_steps", steps)
-    monkeypatch.setattr(sharding, "measure_kills", lambda rounds, repeats: killed)
+    monkeypatch.setattr(sharding, "measure_kills", lambda rounds, repeats, zygote: killed)
+    monkeypatch.setattr(
+        sharding, "measure_transfers", lambda repeats, zygote: {"transfer_seconds": {"196MB": 1.0}}
+    )
     monkeypatch.setattr(fsdp2, "measure_kills", lambda width, tries, cut: peer)
-    found = sharding.measure({"26MB": 1, "67MB": 1}, (1, 1), (1, 1.0))
+
+
+def test_parts_that_fail_leave_the_others_and_a_reason(no_processes: None) -> None:
+    found = sharding.measure(sharding.QUICK)
     assert found["reason"] == "67MB: 2 of 3 processes came"
     assert (found["step_ratio_to_unsharded"], found["kill_gap_ratio"]) == (None, 1)
     assert found["cases"]["26MB"]["step_ratio_to_unsharded"] == 1.0
     assert found["torchrun_fsdp2_reason"] == "no steps"
+    assert found["transfer_seconds"] == {"26MB": 0.5}
+    assert sharding.measure(sharding.FULL)["transfer_seconds"] == {"196MB": 1.0}
+
+
+@pytest.mark.parametrize("sizes", [sharding.QUICK, sharding.FULL])
+def test_medians_are_of_three_at_least(sizes: sharding.Sizes) -> None:
+    assert sizes.turns.keys() == sharding.MODELS.keys()
+    for turn in sizes.turns.values():
+        assert turn.steps * turn.rounds >= 6
+        assert turn.warm_up > sharding.PEAK_STEP
+    jobs, kills = sizes.kills
+    assert jobs * kills >= 4
 
 
 def test_bytes_of_other_tensors_are_counted_once_by_memory() -> None:
@@ -178,13 +217,15 @@ def test_bytes_of_other_tensors_are_counted_once_by_memory() -> None:
 def test_kill_costs_the_pause_and_the_steps_behind_a_checkpoint() -> None:
     before = [(1.0, 38), (2.0, 39), (2.1, 39), (3.05, 40)]
     assert torchrun.after_kill(before, [(9.0, 21), (9.1, 21)], killed=3.0) == torchrun.Kill(
-        pytest.approx(9.0 - 3.05), 20
+        pytest.approx(9.0 - 3.05), 20, 40
     )
-    assert torchrun.after_kill(before[:3], [(2.5, 40)], killed=2.2) == torchrun.Kill(pytest.approx(0.4), 0)
+    assert torchrun.after_kill(before[:3], [(2.5, 40)], killed=2.2) == torchrun.Kill(
+        pytest.approx(0.4), 0, 39
+    )
 
 
 def test_kill_under_torchrun_without_a_step_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    kills = iter([torchrun.Kill(10.0, 12), torchrun.Kill(60.0, None), torchrun.Kill(12.0, 4)])
+    kills = iter([torchrun.Kill(10.0, 12, 34), torchrun.Kill(60.0, None, 38), torchrun.Kill(12.0, 4, 24)])
     readies = []
 
     def kill_one(module: str, ready: int, arguments: list[str], cut: float) -> torchrun.Kill:
@@ -194,7 +235,8 @@ def test_kill_under_torchrun_without_a_step_is_cut(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fsdp2, "kill_one", kill_one)
     found = fsdp2.measure_kills(1280, 3)
     assert found["torchrun_fsdp2_kill_gap_seconds"] == 12.0
-    assert found["torchrun_fsdp2_steps_lost"] == 8
+    assert found["torchrun_fsdp2_steps_lost"] == 12
+    assert found["torchrun_fsdp2_reason"] == "after 1 of 3 kills no step came within 60 s"
     assert readies == [30, 37, 24]
 
     def fails(*arguments: object) -> torchrun.Kill:
@@ -213,3 +255,25 @@ def test_newest_checkpoint_is_one_that_is_whole(tmp_path: Path) -> None:
     for step in (20, 40):
         (tmp_path / f"checkpoint-{step}" / ".metadata").touch()
     assert fsdp2.newest(tmp_path) == 40
+
+
+class Forks:
+    """Says that it forks processes, of which none is there any more."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, str]] = []
+
+    def fork(self, environment: dict[str, str], log: Path) -> int:
+        self.made.append(environment)
+        log.write_text("ImportError: no fully_shard")
+        return 1_000_000_000 + len(self.made)
+
+
+def test_process_of_the_peer_that_ends_says_its_last_words(tmp_path: Path) -> None:
+    forks = Forks()
+    processes = fsdp2.Processes(tmp_path / PEER, forks, {"BENCHMARK_SIDE": PEER})  # type: ignore[arg-type]
+    assert [made[fsdp2.RANK] for made in forks.made] == ["0", "1", "2"]
+    assert len({made[fsdp2.PORT] for made in forks.made}) == 1
+    with pytest.raises(RuntimeError, match="no fully_shard"):
+        processes.check()
+    processes.close()

@@ -14,6 +14,7 @@ from springtide_cli.story import Story, job_news
 from springtide_cli.watch import Seen
 from springtide_operator.api import reasons
 from springtide_operator.plan import memory
+from springtide_operator.plan.completion import LAST_CALLS_SECONDS
 from springtide_operator.plan.coordinator_sync import make_sync
 from springtide_operator.plan.observation import MemberReport
 from springtide_protocol.memory import DEVICE, ModelMemory
@@ -150,15 +151,44 @@ def failed(exception: str) -> str:
     )
 
 
-def test_model_that_does_not_fit_ends_the_job_at_once() -> None:
+def without_room() -> World:
+    """A job whose workers have all ended since the model does not fit; its coordinator has not been asked."""
     made = World(job=job_object(3))
     made.settle()
     for pod in made.workers():
         made.end(pod, 1, failed(memory.ERROR))
+    return made
+
+
+def ended(made: World) -> dict[str, Any] | None:
+    return next((c for c in made.status["conditions"] if c["type"] == "Failed"), None)
+
+
+def test_model_that_does_not_fit_ends_the_job_with_its_figures() -> None:
+    """The workers end as soon as they have told the coordinator: it is asked once more."""
+    made = without_room()
+    asked = frozenset(pod["metadata"]["uid"] for pod in made.workers(live=False))
+    made.reports(members=(), asked_living=asked)
     made.round()
-    found = next(c for c in made.status["conditions"] if c["type"] == "Failed")
+    assert ended(made) is None
+    made.reports(members=(), asked_living=frozenset(), memory=MODEL)
+    made.round()
+    found = ended(made)
+    assert found is not None
     assert found["reason"] == reasons.MEMORY_TOO_SMALL
     assert "the model does not fit" in found["message"]
+    assert (made.status["memory"]["limit"], made.status["memory"]["fewestWorkers"]) == ("1300Mi", 4)
+
+
+def test_coordinator_that_is_silent_is_not_waited_for() -> None:
+    made = without_room()
+    made.report, made.unreachable_since = None, made.now
+    made.round()
+    assert ended(made) is None
+    made.now += LAST_CALLS_SECONDS
+    made.round()
+    assert (ended(made) or {})["reason"] == reasons.MEMORY_TOO_SMALL
+    assert "memory" not in made.status
 
 
 def test_a_rule_of_the_user_comes_first() -> None:

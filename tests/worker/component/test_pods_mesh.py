@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos_points import NEWEST
+from chaos_seeds import parse, seconds
 from gpu_capabilities import needs_cuda
 from launch_pods import Launchers, alive, launched, steps
 from safetensors.torch import load_file
@@ -27,6 +30,19 @@ POINTS = [("1", "transfer")]
 """Local rank and point at which it dies. The others are for `make chaos`: processes take seconds to start."""
 if "SPRINGTIDE_CHAOS_SECONDS" in os.environ:
     POINTS += [("1", "gradients"), ("0", "reduced"), ("1", "stepping")]
+ANY_POINT = (
+    "body",
+    "backward",
+    "gradients",
+    "reduced",
+    "stepping",
+    "stepped",
+    "committed",
+    "transfer",
+    "formed",
+)
+DEATH_SECONDS = 10
+"""About as long as a pod takes to come and to die."""
 
 
 @pytest.fixture
@@ -233,18 +249,34 @@ def test_two_pods_with_copies_lose_a_process(
     check_like_alone(alone, cluster, [first], processes=4, means=True)
 
 
-@pytest.mark.timeout(600)
+def deaths() -> list[tuple[str, str]]:
+    """Return POINTS, and as many at random as SPRINGTIDE_CHAOS_SECONDS have time for.
+
+    SPRINGTIDE_CHAOS_SEED: of the random ones.
+    """
+    seed = parse(
+        os.environ.get("SPRINGTIDE_CHAOS_SEED") or str(random.SystemRandom().randrange(10**6)), NEWEST
+    )
+    chooser = random.Random(seed.number)
+    more = [(chooser.choice("01"), chooser.choice(ANY_POINT)) for _ in range(int(seconds(0) / DEATH_SECONDS))]
+    if more:
+        print(f"seed {seed}: {more}", flush=True)
+    return POINTS + more
+
+
+@pytest.mark.timeout(600 + 3 * seconds(0))
 def test_process_may_die_at_any_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], train_alone: Callable[[dict[str, Any]], Path]
 ) -> None:
-    """One process dies, of one pod after the other: in backward, before and after its pod has decided, and
-    while it receives the state.
+    """One process dies, of one pod after the other: in backward, before and after its pod has decided, while
+    it receives the state, and with time for it anywhere.
     """
-    options = {"epochs": 16, **PACE}
+    places = deaths()
+    options = {"epochs": max(16, 4 * len(places)), **PACE}
     alone = train_alone(options)
     cluster = make_cluster(options)
     (first,) = cluster.start(1)
-    for rank, point in POINTS:
+    for rank, point in places:
         pod = cluster.add(faults={rank: f"{point}:*:kill"})
         cluster.until(lambda pod=pod: not pod.running, f"the end of {pod.name}", 90.0)
         assert isinstance(pod.outcome(), outcome.Failed), cluster.logs()

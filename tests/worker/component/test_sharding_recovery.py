@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +112,80 @@ MANY_CHUNKS = {"SPRINGTIDE_SHARDS_UNDER_WAY_MIB": "0.004"}
 """So little memory for what is on its way that a large layer leaves in several exchanges."""
 
 
-@pytest.mark.parametrize(("shard", "chunks"), [("Optimizer", {}), ("Gradients", MANY_CHUNKS)])
-def test_killed_at_each_point_of_a_step(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str, chunks: dict[str, str]
-) -> None:
-    """One of three dies at each point in turn, another comes: nothing is read, nobody goes back."""
-    cluster = make_cluster(environment={"SPRINGTIDE_SHARD": shard, **chunks})
-    first, second, _ = cluster.start(3, faults={2: f"{POINTS[0]}:3:kill"})
-    for point, following in zip(POINTS, (*POINTS[1:], ""), strict=True):
+KINDS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+    "None": ({}, tuple(point for point in POINTS if point not in ("pushed", "prepared"))),
+    "Optimizer": ({}, (*POINTS, "gathering")),
+    "Gradients": (MANY_CHUNKS, (*POINTS, "gathering")),
+}
+"""More of the environment, and the points that a step has, by `shard`."""
+KILLS = 10
+
+
+def through_ten_kills(cluster: WorkerCluster, points: Sequence[str]) -> list[Worker]:
+    """Train with three workers, of which one dies at each point in turn and another comes.
+
+    Args:
+        cluster: Not begun.
+        points: Begun anew when all had their turn.
+
+    Returns:
+        Those that are there at the end.
+    """
+    turns = list(itertools.islice(itertools.cycle(points), KILLS))
+    first, second, _ = cluster.start(3, faults={2: f"{turns[0]}:3:kill"})
+    for point, following in zip(turns, (*turns[1:], ""), strict=True):
         cluster.until(lambda: not cluster.workers[-1].running, f"the death at {point}")
         assert cluster.workers[-1].code == -9
         step = first.commits()[-1]["step"] + 4  # not the first one of the process that comes
         cluster.add(f"{following}:{step}:kill" if following else "")
     cluster.until_done()
-    check(cluster, reference, [first, second, cluster.workers[-1]])
+    assert sum(worker.code == -9 for worker in cluster.workers) == KILLS
+    return [first, second, cluster.workers[-1]]
+
+
+def curve_of(workers: list[Worker]) -> dict[int, float]:
+    """Return the loss of each step; whoever has committed it says the same."""
+    said: dict[int, set[float]] = {}
+    for commit in itertools.chain.from_iterable(worker.commits() for worker in workers):
+        said.setdefault(commit["step"], set()).add(commit["values"]["loss"])
+    assert {len(losses) for losses in said.values()} == {1}
+    return {step: next(iter(losses)) for step, losses in said.items()}
+
+
+@pytest.fixture(scope="module")
+def curve_through_ten_kills(
+    zygote: Zygote, reference: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[int, float]]:
+    """Return the losses of a job with this `shard` that ten kills disturb; one job of each."""
+    known: dict[str, dict[int, float]] = {}
+
+    def run(shard: str) -> dict[int, float]:
+        if shard not in known:
+            more, points = KINDS[shard]
+            environment = {"SPRINGTIDE_SHARD": shard, **more}
+            folder = tmp_path_factory.mktemp(f"kills-{shard}")
+            cluster = WorkerCluster(zygote, folder, OPTIONS, environment=environment)
+            try:
+                check(cluster, reference, through_ten_kills(cluster, points), 1e-6)
+                known[shard] = curve_of(cluster.workers)
+            finally:
+                cluster.close()
+        return known[shard]
+
+    return run
+
+
+@pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
+def test_losses_through_ten_kills(
+    curve_through_ten_kills: Callable[[str], dict[int, float]], reference: Reference, shard: str
+) -> None:
+    """One of three dies at each point of a step in turn: nothing is read, nobody goes back, and all losses
+    are those of a job without shards that has ten kills, too, and those of one process.
+    """
+    sharded, whole = curve_through_ten_kills(shard), curve_through_ten_kills("None")
+    assert sharded.keys() == whole.keys() == reference.losses.keys()
+    for step, loss in whole.items():
+        assert sharded[step] == pytest.approx(loss, rel=0, abs=1e-5), f"step {step}"
 
 
 @pytest.mark.parametrize("point", ["gathering", "filling", "formed", "transfer"])
@@ -200,18 +261,6 @@ def test_killed_while_second_copies_are_made(
         assert "are lost" not in again
     steps = [commit["step"] for commit in first.commits()]
     assert steps == list(range(1, len(steps) + 1))
-
-
-def test_losses_through_ten_kills(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
-    """Ten times one is killed and another comes: the losses are those of one process."""
-    cluster = make_cluster()
-    first, *others = cluster.start(3)
-    for kill in range(10):
-        cluster.until_step(3 * kill + 3, first)
-        others.pop(0).kill()
-        others.append(cluster.add())
-    cluster.until_done()
-    check(cluster, reference, [first, *others], 1e-6)
 
 
 @pytest.mark.parametrize("split", [1, 3])

@@ -54,6 +54,19 @@ def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Worke
 Alone = Callable[..., dict[str, Any]]
 
 
+def losses_in(folder: Path) -> dict[tuple[str, str], str]:
+    """Return the bits of each part's loss, by step and samples, of all processes that have written theirs
+    there; fail where one of them got others than another, or than itself when it did the step again.
+    """
+    found: dict[tuple[str, str], set[str]] = {}
+    for path in folder.glob("*.losses"):
+        for line in path.read_text().splitlines():
+            step, samples, bits = line.split()
+            found.setdefault((step, samples), set()).add(bits)
+    assert {len(bits) for bits in found.values()} == {1}
+    return {key: next(iter(bits)) for key, bits in found.items()}
+
+
 @pytest.fixture(scope="module")
 def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     """Result of the undisturbed run in one process."""
@@ -70,7 +83,7 @@ def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Alone:
                 assert time.monotonic() < deadline, "the run in one process did not end in 60 s"
                 time.sleep(0.01)
             assert zygote.code(pid) == 0, log.read_text()
-            known[key] = json.loads((folder / "alone.json").read_text())
+            known[key] = json.loads((folder / "alone.json").read_text()) | {"losses": losses_in(folder)}
         return known[key]
 
     return run
@@ -79,9 +92,10 @@ def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Alone:
 def check(
     cluster: WorkerCluster, expected: dict[str, Any], members: list[Worker], but: Collection[str] = ()
 ) -> None:
+    losses = losses_in(cluster.folder)
     for worker in members:
         assert isinstance(worker.outcome(), outcome.Finished), f"{worker.outcome()}\n{cluster.logs()}"
-        found = worker.result() or {}
+        found = (worker.result() or {}) | {"losses": losses}
         for name in expected.keys() - set(but):
             assert found.get(name) == expected[name], f"{name} of {worker.name}\n{cluster.logs()}"
 
@@ -217,6 +231,36 @@ def test_equal_bits_in_shards_over_kills_and_joins(
     expected = alone(**options)
     assert expected["audit"]["skipped"] >= 1
     check(cluster, expected, [third, fifth], SHARDED)
+
+
+POINTS = ("body", "backward", "gradients", "reduced", "stepping", "stepped", "committed")
+"""The points of a step."""
+KILLS = {
+    "None": (*POINTS, *POINTS[:3]),
+    "Optimizer": (*POINTS, "pushed", "prepared", "gathering"),
+    "Gradients": ("gathering", "prepared", "pushed", *reversed(POINTS)),
+}
+"""Ten points at which a worker dies, by `shard`."""
+
+
+@pytest.mark.parametrize("shard", ["None", "Optimizer", "Gradients"])
+def test_equal_bits_through_ten_kills(
+    make_cluster: Callable[..., WorkerCluster], alone: Alone, shard: str
+) -> None:
+    """One of three dies at each point of a step in turn, and another comes: with shards and without, each
+    loss of each step and all parameters have the bits of one process.
+    """
+    options = {"epochs": 14}
+    cluster = make_cluster({"SPRINGTIDE_SHARD": shard}, pace=0.003, **options)
+    points = KILLS[shard]
+    first, second, _ = cluster.start(3, faults={2: f"{points[0]}:3:kill"})
+    for point, following in zip(points, (*points[1:], ""), strict=True):
+        cluster.until(lambda: not cluster.workers[-1].running, f"the death at {point}")
+        step = first.commits()[-1]["step"] + 4  # not the first one of the process that comes
+        cluster.add(f"{following}:{step}:kill" if following else "")
+    cluster.until_done()
+    assert sum(worker.code == -9 for worker in cluster.workers) == 10
+    check(cluster, alone(**options), [first, second, cluster.workers[-1]], SHARDED if shard != "None" else ())
 
 
 def test_parts_that_are_over_stay(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
