@@ -38,7 +38,7 @@ class Unreachable(Exception):
 
 @dataclass
 class Store:
-    """What a tracker's server keeps; `goes_back` is whether it can forget."""
+    """Keep points as a tracker's server does; `goes_back` is whether it can forget."""
 
     goes_back: bool = True
     points: dict[tuple[str, int], float] = field(default_factory=dict)

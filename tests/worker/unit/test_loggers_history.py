@@ -1,4 +1,4 @@
-"""Whatever happens to a job, its tracker ends with each committed step once, as far as somebody knew it."""
+"""A tracker ends with each committed step once, as far as somebody knew it, through all that befalls a job."""
 
 from __future__ import annotations
 
@@ -112,21 +112,17 @@ def test_each_committed_step_once_with_its_value(acts: list[str]) -> None:
     job = Job(store, 3)
     unknown: set[int] = set()
     for act in acts:
-        if act in ("back", "kill first", "alone", "kill last", "back together"):
-            play(job, act)
-            unknown |= lost(job)
-        else:
-            play(job, act)
+        play(job, act)
+        unknown |= lost(job)
+        unknown = {step for step in unknown if step in job.steps}
         if act in ("back", "back together"):
-            unknown = {step for step in unknown if step <= job.checkpoint}
-            # Nobody who was there could tell the tracker of a line that it never heard of.
-            if store.points and not job.deliver():
-                raise AssertionError("the tracker was not reached")
+            # Where all die at once, the tracker has to be told of the way back before they do so again.
+            assert job.deliver()
     assert job.deliver()
-    found = store.of("loss")
-    expected = {step: values["loss"] for step, values in job.steps.items() if step}
-    assert found == {step: value for step, value in expected.items() if step in found}
-    assert set(expected) - set(found) <= unknown
+    # Steps whose last witness died before the tracker could be told may be missing, or those dropped before.
+    found = {step: value for step, value in store.of("loss").items() if step not in unknown}
+    expected = {step: values["loss"] for step, values in job.steps.items() if step and step not in unknown}
+    assert found == expected
 
 
 @given(st.lists(st.sampled_from(ACTS), max_size=60))

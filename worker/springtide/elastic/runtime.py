@@ -282,7 +282,8 @@ class Runtime:
         """End threads and sockets; the process is about to exit."""
         self.saver.checkpoints.close()
         if self.accounting.tracking is not None:
-            self.accounting.tracking.close(type(self.state.outcome).__name__)
+            ended = self.state.outcome
+            self.accounting.tracking.close("" if ended is None else type(ended).__name__)
         if self._session is not None:
             ended = self.state.outcome
             step, samples = self.steps.failed_step if isinstance(ended, Failed) else (0, "")

@@ -104,8 +104,8 @@ class Logger(Protocol):
     calls, in this order:
 
     1. `check` in every process, in `springtide.init()`.
-    2. `open` when this process is to write. What it answers decides what is written: nothing that the tracker
-       has is written again, and what the last writer could not write any more is written now.
+    2. `open` when this process is to write. Its answer decides what is written: nothing that the tracker has is
+       written again, and what the last writer could not write any more is written now.
     3. `rewind`, if the tracker has steps that the job has lost since; then `write`, again and again.
     4. `close` when another process writes, or the job has ended.
 

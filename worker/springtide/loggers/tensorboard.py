@@ -3,7 +3,7 @@
 Each file of ours begins with three events: the version, a session's START at the step of the first value that
 follows, and a head that says what the files before this one hold. TensorBoard drops what it has read at or
 behind a START's step. So steps that are made anew take the place of those that were dropped, and whatever a
-former writer adds to its own file after its time is dropped, too. Whoever writes next reads the newest file
+former writer adds to its own file after its time is dropped, too. The next writer reads the newest file
 alone, since its head has the rest; a file is followed by another one before it grows large.
 """
 

@@ -218,7 +218,7 @@ class Tracking:
         """Let trackers take what is left, for a limited time, and end their threads.
 
         Args:
-            outcome: Finished, Failed or Left.
+            outcome: Finished, Failed or Left; "" where that is not known.
         """
         self._flush_reports()
         now = time.monotonic()

@@ -161,6 +161,20 @@ def _sessions(folder: Path, run_id: str) -> Recorded:
     return Recorded(newest, {}, max(generations, key=lambda name: read_generation(name) or WITHOUT_JOB))
 
 
+def session_rows(folder: Path, run_id: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (step, values by name) of the rows of a run that was written offline, file by file.
+
+    Args:
+        folder: of W&B's sessions, `FOLDER/wandb`.
+        run_id: of the run.
+    """
+    for path in sorted(folder.glob(f"*run-*/run-{run_id}.wandb")):
+        for kind, content in _contents(path):
+            if kind == "history":
+                items = {item.key or "/".join(item.nested_key): item.value_json for item in content.item}
+                yield int(content.step.num), {name: json.loads(text) for name, text in items.items()}
+
+
 def _contents(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (kind, message) of the whole records of a session's file; the last one may be cut short."""
     from wandb.proto.wandb_internal_pb2 import Record as WandbRecord

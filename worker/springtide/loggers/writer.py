@@ -21,7 +21,7 @@ from springtide_protocol.names import GenerationName
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.25
 """How often a tracker's thread looks for commits."""
 MAX_BATCH: Final = 256
 """Entries between two looks whether this process still writes."""
