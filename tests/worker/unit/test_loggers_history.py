@@ -1,4 +1,4 @@
-"""A tracker ends with each committed step once, as far as somebody knew it, through all that befalls a job."""
+"""A tracker ends with each committed step once, through all that befalls a job and as far as it is known."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import ServerStepError, SpringtideError
 from springtide.launch.cgroup import memory_left
-from springtide.loggers.history import Beginning
+from springtide.loggers.history import NO_LINE, Beginning
 from springtide.memory.report import MemoryReport
 from springtide.pods.grid import grid_of
 from springtide.pods.pod import Pod
@@ -381,8 +381,8 @@ class Recovery:
         if rank not in lacking:
             start.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
         tracking, leader = self._parts.accounting.tracking, min(set(range(len(ids))) - lacking)
-        if tracking is not None and rank == leader:
-            start.store.set(f"line/{rank}", tracking.line_to_send())
+        if lacking and rank == leader:
+            start.store.set(f"line/{rank}", NO_LINE if tracking is None else tracking.line_to_send())
         self._trainer.reduction.newcomer = start.message.fresh or rank in lacking
         moved = 0 if by_all else self._hand_over(start, group, stage)
         begins_from = required_state(start.message.state, "Start.state")

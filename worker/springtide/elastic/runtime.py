@@ -11,7 +11,7 @@ import torch
 from springtide.comm.process_group import Group
 from springtide.coordination.activity import Now
 from springtide.coordination.membership import Membership
-from springtide.coordination.outcome import Failed
+from springtide.coordination.outcome import Failed, Finished
 from springtide.coordination.progress import as_numbers
 from springtide.coordination.report_limits import ReportedNames
 from springtide.coordination.session import Session, SessionSources
@@ -281,11 +281,10 @@ class Runtime:
     def close(self) -> None:
         """End threads and sockets; the process is about to exit."""
         self.saver.checkpoints.close()
-        if self.accounting.tracking is not None:
-            ended = self.state.outcome
-            self.accounting.tracking.close("" if ended is None else type(ended).__name__)
+        ended, tracking = self.state.outcome, self.accounting.tracking
+        if tracking is not None and isinstance(ended, Finished):
+            tracking.close(ended)  # first, since a job that has ended may be cleared away
         if self._session is not None:
-            ended = self.state.outcome
             step, samples = self.steps.failed_step if isinstance(ended, Failed) else (0, "")
             self._session.close(ended, step, samples)
         self.retry_blocks.leave()
@@ -294,6 +293,8 @@ class Runtime:
             self.trainers.trainer.close()
         if self.pod is not None:
             self.pod.close()
+        if tracking is not None and not isinstance(ended, Finished):
+            tracking.close(ended)  # the others do not wait for it
         self._stop_metrics()
         self.accounting.close()
 

@@ -162,6 +162,10 @@ def read_generation(text: str) -> GenerationName | None:
 # ---- from member to member
 
 
+NO_LINE: Final = b"[]"
+"""Line of a member that has no tracker, as it gives it to those that join."""
+
+
 def line_to_json(line: Line) -> bytes:
     """Return a line as a member gives it to those that join."""
     return json.dumps([[*one.generation.key, one.step] for one in line]).encode()

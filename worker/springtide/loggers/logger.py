@@ -104,8 +104,8 @@ class Logger(Protocol):
     calls, in this order:
 
     1. `check` in every process, in `springtide.init()`.
-    2. `open` when this process is to write. Its answer decides what is written: nothing that the tracker has is
-       written again, and what the last writer could not write any more is written now.
+    2. `open` when this process is to write. Its answer decides what is written: nothing that the tracker
+       has is written again, and what the last writer could not write any more is written now.
     3. `rewind`, if the tracker has steps that the job has lost since; then `write`, again and again.
     4. `close` when another process writes, or the job has ended.
 
@@ -148,11 +148,12 @@ def require(module: str, what: str, extra: str) -> None:
         extra: of springtide that brings it.
     """
     try:
-        found = importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
-        found = False
-    if not found:
+        spec = None
+    # A folder of that name, such as W&B makes for its files, is found as well, but has no origin.
+    if spec is None or spec.origin is None:
         raise SpringtideError(
-            f"init(loggers=[{what}]): the library {module.partition('.')[0]} is not installed in this image: "
+            f"init(loggers=[{what}]): the library {module} is not installed in this image: "
             f"pip install 'springtide[{extra}]'"
         )

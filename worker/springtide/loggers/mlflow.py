@@ -90,7 +90,7 @@ class MLflow:
 
     def check(self) -> None:
         """Raise SpringtideError when MLflow's client is missing."""
-        require("mlflow.tracking", "MLflow(...)", "mlflow")
+        require("mlflow", "MLflow(...)", "mlflow")
 
     def open(self, run: Run) -> Recorded:
         """Find the run by its tag or create it, and read how far its metrics are."""

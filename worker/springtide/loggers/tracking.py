@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from springtide.coordination.outcome import Failed, Finished, Outcome
 from springtide.errors import UsageError
 from springtide.loggers.history import (
     Beginning,
@@ -34,10 +35,9 @@ from springtide_protocol.names import WITHOUT_JOB, StateName
 
 FINISH_SECONDS: Final = 30.0
 """Time for trackers to take the last commits of a job that has ended."""
-FAILED_SECONDS: Final = 5.0
-"""The same of a process that ends by an error."""
 LEAVE_SECONDS: Final = 2.0
-"""For how long a process that is no member for now may begin writes. A tracker's `settle_seconds` is more."""
+"""For how long a process that is no member for now, or ends before its job, may begin writes. A tracker's
+`settle_seconds` is more."""
 
 
 def check_loggers(loggers: Sequence[Logger]) -> None:
@@ -214,22 +214,24 @@ class Tracking:
         values = named_outside(reported, of_the_step)
         self.journal.add(Entry(self._beginning, step, time.time(), values, outside=True))
 
-    def close(self, outcome: str) -> None:
+    def close(self, ended: Outcome | None) -> None:
         """Let trackers take what is left, for a limited time, and end their threads.
 
-        Args:
-            outcome: Finished, Failed or Left; "" where that is not known.
+        ended: how the process does; None where that is not known.
         """
         self._flush_reports()
-        now = time.monotonic()
-        seconds = FINISH_SECONDS if outcome == "Finished" else FAILED_SECONDS
-        deadline = now + seconds
-        if outcome == "Left":
-            deadline, outcome = min(self.role.until, now + LEAVE_SECONDS), ""
-        else:
+        now, told = time.monotonic(), ""
+        if isinstance(ended, Finished) or self._alone:
+            told = type(ended).__name__ if isinstance(ended, Finished | Failed) else ""
+            deadline = now + FINISH_SECONDS
             self.role = replace(self.role, until=float("inf"))
+        else:
+            # Another process may be about to write.
+            told = "Failed" if isinstance(ended, Failed) else ""
+            deadline = min(self.role.until, now + LEAVE_SECONDS)
+            self.role = replace(self.role, until=deadline)
         for writer in self._writers:
-            writer.ask_to_close(outcome, deadline)
+            writer.ask_to_close(told, deadline)
         for writer in self._writers:
             writer.await_closed()
 

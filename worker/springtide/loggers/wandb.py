@@ -82,7 +82,7 @@ class WandB:
 
     def check(self) -> None:
         """Raise SpringtideError when the package wandb is missing."""
-        require("wandb.sdk", "WandB(...)", "wandb")
+        require("wandb", "WandB(...)", "wandb")
 
     def open(self, run: Run) -> Recorded:
         """Resume the run, or begin it, and read how far it is."""
