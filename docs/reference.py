@@ -1,7 +1,7 @@
 """Generate docs/reference.md from the docstrings of the public names: `python docs/reference.py > FILE`.
 
-The public names are `__all__` of `springtide` and of `springtide.kv`, and the classes that their functions
-return. Raises ValueError for a public name without a docstring.
+The public names are `__all__` of `springtide`, `springtide.loggers` and `springtide.kv`, and the classes that
+their functions return. Raises ValueError for a public name without a docstring.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "springtide.elastic.retry:RetryAttempt",
         ),
     ),
+    ("springtide.loggers", "springtide.loggers", ()),
     ("springtide.kv", "springtide.kv", ("springtide.kv.table:Lookup", "springtide.kv.table:Push")),
 )
 # Called by the library and by torch, not by scripts.

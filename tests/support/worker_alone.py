@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,15 @@ import torch
 import springtide
 from springtide import api
 from springtide.elastic.runtime import Runtime
+from springtide.loggers import Logger
 from springtide.settings import Settings
 
 
 @contextlib.contextmanager
-def library(**settings: Any) -> Iterator[Runtime]:
-    """Yield a runtime like that after `springtide.init()`, and reset the library afterwards."""
+def library(loggers: Sequence[Logger] = (), **settings: Any) -> Iterator[Runtime]:
+    """Yield a runtime like that after `springtide.init(loggers=...)`, and reset the library afterwards."""
     assert api.active_runtime is None
-    runtime = api.active_runtime = Runtime(Settings(**settings))
+    runtime = api.active_runtime = Runtime(Settings(**settings), loggers, {"lr": 0.1})
     try:
         yield runtime
     finally:

@@ -148,6 +148,19 @@ def deal(stage: int, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, dict[str, A
     return torch.utils.data.TensorDataset(x[40:], y[40:]), {"drop_last": True}
 
 
+def make_loggers(folders: dict[str, str]) -> list[Any]:
+    """Trackers by name, each in its folder."""
+    from springtide.loggers import MLflow, TensorBoard, WandB
+
+    make = {
+        "tensorboard": TensorBoard,
+        "mlflow": lambda folder: MLflow("test", tracking_uri=f"file://{folder}"),
+        "wandb": lambda folder: WandB("test", folder=folder, mode="offline"),
+    }
+    warnings.simplefilter("default")  # their libraries' own
+    return [make[name](folder) for name, folder in folders.items()]
+
+
 def digest(tensors: dict[str, torch.Tensor]) -> str:
     total = hashlib.sha256()
     for name, tensor in tensors.items():
@@ -189,7 +202,10 @@ def main() -> None:
     optimizer = kind(own, lr=options.get("lr", 0.1), **arguments)
     others = [torch.optim.Adam(rest, lr=0.01)] if rest else []
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, options.get("decay", 0.995))
-    springtide.init()
+    if "trackers" in options:
+        springtide.init(loggers=make_loggers(options["trackers"]), config={"lr": options.get("lr", 0.1)})
+    else:
+        springtide.init()
     # Powers of two: scaled gradients have the bits of plain ones. Small enough, so that nothing overflows.
     scaler = torch.amp.GradScaler(
         device.partition(":")[0], 256.0, growth_interval=9, enabled="scaler" in options

@@ -28,6 +28,8 @@ from springtide.loading.device_copies import copier_for, with_copies
 from springtide.loading.marking import check_count
 from springtide.loading.marking import read_marks as read_marks_of
 from springtide.loading.prefetch import make_loader
+from springtide.loggers.logger import Logger
+from springtide.loggers.tracking import check_config, check_loggers, facts_of
 from springtide.pods.checks import check_model, check_settings, check_steps
 from springtide.pods.dims import mesh_shape
 from springtide.ps.backend import backend_for
@@ -48,14 +50,24 @@ active_runtime: Runtime | None = None
 """The runtime that `init()` has made; None before it."""
 
 
-def init() -> None:
+def init(*, loggers: Sequence[Logger] = (), config: Mapping[str, object] | None = None) -> None:
     """Begin: read the environment and, in a job, say Hello to its coordinator. Call it first, once.
 
-    Raise UsageError on a second call, SpringtideError for an environment that cannot be right.
+    Args:
+        loggers: experiment trackers, such as `[springtide.loggers.TensorBoard("/runs")]`, which get the
+            values of `report()` from one process of the job: of each committed step, and of none that was
+            dropped. The same on all workers.
+        config: hyperparameters by name that trackers show with the run. Mappings in it become dotted names.
+
+    Raises:
+        UsageError: it is called a second time, or an argument cannot be.
+        SpringtideError: the environment cannot be right, or a tracker's library is missing.
     """
     global active_runtime
     if active_runtime is not None:
         raise UsageError("springtide.init() was called already: call it once, at the script's begin")
+    check_loggers(loggers)
+    check_config(config, loggers)
     settings = read_settings()
     faults.arm(settings.fault)
     _log_to_stderr()
@@ -66,7 +78,7 @@ def init() -> None:
         torch.set_num_threads(settings.threads)
     if settings.logical_workers:
         prepare(settings)
-    active_runtime = Runtime(settings)
+    active_runtime = Runtime(settings, loggers, config)
     # A SIGTERM that comes early is heard already.
     active_runtime.exit.install()
     active_runtime.begin()
@@ -318,6 +330,10 @@ def batches(
     exact = bool(runtime.settings.logical_workers)
     loader = make_loader(plan, loader_workers, exact=exact, device=device, copier=copier)
     source = with_copies(plan.source, copier)
+    if runtime.accounting.tracking is not None:
+        runtime.accounting.tracking.describe(
+            facts_of(runtime.settings, batch_size=batch_size, epochs=epochs, seed=seed)
+        )
     source = replace(source, fetch=runtime.accounting.timing.timed(source.fetch))
     read_marks = partial(read_marks_of, plan.source, count, in_child=loader is not None)
     return runtime.loops.batches(replace(plan, source=source), loader, rehearsals, read_marks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -15,6 +16,27 @@ from springtide_protocol.bounded_http import BoundedServer, Reply, Request, Thro
 log = logging.getLogger(__name__)
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerCounts:
+    """Count for one experiment tracker. Any thread may call it."""
+
+    failures: Counter
+    losses: Counter
+    waiting: Gauge
+
+    def failed(self) -> None:
+        """Count a call that raised."""
+        self.failures.inc()
+
+    def lost(self, entries: int) -> None:
+        """Count commits that the tracker did not take in time."""
+        self.losses.inc(entries)
+
+    def behind(self, entries: int) -> None:
+        """Show how many commits wait."""
+        self.waiting.set(entries)
 
 
 class Metrics:
@@ -148,12 +170,39 @@ class Metrics:
             list(labels),
             registry=self.registry,
         ).labels(**labels)
+        self._labels = labels
+        self._of_trackers = (
+            Counter(
+                "springtide_worker_tracker_failures",
+                "Calls of an experiment tracker that raised; each is tried again.",
+                [*labels, "tracker"],
+                registry=self.registry,
+            ),
+            Counter(
+                "springtide_worker_tracker_lost_commits",
+                "Commits that an experiment tracker did not take while this process could keep them.",
+                [*labels, "tracker"],
+                registry=self.registry,
+            ),
+            Gauge(
+                "springtide_worker_tracker_waiting_commits",
+                "Commits that wait for an experiment tracker, at the process that writes to it; 0 elsewhere.",
+                [*labels, "tracker"],
+                registry=self.registry,
+            ),
+        )
         self.generation = Gauge(
             "springtide_worker_generation",
             "Number of the membership generation.",
             list(labels),
             registry=self.registry,
         ).labels(**labels)
+
+    def tracker(self, name: str) -> TrackerCounts:
+        """Return the counts of an experiment tracker of that name."""
+        labels = {**self._labels, "tracker": name}
+        failures, losses, waiting = self._of_trackers
+        return TrackerCounts(failures.labels(**labels), losses.labels(**labels), waiting.labels(**labels))
 
     def communicated(self, seconds: float, exposed: float, size: int) -> None:
         """Count the reductions of a committed step.

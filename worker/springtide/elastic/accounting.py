@@ -9,6 +9,7 @@ import time
 from springtide.coordination.metrics import Metrics
 from springtide.coordination.progress import Commit, CommitLog, StepLog
 from springtide.data.balance import OwnShare
+from springtide.loggers.tracking import Tracking
 from springtide.settings import Settings
 from springtide.train_step.context import StepContext
 from springtide.train_step.timing import Timing
@@ -23,6 +24,8 @@ class Accounting:
         self.timing = Timing()
         self.commits = CommitLog()
         self.step_log = StepLog(settings.step_log, settings.pod_name or "alone")
+        self.tracking: Tracking | None = None
+        """Experiment trackers; None where the script has none."""
         self._committed_at = math.nan
         self.metrics.since_commit.set_function(lambda: time.monotonic() - self._committed_at)
 
@@ -60,6 +63,12 @@ class Accounting:
             paused,
             body.skipped,
         )
+
+    def announce(self, commit: Commit) -> None:
+        """Keep a commit for the coordinator and for experiment trackers."""
+        self.commits.add(commit)
+        if self.tracking is not None:
+            self.tracking.committed(commit.state, commit.unix_time, commit.values)
 
     def share(self, share: OwnShare) -> None:
         """Show which part of each global batch falls to this process from now on."""

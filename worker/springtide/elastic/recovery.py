@@ -47,6 +47,7 @@ from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import ServerStepError, SpringtideError
 from springtide.launch.cgroup import memory_left
+from springtide.loggers.history import NO_LINE, Beginning
 from springtide.memory.report import MemoryReport
 from springtide.pods.grid import grid_of
 from springtide.pods.pod import Pod
@@ -210,6 +211,8 @@ class Recovery:
             set_aside()  # before anybody waits for this process
             self._take_memory()
         step, why = state.position.cursor.step, detail or _WHY.get(reason, "")
+        if self._parts.accounting.tracking is not None:
+            self._parts.accounting.tracking.pause()
         log.info(
             "after step %d: waiting for the next generation (%s: %s)", step, pb.ParkReason.Name(reason), why
         )
@@ -377,6 +380,9 @@ class Recovery:
             self._enter_on(servers, start, group, lacking)
         if rank not in lacking:
             start.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
+        tracking, leader = self._parts.accounting.tracking, min(set(range(len(ids))) - lacking)
+        if lacking and rank == leader:
+            start.store.set(f"line/{rank}", NO_LINE if tracking is None else tracking.line_to_send())
         self._trainer.reduction.newcomer = start.message.fresh or rank in lacking
         moved = 0 if by_all else self._hand_over(start, group, stage)
         begins_from = required_state(start.message.state, "Start.state")
@@ -388,6 +394,8 @@ class Recovery:
             json.loads(start.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
         ]
         membership.stages_ended(max(ended))
+        if tracking is not None and rank in lacking:
+            tracking.adopt(start.store.get(f"line/{leader}"))
         if servers is not None:
             if group.size > 1:
                 group.start_sum(torch.zeros(1)).wait()
@@ -401,6 +409,12 @@ class Recovery:
         self._parts.saver.checkpoints.started()
         state.count_generation()
         self._parts.accounting.metrics.generation.set(start.generation.number)
+        if tracking is not None:
+            tracking.begin_generation(
+                Beginning(start.generation, state.position.cursor.step, len(ids), start.message.reason),
+                writes=rank == 0,
+                truncates=start.message.fresh or self._parts.consistencies.async_loop is None,
+            )
         self._parts.accounting.commits.rewind(membership.known)
         log.info(
             "generation %s: rank %d of %d, state %s, group %.3f s, transfer %.3f s (%s)",

@@ -11,7 +11,7 @@ import torch
 from springtide.comm.process_group import Group
 from springtide.coordination.activity import Now
 from springtide.coordination.membership import Membership
-from springtide.coordination.outcome import Failed
+from springtide.coordination.outcome import Failed, Finished
 from springtide.coordination.progress import as_numbers
 from springtide.coordination.report_limits import ReportedNames
 from springtide.coordination.session import Session, SessionSources
@@ -34,6 +34,8 @@ from springtide.elastic.step_runner import StepParts, StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.elastic.warm_up import WarmUp
+from springtide.loggers.logger import Logger
+from springtide.loggers.tracking import Tracking
 from springtide.memory.report import MemoryReport
 from springtide.pods.dims import MeshShape
 from springtide.pods.pod import Pod, form_pod
@@ -51,12 +53,33 @@ class Runtime:
     all methods but those of `SessionListener`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        loggers: Sequence[Logger] = (),
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        """Put the parts together; `begin` begins.
+
+        Args:
+            settings: of the process.
+            loggers: experiment trackers of the script, which can be used here.
+            config: hyperparameters for them.
+        """
         self.settings = settings
         # What all parts share.
         self.state = TrainingState(Group(None, 0, 1, settings.collective_seconds))
         self.trainers = TrainerAccess()
         self.accounting = Accounting(settings)
+        if loggers:
+            self.accounting.tracking = Tracking(
+                loggers,
+                config or {},
+                run_id="" if settings.alone else settings.checkpoint.folder,
+                run_name=settings.job,
+                take_reported=self.state.take_reported,
+                metrics=self.accounting.metrics.tracker,
+            )
         self._balancer = Balancer(settings.balance == "Speed", settings.logical_workers)
         self._reported = ReportedNames()
         self._stop_metrics: Callable[[], None] = lambda: None
@@ -258,8 +281,10 @@ class Runtime:
     def close(self) -> None:
         """End threads and sockets; the process is about to exit."""
         self.saver.checkpoints.close()
+        ended, tracking = self.state.outcome, self.accounting.tracking
+        if tracking is not None and isinstance(ended, Finished):
+            tracking.close(ended)  # first, since a job that has ended may be cleared away
         if self._session is not None:
-            ended = self.state.outcome
             step, samples = self.steps.failed_step if isinstance(ended, Failed) else (0, "")
             self._session.close(ended, step, samples)
         self.retry_blocks.leave()
@@ -268,6 +293,8 @@ class Runtime:
             self.trainers.trainer.close()
         if self.pod is not None:
             self.pod.close()
+        if tracking is not None and not isinstance(ended, Finished):
+            tracking.close(ended)  # the others do not wait for it
         self._stop_metrics()
         self.accounting.close()
 

@@ -45,6 +45,7 @@ class TrainingState:
         self._warming_up = False
         # What the process ends with.
         self._values: dict[str, float] = {}
+        self._untracked: dict[str, float] = {}  # reported since trackers were told
         self._outcome: Outcome | None = None
         self._failed_outside = False
 
@@ -214,6 +215,14 @@ class TrainingState:
     def report(self, values: Mapping[str, float]) -> None:
         """Keep the newest reported values."""
         self._values.update(values)
+        self._untracked.update(values)
+
+    def take_reported(self) -> dict[str, float]:
+        """Return the values that were reported since this was called last, for trackers."""
+        if not self._untracked:
+            return {}
+        values, self._untracked = self._untracked, {}
+        return values
 
     def end_with(self, outcome: Outcome, *, failed_outside: bool = False) -> None:
         """Decide how the process ends.
