@@ -52,6 +52,7 @@ class Plan:
     state_lost: bool
     servers: tuple[ServerInfo, ...] = ()
     consistency: Consistency | None = None
+    steps_in: str = ""  # which standbys take whose places, in words
 
 
 def is_over(m: Membership, generation: Generation | None) -> bool:
@@ -131,10 +132,12 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
         lost = False
     following = next_consistency(m, participants, is_epoch_end(m, participants, chosen))
     cause, reason = why(m, participants, chosen, lost, servers, following)
-    if chosen is not None and (steps_in := who_steps_in(m, participants)):
-        reason = f"{reason}; {steps_in}"
+    steps_in = who_steps_in(m, participants) if chosen is not None else ""
+    reason += f"; {steps_in}" if steps_in else ""
     counts = lost and not still_begins_anew(m, chosen)
-    return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, counts, servers, following)
+    return Plan(
+        tuple(participants), tuple(leavers), chosen, cause, reason, counts, servers, following, steps_in
+    )
 
 
 def still_begins_anew(m: Membership, chosen: StateName | None) -> bool:
@@ -414,7 +417,7 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
     m.current.copies_before = copies
     m.current.servers, m.current.leaving_servers = start.servers, start.leaving_servers
-    m.current.consistency = start.consistency
+    m.current.consistency, m.current.steps_in = start.consistency, plan.steps_in
     m.current.began_anew = anew and plan.chosen is None
     m.minimum_since = m.saving = None
     m.resumes = m.put_away_with if plan.chosen is None else ""
