@@ -2,8 +2,9 @@
 
     python -m benchmarks.goodput [--quick] [--seed N] [--json FILE]
 
-The embedded cluster with the operator, three workers on four nodes. Between two disturbances lie ten seconds
-on average (exponentially distributed): a worker dies by kill -9, a node is drained as `kubectl drain` does it
+The embedded cluster with the operator, three workers and a standby (`--standby 0`: none) on four nodes.
+Between two disturbances lie ten seconds on average (exponentially distributed): a worker that trains dies by
+kill -9, a node is drained as `kubectl drain` does it
 (its coordinator too, if it is there), a drained node returns. A step's work is a pause of 50 ms, as if an
 accelerator computed: on few cores, workers that start would else take them from those that train.
 
@@ -92,8 +93,22 @@ class Watch:
         return [text for uid, text in self.ended.items() if uid in self.seen and uid not in self.aimed]
 
 
-def disturb(kube: Any, watch: Watch, dice: random.Random) -> str:
-    """One event; returns its kind. Raises ApiRefusal, ProcessLookupError."""
+def disturb(kube: Any, watch: Watch, dice: random.Random, training: frozenset[str] = frozenset()) -> str:
+    """Do one thing to the job.
+
+    Args:
+        kube: the cluster.
+        watch: with what is known of the pods.
+        dice: that decide what, and to whom.
+        training: names of the pods that train, of which one is killed; empty: any.
+
+    Returns:
+        The kind of the event.
+
+    Raises:
+        ApiRefusal: the API server refuses it.
+        ProcessLookupError: the process was gone.
+    """
     from springtide_local.strays import program_of
 
     running = watch.look()
@@ -104,7 +119,8 @@ def disturb(kube: Any, watch: Watch, dice: random.Random) -> str:
     if kind == "kill":
         if not running:
             return "nobody to kill"
-        victim = dice.choice(sorted(running, key=lambda pod: str(pod.name)))
+        members = [pod for pod in running if pod.name in training] or running
+        victim = dice.choice(sorted(members, key=lambda pod: str(pod.name)))
         watch.aimed.add(victim.uid)
         os.kill(program_of(victim.pid), signal.SIGKILL)
     elif kind == "drain":
@@ -132,7 +148,13 @@ def disturb(kube: Any, watch: Watch, dice: random.Random) -> str:
     return kind
 
 
-def manifest(steps: Path) -> Object:
+def manifest(steps: Path, standby: int = 1) -> Object:
+    """Return the job.
+
+    Args:
+        steps: a folder for the workers' logs of steps.
+        standby: pods that wait beyond its workers.
+    """
     from springtide_demo.kube import load
     from springtide_demo.manifest import read_sample, with_step_logs
 
@@ -141,7 +163,8 @@ def manifest(steps: Path) -> Object:
     ours = {"DIGITS_EPOCHS": "100000", "DIGITS_PAUSE_SECONDS": str(PAUSE_SECONDS)}
     container["env"] = [e for e in container.get("env") or [] if e["name"] not in ours]
     container["env"] += [{"name": name, "value": value} for name, value in ours.items()]
-    job["spec"]["workers"] |= {"replicas": SIZE, "minReplicas": 1, "maxReplicas": SIZE}
+    sizes = {"replicas": SIZE, "minReplicas": 1, "maxReplicas": SIZE, "standby": standby}
+    job["spec"]["workers"] |= sizes
     job["spec"]["failurePolicy"] = {"backoffLimit": 10000}
     return with_step_logs(job, steps)
 
@@ -181,8 +204,15 @@ def lost_seconds(status: Object) -> dict[str, float]:
     return {cause: float(seconds) for cause, seconds in (status.get("lostSeconds") or {}).items()}
 
 
-def measure(seconds: float, seed: int, folder: Path) -> Object:
-    """Run the job and its disturbances; all figures."""
+def measure(seconds: float, seed: int, folder: Path, standby: int = 1) -> Object:
+    """Run the job and its disturbances; return all figures.
+
+    Args:
+        seconds: of the disturbances.
+        seed: of their trace.
+        folder: for the cluster and logs.
+        standby: pods that wait beyond the workers.
+    """
     from springtide_demo.commits import History
     from springtide_demo.kube import Kube
     from springtide_demo.observe import pod_view
@@ -214,10 +244,14 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
                 pod_view(p).ready for p in kube.pods("springtide-system", "springtide.dev/role=operator")
             ),
         )
-        kube.apply(manifest(folder / "steps"), NAMESPACE)
+        kube.apply(manifest(folder / "steps", standby), NAMESPACE)
         until(120, "the job to train", lambda: history().newest() is not None)
         rate = rates(kube, history)
-
+        until(
+            120,
+            "standbys to be ready",
+            lambda: (status().get("standby") or {}).get("ready", 0) >= standby,
+        )
         dice, watch, events = random.Random(seed), Watch(kube), Counter[str]()
         watch.look()
         before, restarts = lost_seconds(status()), status().get("restarts") or {}
@@ -226,7 +260,7 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
         while time.time() < start + seconds:
             if time.time() >= due:
                 try:
-                    kind = disturb(kube, watch, dice)
+                    kind = disturb(kube, watch, dice, history().active())
                 except (ApiRefusal, ProcessLookupError) as error:
                     kind = f"failed: {type(error).__name__}"
                 events[kind] += 1
@@ -251,6 +285,7 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
             **figures(history(), rate, start, end, before, final, trouble),
             "survivor_restarts": len(innocent),
             "seed": seed,
+            "standby": standby,
             "events": dict(events),
             "restarts": {
                 kind: (final.get("restarts") or {}).get(kind, 0) - restarts.get(kind, 0)
@@ -330,13 +365,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the trace (default 1)")
     parser.add_argument("--seconds", type=float, help="another length of the trace")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--standby", type=int, default=1, help="pods that wait beyond the workers (default 1)"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what was started ends, too
     if sys.platform != "linux":
         sys.exit("benchmarks.goodput: the embedded cluster needs Linux")
     seconds = arguments.seconds or (120.0 if arguments.quick else 600.0)
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(seconds, arguments.seed, Path(folder))
+        result = measure(seconds, arguments.seed, Path(folder), arguments.standby)
     print(
         f"goodput {result['goodput']:.3f}  throughput_ratio {result['throughput_ratio']:.3f}"
         f"  repeated {result['samples_repeated']}  lost {result['samples_lost']}"

@@ -5,6 +5,7 @@ worker comes back after a growing, decaying delay.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -38,6 +39,7 @@ _UNCOUNTED = (
 )
 
 
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _HELD = (
     reasons.END_FAILED,
     reasons.END_PREEMPTED,
@@ -148,7 +150,7 @@ def record_exits(job: Job, observation: Observation, ledger: Ledger, now: float)
             continue
         found = newest.get(slot)
         ended = _look(job, slot, found if found is not None and found.attempt >= entry.attempt else None)
-        if ended is not None and ended.is_counted and entry.standby:
+        if ended is not None and ended.is_counted and entry.standby and not _took_part(ended, observation):
             idle.append(ended._replace(worked=entry.healthy))
         elif ended is not None and ended.is_counted:
             groups.setdefault(ended.cause, []).append(ended._replace(worked=entry.healthy))
@@ -213,10 +215,24 @@ def _note_who_stands_by(
     others.sort(key=lambda pod: (not standby.is_ready(pod, report, per_pod), pod.slot))
     lacking = max(0, elasticity.size(job) - (len(present) - len(others)))
     stand_by = {pod.slot for pod in others[lacking:]}
+    ready_ones = {pod.slot for pod in others[lacking:] if standby.is_ready(pod, report, per_pod)}
+    if len(ready_ones) >= job.spec.workers.standby:
+        ledger.standby_end = ""  # what it was is over
     for pod in present:
         entry = ledger.slots[pod.slot]
-        ready = pod.slot in stand_by and standby.is_ready(pod, report, per_pod)
+        ready = pod.slot in ready_ones
         ledger.slots[pod.slot] = replace(entry, standby=pod.slot in stand_by, healthy=entry.healthy or ready)
+
+
+def _took_part(ended: Ended, observation: Observation) -> bool:
+    """Return whether the coordinator has named a pod among those that a generation had, or has lost: it was
+    let in, and ended before the operator could hear that it trained.
+    """
+    report = observation.report
+    if report is None or ended.pod is None:
+        return False
+    told = [report.steps_in, *(failure.reason for failure in report.failures)]
+    return any(ended.pod.name in _NAME.findall(text) for text in told)
 
 
 def _end_standbys(ledger: Ledger, ended: Sequence[Ended], now: float) -> list[Event]:

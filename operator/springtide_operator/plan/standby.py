@@ -163,27 +163,20 @@ def status(
     ready = sum(is_ready(pod, report, job.spec.workers.processes_per_pod) for pod in standing)
     if not known:
         ready = min(int(entry.get("ready") or 0), len(standing))
-    if known and ready and ready >= wanted(job):
-        ledger.standby_end = ""
-    result = {
+    shown: dict[str, Any] = {
+        "trouble": _trouble(standing, job, observation, ledger, now)[:1024],
+        "lastEnd": ledger.standby_end[:1024],
+    }
+    if report is not None and report.steps_in:
+        shown |= {"steppedIn": report.steps_in[:1024], "steppedInGeneration": report.generation}
+    return {
         **entry,
         "wanted": wanted(job),
         "replicas": len(standing),
         "ready": ready,
         "summary": f"{ready}/{wanted(job)}",
+        **{key: value for key, value in shown.items() if value},
     }
-    trouble = _trouble(standing, job, observation, ledger, now)
-    told = {
-        "trouble": trouble[:1024],
-        "lastEnd": ledger.standby_end[:1024],
-        "steppedIn": report.steps_in[:1024]
-        if report is not None and report.steps_in
-        else entry.get("steppedIn"),
-    }
-    if report is not None and report.steps_in:
-        told["steppedInGeneration"] = report.generation
-    result = {key: value for key, value in result.items() if key not in told or key == "steppedInGeneration"}
-    return result | {key: value for key, value in told.items() if value}
 
 
 def events(old: dict[str, Any], new: dict[str, Any]) -> list[Event]:

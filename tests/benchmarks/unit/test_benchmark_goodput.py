@@ -65,6 +65,24 @@ def test_the_job_is_one_of_ours(tmp_path: Path) -> None:
     job = Job.parse(made)
     assert job.name == goodput.JOB
     assert (job.spec.workers.replicas, job.spec.workers.min_replicas) == (goodput.SIZE, 1)
+    assert job.spec.workers.standby == 1
+
+
+def test_one_that_trains_is_killed_and_no_standby(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(goodput.os, "kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr("springtide_local.strays.program_of", lambda pid: pid)
+    kube = Kube()
+    watch = goodput.Watch(kube)
+    for number in range(4):
+        kube.run(f"u{number}", "n1", 100 + number)
+    dice = random.Random(0)
+    kinds = iter(["kill"] * 20)
+    pick = dice.choice
+    dice.choice = lambda found: next(kinds) if "kill" in found else pick(found)  # type: ignore[method-assign]
+    for _ in range(20):
+        assert goodput.disturb(kube, watch, dice, frozenset({"pod-u1", "pod-u2"})) == "kill"
+    assert set(killed) == {101, 102}
 
 
 class Kube:

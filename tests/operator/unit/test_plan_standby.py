@@ -15,7 +15,7 @@ from springtide_operator.api import names
 from springtide_operator.plan import decide
 from springtide_operator.plan.actions import CreateStandby, DeletePod, Plan
 from springtide_operator.plan.coordinator_sync import make_sync
-from springtide_operator.plan.observation import MemberReport, Node, Refusal
+from springtide_operator.plan.observation import FailureReport, MemberReport, Node, Refusal
 
 Object = dict[str, Any]
 
@@ -146,6 +146,25 @@ def test_end_of_a_standby_counts_nowhere() -> None:
         assert job.status["restarts"]["total"] == 0
         assert job.status["state"] == "Running"
         assert job.standby["ready"] == 1, end
+
+
+@pytest.mark.parametrize("told", ["steps_in", "failures"])
+def test_standby_that_was_let_in_and_crashed_at_once_counts(told: str) -> None:
+    job = trained()
+    standby = job.idle()[0]
+    name = standby["metadata"]["name"]
+    job.fail(standby)
+    reason = f"{name} is lost: its stream broke"
+    other = FailureReport(2, 3, 0.1, f"{name}0 is lost: its stream broke")
+    job.coordinate(failures=(other,), steps_in=f"standby {name}-1 takes the place of another")
+    observed = job.plan()
+    assert observed.status["restarts"]["failures"] == 0, "these are others' names"
+    if told == "steps_in":
+        job.coordinate(steps_in=f"standby {name} takes the place of digits-worker-1-0")
+    else:
+        job.coordinate(failures=(FailureReport(2, 3, 0.1, reason),))
+    job.round()
+    assert job.status["restarts"]["failures"] == 1
 
 
 def test_standbys_that_crash_come_ever_more_seldom() -> None:

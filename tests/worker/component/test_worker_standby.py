@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,8 @@ def standing(cluster: WorkerCluster, worker: Worker) -> int:
 
 def stand_by(cluster: WorkerCluster) -> Worker:
     """Start a standby, and wait until it is ready."""
-    cluster.standby = 1
+    cluster.standby, now = 1, time.monotonic()
+    cluster.until(lambda: cluster.asked_at > now, "the coordinator to know that one is to stand by")
     worker = cluster.add()
     cluster.until(lambda: standing(cluster, worker) == pb.PARKED, "the standby to be ready")
     return worker
