@@ -8,7 +8,8 @@ kill -9, a node is drained as `kubectl drain` does it
 (its coordinator too, if it is there), a drained node returns. A step's work is a pause of 50 ms, as if an
 accelerator computed: on few cores, workers that start would else take them from those that train.
 
-* `goodput`: seconds of steps that survive over wall time, while the trace runs.
+* `goodput`: seconds of steps that survive over wall time, while the trace runs. `goodput_undisturbed`: the
+  same of three workers before it, which is what there is to have.
 * `throughput_ratio`: samples of surviving steps over what undisturbed groups of the same sizes would have
   done in the same time; their rates are measured before.
 * `lost_seconds_by_cause`: what `status.lostSeconds` gained.
@@ -169,8 +170,17 @@ def manifest(steps: Path, standby: int = 1) -> Object:
     return with_step_logs(job, steps)
 
 
-def rates(kube: Any, history: Callable[[], Any]) -> dict[int, float]:
-    """Undisturbed samples per second by number of workers, in the running job."""
+def rates(kube: Any, history: Callable[[], Any], shares: dict[int, float] | None = None) -> dict[int, float]:
+    """Measure how the running job does undisturbed.
+
+    Args:
+        kube: the cluster.
+        history: of the job's commits.
+        shares: gets the seconds of steps over wall time, by number of workers.
+
+    Returns:
+        Samples per second by number of workers.
+    """
     from springtide_demo.commits import samples_per_second
 
     found = {}
@@ -180,7 +190,11 @@ def rates(kube: Any, history: Callable[[], Any]) -> dict[int, float]:
         time.sleep(SETTLING_SECONDS)
         start = time.time()
         time.sleep(CALIBRATION_SECONDS)
-        found[size] = samples_per_second([c for c in history().curve() if c.unix_time >= start])
+        commits = [c for c in history().curve() if c.unix_time >= start]
+        found[size] = samples_per_second(commits)
+        if shares is not None and len(commits) > 1:
+            seconds = commits[-1].unix_time - commits[0].unix_time
+            shares[size] = sum(commit.step_seconds for commit in commits[1:]) / seconds
         print(f"undisturbed, {size} workers: {found[size]:.0f} samples/s", flush=True)
     return found
 
@@ -246,7 +260,8 @@ def measure(seconds: float, seed: int, folder: Path, standby: int = 1) -> Object
         )
         kube.apply(manifest(folder / "steps", standby), NAMESPACE)
         until(120, "the job to train", lambda: history().newest() is not None)
-        rate = rates(kube, history)
+        shares: dict[int, float] = {}
+        rate = rates(kube, history, shares)
         until(
             120,
             "standbys to be ready",
@@ -283,6 +298,7 @@ def measure(seconds: float, seed: int, folder: Path, standby: int = 1) -> Object
             print(f"ended although nobody aimed at it: {text}", flush=True)
         return {
             **figures(history(), rate, start, end, before, final, trouble),
+            "goodput_undisturbed": shares.get(SIZE),
             "survivor_restarts": len(innocent),
             "seed": seed,
             "standby": standby,

@@ -54,9 +54,11 @@ def test_every_size_is_measured_undisturbed(monkeypatch: pytest.MonkeyPatch) -> 
                 for pod in range(replicas):
                     history.add([Commit(step, made, 1e12 + step, 0.1, 10 * replicas, None, f"p{pod}")])
 
-    found = goodput.rates(Scaled(), lambda: history)
+    shares: dict[int, float] = {}
+    found = goodput.rates(Scaled(), lambda: history, shares)
     assert list(found) == [1, 2, 3]
     assert found[1] == 10.0
+    assert shares[3] == pytest.approx(0.1)
 
 
 def test_the_job_is_one_of_ours(tmp_path: Path) -> None:
