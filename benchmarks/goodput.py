@@ -8,8 +8,9 @@ kill -9, a node is drained as `kubectl drain` does it
 (its coordinator too, if it is there), a drained node returns. A step's work is a pause of 50 ms, as if an
 accelerator computed: on few cores, workers that start would else take them from those that train.
 
-* `goodput`: seconds of steps that survive over wall time, while the trace runs. `goodput_undisturbed`: the
-  same of three workers before it, which is what there is to have.
+* `goodput`: seconds of steps that survive over wall time, while the trace runs; a step's seconds are the mean
+  of those that its members note. (That of the member that commits first is too short: it tends to be one that
+  began last.) `goodput_undisturbed`: the same of three workers before it, which is what there is to have.
 * `throughput_ratio`: samples of surviving steps over what undisturbed groups of the same sizes would have
   done in the same time; their rates are measured before.
 * `lost_seconds_by_cause`: what `status.lostSeconds` gained.
@@ -30,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -60,6 +61,22 @@ def until(seconds: float, what: str, attempt: Callable[[], Any]) -> Any:
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
         time.sleep(0.1)
+
+
+@dataclass
+class StepSeconds:
+    """Note how long each step took its members, in seconds."""
+
+    noted: dict[tuple[Any, int], list[float]] = field(default_factory=dict)  # by generation and step
+
+    def add(self, commits: Sequence[Any]) -> None:
+        """Take in what members have noted."""
+        for commit in commits:
+            self.noted.setdefault((commit.generation, commit.step), []).append(commit.step_seconds)
+
+    def total(self, curve: Sequence[Any]) -> float:
+        """Return the seconds of some surviving steps, each the mean over its members."""
+        return sum(statistics.fmean(self.noted.get((c.generation, c.step), [c.step_seconds])) for c in curve)
 
 
 @dataclass
@@ -170,12 +187,15 @@ def manifest(steps: Path, standby: int = 1) -> Object:
     return with_step_logs(job, steps)
 
 
-def rates(kube: Any, history: Callable[[], Any], shares: dict[int, float] | None = None) -> dict[int, float]:
+def rates(
+    kube: Any, history: Callable[[], Any], steps: StepSeconds, shares: dict[int, float]
+) -> dict[int, float]:
     """Measure how the running job does undisturbed.
 
     Args:
         kube: the cluster.
         history: of the job's commits.
+        steps: how long they took.
         shares: gets the seconds of steps over wall time, by number of workers.
 
     Returns:
@@ -192,9 +212,8 @@ def rates(kube: Any, history: Callable[[], Any], shares: dict[int, float] | None
         time.sleep(CALIBRATION_SECONDS)
         commits = [c for c in history().curve() if c.unix_time >= start]
         found[size] = samples_per_second(commits)
-        if shares is not None and len(commits) > 1:
-            seconds = commits[-1].unix_time - commits[0].unix_time
-            shares[size] = sum(commit.step_seconds for commit in commits[1:]) / seconds
+        if len(commits) > 1:
+            shares[size] = steps.total(commits[1:]) / (commits[-1].unix_time - commits[0].unix_time)
         print(f"undisturbed, {size} workers: {found[size]:.0f} samples/s", flush=True)
     return found
 
@@ -235,10 +254,12 @@ def measure(seconds: float, seed: int, folder: Path, standby: int = 1) -> Object
     from springtide_local.cluster import Cluster
     from springtide_local.settings import Settings
 
-    record, logs = History(), StepLogs(folder / "steps")
+    record, logs, steps = History(), StepLogs(folder / "steps"), StepSeconds()
 
     def history() -> History:
-        record.add(logs.poll())
+        found = list(logs.poll())
+        record.add(found)
+        steps.add(found)
         return record
 
     def status() -> Object:
@@ -261,7 +282,7 @@ def measure(seconds: float, seed: int, folder: Path, standby: int = 1) -> Object
         kube.apply(manifest(folder / "steps", standby), NAMESPACE)
         until(120, "the job to train", lambda: history().newest() is not None)
         shares: dict[int, float] = {}
-        rate = rates(kube, history, shares)
+        rate = rates(kube, history, steps, shares)
         until(
             120,
             "standbys to be ready",
@@ -297,7 +318,7 @@ def measure(seconds: float, seed: int, folder: Path, standby: int = 1) -> Object
         for text in innocent:
             print(f"ended although nobody aimed at it: {text}", flush=True)
         return {
-            **figures(history(), rate, start, end, before, final, trouble),
+            **figures(history(), steps, rate, start, end, before, final, trouble),
             "goodput_undisturbed": shares.get(SIZE),
             "survivor_restarts": len(innocent),
             "seed": seed,
@@ -312,6 +333,7 @@ def measure(seconds: float, seed: int, folder: Path, standby: int = 1) -> Object
 
 def figures(
     history: Any,
+    steps: StepSeconds,
     rate: dict[int, float],
     start: float,
     end: float,
@@ -322,6 +344,8 @@ def figures(
     """Return the figures of the steps between start and end.
 
     Args:
+        history: of the job's commits.
+        steps: how long they took.
         start: unix seconds.
         end: unix seconds.
         rate: samples a second, by group size, from `rates`.
@@ -334,7 +358,7 @@ def figures(
     after = lost_seconds(final)
     gaps = [b.unix_time - a.unix_time for a, b in pairwise(commits)]
     return {
-        "goodput": min(1.0, sum(commit.step_seconds for commit in commits) / (end - start)),
+        "goodput": min(1.0, steps.total(commits) / (end - start)),
         "throughput_ratio": done / expected_samples(commits, history.members, rate, start, end)
         if commits
         else 0.0,
