@@ -2,12 +2,15 @@
 
     python -m benchmarks.goodput [--quick] [--seed N] [--json FILE]
 
-The embedded cluster with the operator, three workers on four nodes. Between two disturbances lie ten seconds
-on average (exponentially distributed): a worker dies by kill -9, a node is drained as `kubectl drain` does it
+The embedded cluster with the operator, three workers and a standby (`--standby 0`: none) on four nodes.
+Between two disturbances lie ten seconds on average (exponentially distributed): a worker that trains dies by
+kill -9, a node is drained as `kubectl drain` does it
 (its coordinator too, if it is there), a drained node returns. A step's work is a pause of 50 ms, as if an
 accelerator computed: on few cores, workers that start would else take them from those that train.
 
-* `goodput`: seconds of steps that survive over wall time, while the trace runs.
+* `goodput`: seconds of steps that survive over wall time, while the trace runs; a step's seconds are the mean
+  of those that its members note. (That of the member that commits first is too short: it tends to be one that
+  began last.) `goodput_undisturbed`: the same of three workers before it, which is what there is to have.
 * `throughput_ratio`: samples of surviving steps over what undisturbed groups of the same sizes would have
   done in the same time; their rates are measured before.
 * `lost_seconds_by_cause`: what `status.lostSeconds` gained.
@@ -28,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -58,6 +61,22 @@ def until(seconds: float, what: str, attempt: Callable[[], Any]) -> Any:
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
         time.sleep(0.1)
+
+
+@dataclass
+class StepSeconds:
+    """Note how long each step took its members, in seconds."""
+
+    noted: dict[tuple[Any, int], list[float]] = field(default_factory=dict)  # by generation and step
+
+    def add(self, commits: Sequence[Any]) -> None:
+        """Take in what members have noted."""
+        for commit in commits:
+            self.noted.setdefault((commit.generation, commit.step), []).append(commit.step_seconds)
+
+    def total(self, curve: Sequence[Any]) -> float:
+        """Return the seconds of some surviving steps, each the mean over its members."""
+        return sum(statistics.fmean(self.noted.get((c.generation, c.step), [c.step_seconds])) for c in curve)
 
 
 @dataclass
@@ -92,8 +111,22 @@ class Watch:
         return [text for uid, text in self.ended.items() if uid in self.seen and uid not in self.aimed]
 
 
-def disturb(kube: Any, watch: Watch, dice: random.Random) -> str:
-    """One event; returns its kind. Raises ApiRefusal, ProcessLookupError."""
+def disturb(kube: Any, watch: Watch, dice: random.Random, training: frozenset[str] = frozenset()) -> str:
+    """Do one thing to the job.
+
+    Args:
+        kube: the cluster.
+        watch: with what is known of the pods.
+        dice: that decide what, and to whom.
+        training: names of the pods that train, of which one is killed; empty: any.
+
+    Returns:
+        The kind of the event.
+
+    Raises:
+        ApiRefusal: the API server refuses it.
+        ProcessLookupError: the process was gone.
+    """
     from springtide_local.strays import program_of
 
     running = watch.look()
@@ -104,7 +137,8 @@ def disturb(kube: Any, watch: Watch, dice: random.Random) -> str:
     if kind == "kill":
         if not running:
             return "nobody to kill"
-        victim = dice.choice(sorted(running, key=lambda pod: str(pod.name)))
+        members = [pod for pod in running if pod.name in training] or running
+        victim = dice.choice(sorted(members, key=lambda pod: str(pod.name)))
         watch.aimed.add(victim.uid)
         os.kill(program_of(victim.pid), signal.SIGKILL)
     elif kind == "drain":
@@ -132,7 +166,13 @@ def disturb(kube: Any, watch: Watch, dice: random.Random) -> str:
     return kind
 
 
-def manifest(steps: Path) -> Object:
+def manifest(steps: Path, standby: int = 1) -> Object:
+    """Return the job.
+
+    Args:
+        steps: a folder for the workers' logs of steps.
+        standby: pods that wait beyond its workers.
+    """
     from springtide_demo.kube import load
     from springtide_demo.manifest import read_sample, with_step_logs
 
@@ -141,13 +181,26 @@ def manifest(steps: Path) -> Object:
     ours = {"DIGITS_EPOCHS": "100000", "DIGITS_PAUSE_SECONDS": str(PAUSE_SECONDS)}
     container["env"] = [e for e in container.get("env") or [] if e["name"] not in ours]
     container["env"] += [{"name": name, "value": value} for name, value in ours.items()]
-    job["spec"]["workers"] |= {"replicas": SIZE, "minReplicas": 1, "maxReplicas": SIZE}
+    sizes = {"replicas": SIZE, "minReplicas": 1, "maxReplicas": SIZE, "standby": standby}
+    job["spec"]["workers"] |= sizes
     job["spec"]["failurePolicy"] = {"backoffLimit": 10000}
     return with_step_logs(job, steps)
 
 
-def rates(kube: Any, history: Callable[[], Any]) -> dict[int, float]:
-    """Undisturbed samples per second by number of workers, in the running job."""
+def rates(
+    kube: Any, history: Callable[[], Any], steps: StepSeconds, shares: dict[int, float]
+) -> dict[int, float]:
+    """Measure how the running job does undisturbed.
+
+    Args:
+        kube: the cluster.
+        history: of the job's commits.
+        steps: how long they took.
+        shares: gets the seconds of steps over wall time, by number of workers.
+
+    Returns:
+        Samples per second by number of workers.
+    """
     from springtide_demo.commits import samples_per_second
 
     found = {}
@@ -157,7 +210,10 @@ def rates(kube: Any, history: Callable[[], Any]) -> dict[int, float]:
         time.sleep(SETTLING_SECONDS)
         start = time.time()
         time.sleep(CALIBRATION_SECONDS)
-        found[size] = samples_per_second([c for c in history().curve() if c.unix_time >= start])
+        commits = [c for c in history().curve() if c.unix_time >= start]
+        found[size] = samples_per_second(commits)
+        if len(commits) > 1:
+            shares[size] = steps.total(commits[1:]) / (commits[-1].unix_time - commits[0].unix_time)
         print(f"undisturbed, {size} workers: {found[size]:.0f} samples/s", flush=True)
     return found
 
@@ -181,8 +237,15 @@ def lost_seconds(status: Object) -> dict[str, float]:
     return {cause: float(seconds) for cause, seconds in (status.get("lostSeconds") or {}).items()}
 
 
-def measure(seconds: float, seed: int, folder: Path) -> Object:
-    """Run the job and its disturbances; all figures."""
+def measure(seconds: float, seed: int, folder: Path, standby: int = 1) -> Object:
+    """Run the job and its disturbances; return all figures.
+
+    Args:
+        seconds: of the disturbances.
+        seed: of their trace.
+        folder: for the cluster and logs.
+        standby: pods that wait beyond the workers.
+    """
     from springtide_demo.commits import History
     from springtide_demo.kube import Kube
     from springtide_demo.observe import pod_view
@@ -191,10 +254,12 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
     from springtide_local.cluster import Cluster
     from springtide_local.settings import Settings
 
-    record, logs = History(), StepLogs(folder / "steps")
+    record, logs, steps = History(), StepLogs(folder / "steps"), StepSeconds()
 
     def history() -> History:
-        record.add(logs.poll())
+        found = list(logs.poll())
+        record.add(found)
+        steps.add(found)
         return record
 
     def status() -> Object:
@@ -214,10 +279,15 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
                 pod_view(p).ready for p in kube.pods("springtide-system", "springtide.dev/role=operator")
             ),
         )
-        kube.apply(manifest(folder / "steps"), NAMESPACE)
+        kube.apply(manifest(folder / "steps", standby), NAMESPACE)
         until(120, "the job to train", lambda: history().newest() is not None)
-        rate = rates(kube, history)
-
+        shares: dict[int, float] = {}
+        rate = rates(kube, history, steps, shares)
+        until(
+            120,
+            "standbys to be ready",
+            lambda: (status().get("standby") or {}).get("ready", 0) >= standby,
+        )
         dice, watch, events = random.Random(seed), Watch(kube), Counter[str]()
         watch.look()
         before, restarts = lost_seconds(status()), status().get("restarts") or {}
@@ -226,7 +296,7 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
         while time.time() < start + seconds:
             if time.time() >= due:
                 try:
-                    kind = disturb(kube, watch, dice)
+                    kind = disturb(kube, watch, dice, history().active())
                 except (ApiRefusal, ProcessLookupError) as error:
                     kind = f"failed: {type(error).__name__}"
                 events[kind] += 1
@@ -248,9 +318,11 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
         for text in innocent:
             print(f"ended although nobody aimed at it: {text}", flush=True)
         return {
-            **figures(history(), rate, start, end, before, final, trouble),
+            **figures(history(), steps, rate, start, end, before, final, trouble),
+            "goodput_undisturbed": shares.get(SIZE),
             "survivor_restarts": len(innocent),
             "seed": seed,
+            "standby": standby,
             "events": dict(events),
             "restarts": {
                 kind: (final.get("restarts") or {}).get(kind, 0) - restarts.get(kind, 0)
@@ -261,6 +333,7 @@ def measure(seconds: float, seed: int, folder: Path) -> Object:
 
 def figures(
     history: Any,
+    steps: StepSeconds,
     rate: dict[int, float],
     start: float,
     end: float,
@@ -271,6 +344,8 @@ def figures(
     """Return the figures of the steps between start and end.
 
     Args:
+        history: of the job's commits.
+        steps: how long they took.
         start: unix seconds.
         end: unix seconds.
         rate: samples a second, by group size, from `rates`.
@@ -283,7 +358,7 @@ def figures(
     after = lost_seconds(final)
     gaps = [b.unix_time - a.unix_time for a, b in pairwise(commits)]
     return {
-        "goodput": min(1.0, sum(commit.step_seconds for commit in commits) / (end - start)),
+        "goodput": min(1.0, steps.total(commits) / (end - start)),
         "throughput_ratio": done / expected_samples(commits, history.members, rate, start, end)
         if commits
         else 0.0,
@@ -330,13 +405,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the trace (default 1)")
     parser.add_argument("--seconds", type=float, help="another length of the trace")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--standby", type=int, default=1, help="pods that wait beyond the workers (default 1)"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what was started ends, too
     if sys.platform != "linux":
         sys.exit("benchmarks.goodput: the embedded cluster needs Linux")
     seconds = arguments.seconds or (120.0 if arguments.quick else 600.0)
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(seconds, arguments.seed, Path(folder))
+        result = measure(seconds, arguments.seed, Path(folder), arguments.standby)
     print(
         f"goodput {result['goodput']:.3f}  throughput_ratio {result['throughput_ratio']:.3f}"
         f"  repeated {result['samples_repeated']}  lost {result['samples_lost']}"

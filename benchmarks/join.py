@@ -7,7 +7,13 @@ of 1 GiB.
 Again and again a fourth one joins, trains with them for some steps, and leaves. `gap_over_step` is the
 longest pause between two commits, from the moment when the joiner's process is started until it has committed
 JOINED_STEPS steps with the others, divided by the median step of the three before; of several joins the
-median. `seconds_to_full_size` is how long it takes from the joiner's start to its first commit. Workers are
+median. `seconds_to_full_size` is how long it takes from the joiner's start to its first commit.
+
+Then a fourth one stands by, and one of the three is killed (kill -9) at a random moment:
+`with_standby.seconds_to_full_size` is how long it takes from there until a step is committed by three again,
+of several kills the median, and `limit_seconds` is two steps and half a second. At the top stand those of the
+size that is nearest to its limit, or furthest beyond: `with_standby_seconds_to_full_size` and
+`with_standby_step_seconds`. Workers are
 forked from a process that has imported torch; what else a joiner needs (its model, and its first body) is
 within the time that is looked at, on the cores that the others train on.
 """
@@ -16,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import signal
 import statistics
 import tempfile
@@ -33,6 +40,9 @@ DEPTH, BATCH = 16, 24
 WIDTHS = {"64MiB": 1024, "1GiB": 4096}
 """Width of the square layers of a model, by the size of its state."""
 CALM_STEPS, JOINED_STEPS = 5, 3
+LIMIT_STEPS, LIMIT_SECONDS = 2.0, 0.5
+"""What a standby may take to train in the place of a worker that is killed: so many steps, and seconds."""
+SPREAD_STEPS = 1.5
 NAMES = ("gap_seconds", "step_seconds", "seconds_to_full_size")
 _WIDTH = "BENCHMARK_WIDTH"
 
@@ -84,6 +94,16 @@ class Job(recovery.Job):
 
         self.until(calm, f"{CALM_STEPS} steps by {count} workers", seconds)
 
+    def until_standby(self, name: str, seconds: float) -> None:
+        """Wait until a worker waits, ready to train, and the coordinator knows it."""
+        from springtide_protocol import coordinator_pb2 as pb
+
+        def ready() -> bool:
+            told = [] if self.reply is None else self.reply.members
+            return any(one.member.pod_name == name and one.standing == pb.PARKED for one in told)
+
+        self.until(ready, f"{name} to stand by", seconds)
+
     def committed_by(self, name: str) -> list[float]:
         """Return the times of a worker's commits, in unix seconds."""
         path = self._folder / f"{name}.steps"
@@ -98,6 +118,8 @@ class Seen:
     gaps: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     full: list[float] = field(default_factory=list)
+    stood_in: list[float] = field(default_factory=list)  # from a kill until a standby trained
+    stood_in_steps: list[float] = field(default_factory=list)  # the usual step before that
 
 
 def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
@@ -146,9 +168,34 @@ def join(job: Job, seen: Seen, limit: float) -> None:
     job.bury(name)
 
 
+def replace(job: Job, seen: Seen, limit: float, chooser: random.Random) -> None:
+    """Kill a worker while another one stands by; note how soon three train again.
+
+    Args:
+        job: of three workers.
+        seen: is added to.
+        limit: seconds to wait for each phase.
+        chooser: of the worker and the moment.
+    """
+    name = job.add()
+    job.until_standby(name, limit)
+    job.until_members(WORKERS, limit)
+    calm = [commit.unix_time for commit in job.history.curve()[-CALM_STEPS:]]
+    step = statistics.median(later - earlier for earlier, later in pairwise(calm))
+    time.sleep(chooser.uniform(0.0, SPREAD_STEPS) * step)
+    victim = chooser.choice(sorted(job.history.active()))
+    at = time.time()
+    job.signal(victim, signal.SIGKILL)
+    job.until(lambda: bool(job.committed_by(name)), "a step of the standby", limit)
+    job.bury(victim)
+    seen.stood_in.append(job.committed_by(name)[0] - at)
+    seen.stood_in_steps.append(step)
+    print(f"killed: three again after {seen.stood_in[-1]:.3f} s, step {step:.3f} s", flush=True)
+
+
 def measure(size: str, repeats: int) -> dict[str, Any]:
-    """Return what is seen of some joins to a job with a state of this size; nulls with a reason where nothing
-    is.
+    """Return what is seen of some joins to a job with a state of this size, and of some kills; nulls with a
+    reason where nothing is.
     """
     seen, reason = Seen(), ""
     with tempfile.TemporaryDirectory() as folder:
@@ -156,6 +203,10 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
         try:
             for _ in range(repeats):
                 join(job, seen, 90.0)
+            job.until_members(WORKERS, 90.0)
+            job.standby, chooser = 1, random.Random(repeats)
+            for _ in range(repeats):
+                replace(job, seen, 90.0, chooser)
         except (TimeoutError, RuntimeError, OSError, ValueError) as error:
             reason = str(error)[:500]
             logs = [path.read_text()[-800:] for path in sorted(Path(folder).glob("worker-*.log"))]
@@ -172,7 +223,7 @@ def figures(seen: Seen, reason: str = "") -> dict[str, Any]:
         seen: of them.
         reason: why there are not more.
     """
-    told = {"reason": reason} if reason else {}
+    told: dict[str, Any] = {"with_standby": stood_in(seen)} | ({"reason": reason} if reason else {})
     if not seen.gaps:
         return dict.fromkeys(("gap_over_step", *NAMES)) | {"joins": 0} | told
     ratios = [gap / step for gap, step in zip(seen.gaps, seen.steps, strict=True)]
@@ -186,9 +237,38 @@ def figures(seen: Seen, reason: str = "") -> dict[str, Any]:
     }
 
 
+def stood_in(seen: Seen) -> dict[str, Any]:
+    """Return what is written of kills with a standby; nulls without any.
+
+    Args:
+        seen: of them.
+    """
+    if not seen.stood_in:
+        return dict.fromkeys(("seconds_to_full_size", "step_seconds", "limit_seconds")) | {"kills": 0}
+    seconds, step = statistics.median(seen.stood_in), statistics.median(seen.stood_in_steps)
+    return {
+        "seconds_to_full_size": seconds,
+        "step_seconds": step,
+        "limit_seconds": LIMIT_STEPS * step + LIMIT_SECONDS,
+        "seconds_to_full_size_max": max(seen.stood_in),
+        "kills": len(seen.stood_in),
+    }
+
+
 def report(by_size: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures as they are written: `gap_over_step` by size first."""
-    return {"gap_over_step": {size: item["gap_over_step"] for size, item in by_size.items()}, **by_size}
+    """Return the figures as they are written: `gap_over_step` by size first, and of kills with a standby
+    those of the size that is nearest to its limit, or furthest beyond.
+    """
+    known = [item["with_standby"] for item in by_size.values() if item["with_standby"]["kills"]]
+    worst: dict[str, Any] = max(
+        known, key=lambda one: one["seconds_to_full_size"] / one["limit_seconds"], default={}
+    )
+    return {
+        "gap_over_step": {size: item["gap_over_step"] for size, item in by_size.items()},
+        "with_standby_seconds_to_full_size": worst.get("seconds_to_full_size"),
+        "with_standby_step_seconds": worst.get("step_seconds"),
+        **by_size,
+    }
 
 
 def main() -> None:

@@ -135,6 +135,7 @@ class Job:
 
         self._folder = folder
         self.workers = workers
+        self.standby = 0  # processes that wait beyond them
         self._environment = dict(environment or {})
         self._host = f"127.{random.randrange(20, 250)}.{random.randrange(250)}"
         self.history = History()
@@ -289,7 +290,12 @@ class Job:
 
         living = [pb.Pod(uid=name, name=name, started=True) for name in list(self.pids)]
         return pb.SyncRequest(
-            target=self.workers, minimum=1, maximum=self.workers + 1, living=living, observed=True
+            target=self.workers,
+            minimum=1,
+            maximum=self.workers + 1,
+            living=living,
+            observed=True,
+            standby=self.standby,
         )
 
     def of_coordinator(self) -> dict[str, str]:

@@ -66,7 +66,10 @@ WORKERS = Row(
     (
         Panel(
             "Workers wanted, there, training",
-            ((greatest("springtide_job_workers", f"{PER_JOB}, state"), NAME + " {{state}}"),),
+            (
+                (greatest("springtide_job_workers", f"{PER_JOB}, state"), NAME + " {{state}}"),
+                (greatest("springtide_job_standbys", f"{PER_JOB}, state"), NAME + " standbys {{state}}"),
+            ),
             about="As the operator sees pods: desired, existing, ready, active.",
             marks=True,
         ),

@@ -30,6 +30,8 @@ class JobView:
     conditions: dict[str, Condition]
     workers: str
     balance: tuple[str, ...]  # the slowest workers with their parts of a batch, in words; empty: even parts
+    standbys: str  # that wait, warmed up, and wanted; "" for a job without
+    standby_trouble: str  # why those that are asked for are not ready; "": they are, or soon will be
     replicas: int
     ready: int
     servers: str  # ready and wanted; "" for a job without
@@ -69,7 +71,7 @@ def view(job: Object) -> JobView:
     """Read a TrainingJob as the API server stores it; missing fields are no error."""
     meta, status = job["metadata"], job.get("status") or {}
     workers, data = status.get("workers") or {}, status.get("data") or {}
-    failure = status.get("lastFailure") or {}
+    failure, standby = status.get("lastFailure") or {}, status.get("standby") or {}
     return JobView(
         namespace=meta.get("namespace", ""),
         name=meta["name"],
@@ -86,6 +88,8 @@ def view(job: Object) -> JobView:
         },
         workers=str(workers.get("summary") or ""),
         balance=tuple(_share(entry) for entry in workers.get("balance") or []),
+        standbys=str(standby.get("summary") or ""),
+        standby_trouble=str(standby.get("trouble") or ""),
         replicas=_number(workers.get("replicas")) or 0,
         ready=_number(workers.get("ready")) or 0,
         servers=str((status.get("parameterServers") or {}).get("summary") or ""),
@@ -139,6 +143,8 @@ def progress(job: JobView) -> str:
         parts.append(f"epoch {job.epoch}")
     if job.workers:
         parts.append(f"{job.workers} workers")
+    if job.standbys:
+        parts.append(f"{job.standbys} standbys")
     if job.generation:
         parts.append(f"generation {job.generation}")
     if job.samples_per_second:

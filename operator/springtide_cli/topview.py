@@ -165,14 +165,16 @@ def plain(found: Sequence[Row], events: Sequence[str]) -> list[str]:
 
 
 def notes(found: Sequence[Row]) -> list[str]:
-    """Say which numbers are as old as the job's status, and why; and the parts of the slowest workers, where
-    a job's parts follow speed.
+    """Say which numbers are as old as the job's status, and why; what keeps standbys from being ready; and
+    the parts of the slowest workers, where a job's parts follow speed.
     """
     lines = []
     for row in found:
         name = f"{row.job.namespace}/{row.job.name}"
         if row.trouble:
             lines.append(f"{name}: numbers from its status: {row.trouble}")
+        if row.job.standby_trouble:
+            lines.append(f"{name}: standbys: {row.job.standby_trouble}")
         if row.job.balance and row.job.state == "Running":
             lines.append(f"{name}: parts by speed: {', '.join(row.job.balance[:SHARES_SHOWN])}")
     return lines
@@ -201,9 +203,11 @@ def screen(found: Sequence[Row], events: Sequence[str]) -> RenderableType:
 
 
 def _workers(job: JobView, fresh: Numbers) -> str:
+    """Return those that train and those wanted, and behind a + the standbys that are ready."""
+    waiting = f"+{job.standbys.partition('/')[0]}" if job.standbys else ""
     if fresh.members is None or "/" not in job.workers:
-        return job.workers
-    return f"{fresh.members}/{job.workers.partition('/')[2]}"
+        return job.workers + waiting
+    return f"{fresh.members}/{job.workers.partition('/')[2]}{waiting}"
 
 
 def _text(value: int | None) -> str:

@@ -99,6 +99,7 @@ class Hub:
             target=options.target,
             minimum=options.minimum,
             maximum=options.maximum,
+            standby=options.standby,
             servers_wanted=options.servers,
             consistency_at_first=options.consistency,
             settings=options.membership,

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from springtide_coordinator.history import RECOVERY_BUCKETS
 from springtide_coordinator.hub import Hub
 from springtide_coordinator.membership.messages import Standing
+from springtide_coordinator.membership.seats import waiting
 from springtide_coordinator.reply import goodput
 
 PREFIX = "springtide_coordinator_"
@@ -41,6 +42,7 @@ class JobCollector(Collector):
         gauges = (
             ("generation", "Number of the current generation.", m.current.name.number if m.current else 0),
             ("generation_members", "Processes in it.", len(m.current.ids) if m.current else 0),
+            ("standbys", "Processes that wait outside of it, ready to take a place.", len(waiting(m))),
             ("step", "Newest committed step.", history.known.step if history.known else 0),
             ("samples_per_second", "Committed samples per second.", history.samples_per_second(now)),
             ("step_seconds", "Median duration of the recent steps.", history.step_seconds()),

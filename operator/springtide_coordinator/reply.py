@@ -80,6 +80,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         held_back=why_held_back(m),
         planned_steps=history.planned_steps,
         seconds_per_step=hub.step_rate.seconds_per_step,
+        steps_in=current.steps_in if current is not None else "",
     )
     if (model := hub.memories.tightest()) is not None:
         reply.memory.CopyFrom(codec.memory_to_proto(model))

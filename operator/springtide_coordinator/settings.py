@@ -39,6 +39,7 @@ class Options:
     target: int = 0
     minimum: int = 0
     maximum: int = 0
+    standby: int = 0  # processes that wait beyond `target`
     servers: int = 0  # parameter servers wanted
     consistency: Consistency | None = None  # of their parameters
     certificate: ServerCertificate | None = None  # None: no TLS
@@ -84,6 +85,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         target=target,
         minimum=whole(env, "SPRINGTIDE_MINIMUM", 0),
         maximum=whole(env, "SPRINGTIDE_MAXIMUM", 0),
+        standby=whole(env, "SPRINGTIDE_STANDBY", 0),
         servers=whole(env, "SPRINGTIDE_SERVERS", 0),
         consistency=consistency(env),
         certificate=certificate,

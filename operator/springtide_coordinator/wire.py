@@ -400,4 +400,5 @@ def to_synced(request: pb.SyncRequest, now: float) -> Synced:
         suspend_by=_moment(request.suspend_in_seconds, request.suspend_by, now),
         saved=request.saved,
         consistency=to_consistency(request.consistency),
+        standby=check_count(request.standby, MAX_PROCESSES, "standby"),
     )

@@ -40,7 +40,7 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import memory_from_proto, speaks_from_proto, speaks_to_proto
 from springtide_protocol.names import process_label
 from springtide_protocol.sync_client import SyncClient, SyncError
-from springtide_protocol.versions import OWN, Speaks, agree, as_coordinator, as_operator
+from springtide_protocol.versions import OWN, STANDBY, Speaks, agree, as_coordinator, as_operator
 
 log = logging.getLogger("springtide.operator")
 
@@ -256,6 +256,7 @@ def to_request(word: CoordinatorUpdate) -> pb.SyncRequest:
         servers=word.servers,
         living_servers=[_pod(pod, word.steady) for pod in word.living_servers],
         consistency=pb.Consistency(mode=word.consistency, staleness=word.staleness),
+        standby=word.standby,
     )
 
 
@@ -317,6 +318,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
                 connected=member.connected,
                 leaving=member.leaving,
                 starting=member.standing == pb.STARTING,
+                waiting=member.standing == pb.PARKED and member.connected,
                 protocol=_speaks(member.speaks).newest,
             )
             for member in reply.members
@@ -362,6 +364,8 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         checkpoint=_checkpoint(reply),
         checkpoint_error=reply.checkpoint_error,
         held_back=reply.held_back,
+        seats=STANDBY in _speaks(reply.speaks).capabilities,
+        steps_in=reply.steps_in,
         memory=memory_from_proto(reply.memory),
         protocol=_speaks(reply.speaks).newest,
         restored=f"{reply.restored.uri}/{reply.restored.name}" if reply.restored.name else "",

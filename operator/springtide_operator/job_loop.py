@@ -35,7 +35,7 @@ from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, make_sync
 from springtide_operator.plan.decide import invalid, plan
-from springtide_operator.plan.elasticity import has_size_of_its_own
+from springtide_operator.plan.elasticity import gives_back
 from springtide_operator.plan.first_seen import FirstSeen, with_first_seen
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, Report, ServiceSeen
@@ -271,7 +271,7 @@ class JobLoop:
             tls_default=self._tls,
             coordinator_image=self._performer.coordinator_image,
             server_image=self._performer.server_image,
-            crowd=self._crowd(self.key) if has_size_of_its_own(job) else (),
+            crowd=self._crowd(self.key) if gives_back(job) else (),
         )
         return with_first_seen(job, nodes.with_node_health(found, self._clock()), self._first_seen)
 

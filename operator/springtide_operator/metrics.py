@@ -154,6 +154,11 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
         "Workers of the job by state: desired, existing, ready, active (train in the current generation).",
         labels=[*JOB_LABELS, "state"],
     )
+    standing = GaugeMetricFamily(
+        "springtide_job_standbys",
+        "Standbys of the job by state: desired, existing, ready (wait, warmed up, to take a place).",
+        labels=[*JOB_LABELS, "state"],
+    )
     serving = GaugeMetricFamily(
         "springtide_job_parameter_servers",
         "Parameter servers of the job by state: desired, existing, ready.",
@@ -207,6 +212,9 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
                 ("active", "active"),
             ):
                 workers.add_metric([*labels, state], float(counts.get(key, 0)))
+            if counts := status.get("standby"):
+                for state, key in (("desired", "wanted"), ("existing", "replicas"), ("ready", "ready")):
+                    standing.add_metric([*labels, state], float(counts.get(key, 0)))
             if counts := status.get("parameterServers"):
                 for state, key in (("desired", "desired"), ("existing", "replicas"), ("ready", "ready")):
                     serving.add_metric([*labels, state], float(counts.get(key, 0)))
@@ -222,7 +230,7 @@ def _per_job(jobs: list[tuple[str, str, Status]]) -> Iterator[Metric]:
             for key, family in plain.items():
                 if key in status:
                     family.add_metric(labels, _NUMBER_OF.get(key, float)(status[key]))
-    yield from (workers, serving, restarts, recoveries, samples, lost, *plain.values())
+    yield from (workers, standing, serving, restarts, recoveries, samples, lost, *plain.values())
 
 
 # What stands in status as something else than the metric's number.

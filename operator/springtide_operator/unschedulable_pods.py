@@ -1,7 +1,7 @@
-"""Pods that are needed and that no node takes: for them, jobs give their extra workers back.
+"""Pods that are needed and that no node takes: for them, jobs give their extra workers and standbys back.
 
 Pods of jobs are known from the watch. Others are listed every ten seconds, only those that no node has taken,
-and only while some job has extra workers.
+and only while some job has extra workers or standbys.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ FRESH_SECONDS = 1.0
 
 
 def has_extras(job: Object | None) -> bool:
-    """Whether the job has, or tries, workers beyond its replicas."""
-    return bool((((job or {}).get("status") or {}).get("elasticity") or {}).get("extra"))
+    """Whether the job has, or tries, workers beyond its replicas, or standbys."""
+    status = (job or {}).get("status") or {}
+    return bool((status.get("elasticity") or {}).get("extra") or (status.get("standby") or {}).get("asked"))
 
 
 def may_have_extras(job: Object | None) -> bool:
-    policy = (((job or {}).get("spec") or {}).get("elasticity") or {}).get("policy")
-    return policy == ElasticityPolicy.CAPACITY.value
+    """Whether the job's manifest asks for extra workers or standbys."""
+    spec = (job or {}).get("spec") or {}
+    policy = (spec.get("elasticity") or {}).get("policy")
+    return policy == ElasticityPolicy.CAPACITY.value or bool((spec.get("workers") or {}).get("standby"))
 
 
 class UnschedulablePods:

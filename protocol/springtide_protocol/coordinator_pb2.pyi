@@ -790,7 +790,7 @@ class Pod(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ..., unheard: _Optional[bool] = ..., leave_in_seconds: _Optional[float] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
-    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "consistency", "saved", "speaks", "suspend_in_seconds")
+    __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "consistency", "saved", "speaks", "suspend_in_seconds", "standby")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
     MAXIMUM_FIELD_NUMBER: _ClassVar[int]
@@ -810,6 +810,7 @@ class SyncRequest(_message.Message):
     SAVED_FIELD_NUMBER: _ClassVar[int]
     SPEAKS_FIELD_NUMBER: _ClassVar[int]
     SUSPEND_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
     target: int
     minimum: int
     maximum: int
@@ -829,7 +830,8 @@ class SyncRequest(_message.Message):
     saved: str
     speaks: Speaks
     suspend_in_seconds: float
-    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: _Optional[bool] = ..., suspend_by: _Optional[float] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., saved: _Optional[str] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., suspend_in_seconds: _Optional[float] = ...) -> None: ...
+    standby: int
+    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: _Optional[bool] = ..., suspend_by: _Optional[float] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., saved: _Optional[str] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., suspend_in_seconds: _Optional[float] = ..., standby: _Optional[int] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("server", "connected", "serving", "leaving", "speaks")
@@ -952,7 +954,7 @@ class Poison(_message.Message):
     def __init__(self, step: _Optional[int] = ..., samples: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class SyncReply(_message.Message):
-    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "failures", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "vanished", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "consistency_refused", "consistency_pending", "all_saved", "speaks", "held_back", "memory", "planned_steps", "seconds_per_step")
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "failures", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "vanished", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "consistency_refused", "consistency_pending", "all_saved", "speaks", "held_back", "memory", "planned_steps", "seconds_per_step", "steps_in")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1010,6 +1012,7 @@ class SyncReply(_message.Message):
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     PLANNED_STEPS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_IN_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     phase: Phase
     generation: GenerationName
@@ -1053,4 +1056,5 @@ class SyncReply(_message.Message):
     memory: Memory
     planned_steps: int
     seconds_per_step: float
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Recovery, _Mapping]]] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., vanished: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., consistency_refused: _Optional[str] = ..., consistency_pending: _Optional[str] = ..., all_saved: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., held_back: _Optional[str] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., planned_steps: _Optional[int] = ..., seconds_per_step: _Optional[float] = ...) -> None: ...
+    steps_in: str
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Recovery, _Mapping]]] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., vanished: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., consistency_refused: _Optional[str] = ..., consistency_pending: _Optional[str] = ..., all_saved: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., held_back: _Optional[str] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., planned_steps: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., steps_in: _Optional[str] = ...) -> None: ...

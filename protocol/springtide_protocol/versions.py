@@ -22,6 +22,8 @@ OLDEST_PROTOCOL_VERSION: Final = 1
 STORE_ENTRIES: Final = "store-entries"
 MEMORY: Final = "memory"
 HEARTBEAT: Final = "heartbeat"
+STANDBY: Final = "standby"
+"""A coordinator that has it lets no more than `SyncRequest.target` processes train while some stand by."""
 CAPABILITY_OF: Final[Mapping[str, str]] = {
     "store_entries": STORE_ENTRIES,
     "memory": MEMORY,
@@ -44,7 +46,7 @@ class Speaks:
         return f"protocol versions {self.oldest} to {self.newest}"
 
 
-OWN: Final = Speaks(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, frozenset(CAPABILITY_OF.values()))
+OWN: Final = Speaks(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, frozenset({*CAPABILITY_OF.values(), STANDBY}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,26 @@ def test_scaling_up_and_down_changes_workers_restarts_nobody(e2e: E2ECluster, st
     assert running.status()["restarts"]["failures"] == 0
 
 
-def test_worker_deleted_by_force_is_replaced_and_job_succeeds(start: Start) -> None:
-    running = start("replaced", workers=2, epochs=80, pace="1")
+def test_worker_deleted_by_force_is_followed_by_the_standby(e2e: E2ECluster, start: Start) -> None:
+    running = start("replaced", workers=2, standby=1, epochs=80, pace="1")
     running.until_trains(2)
-    lost, kept = running.pods()
+
+    def ready() -> bool:
+        return bool(running.status().get("standby", {}).get("ready"))
+
+    e2e.until(120, "a standby to be ready", ready)
+    lost, kept, standby = running.pods()
+    generation = running.status()["generation"]
     running.delete_pod(lost["metadata"]["name"], "--force", "--grace-period=0")
     running.until_goes_on()
-    assert kept["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in running.pods()}
+    e2e.until(120, "another standby to be ready", lambda: len(running.pods()) == 3 and ready())
+    status = running.status()
+    assert status["standby"]["steppedIn"] == (
+        f"standby {standby['metadata']['name']} takes the place of {lost['metadata']['name']}"
+    )
+    assert status["generation"] == generation + 1, "no generation went on without it"
+    kept_uids = {pod["metadata"]["uid"] for pod in (kept, standby)}
+    assert kept_uids < {pod["metadata"]["uid"] for pod in running.pods()}
     running.set_pace(0)
     running.until_condition("Succeeded")
     status = running.status()

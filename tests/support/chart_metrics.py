@@ -79,6 +79,7 @@ def operator_series() -> dict[str, set[str]]:
         "lostSeconds": {"failure": "1"},
         "data": {"totalSeen": 1},
         "parameterServers": {"desired": 1},
+        "standby": {"wanted": 1},
     }
     metrics = OperatorMetrics(lambda: [("namespace", "job", status)], lambda: True)
     metrics.watch_nodes(Observation)

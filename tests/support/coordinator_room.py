@@ -61,6 +61,8 @@ class Room:
         maximum: int = 8,
         incarnation: tuple[int, int] = (1, 0),
         servers: int = 0,
+        standby: int = 0,
+        processes_per_pod: int = 1,
     ) -> None:
         self.now = 1000.0
         self.m = Membership(
@@ -70,6 +72,8 @@ class Room:
             minimum=minimum,
             maximum=maximum,
             servers_wanted=servers,
+            standby=standby,
+            processes_per_pod=processes_per_pod,
         )
         self.sessions: dict[str, int] = {}
         self.said: dict[str, list[say.Outgoing]] = {}
@@ -197,6 +201,8 @@ class Room:
                 for uid in serving
             ),
             consistency=consistency or self.m.consistency_wanted,
+            standby=self.m.standby,
+            processes_per_pod=self.m.processes_per_pod,
         )
         self.feed(word)
 

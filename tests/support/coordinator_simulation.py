@@ -59,6 +59,7 @@ class World:
         storage: Storage | None = None,
         turn: int = 1,
         limits: Sequence[int] = (0,),
+        standby: int = 0,
     ) -> None:
         """Make the job.
 
@@ -70,7 +71,9 @@ class World:
             storage: for checkpoints; None: there is none.
             turn: events that a coordinator takes in before it decides; time passing ends a turn.
             limits: largest groups that pods have room for, in turn; 0: not told.
+            standby: workers that wait beyond those wanted.
         """
+        self.standby = standby
         self.storage = storage
         self.turn = turn
         self.limits = limits
@@ -88,7 +91,7 @@ class World:
         self.number = 1  # of the newest incarnation that the operator made
         self.finished = False
         self.new_coordinator(1, 0)
-        for _ in range(target):
+        for _ in range(target + standby):
             self.new_pod()
 
     # ---- coordinators
@@ -100,6 +103,7 @@ class World:
             target=self.target,
             minimum=self.minimum,
             maximum=self.maximum,
+            standby=self.standby,
             settings=Settings(),
         )
         self.coordinators.append(Coordinator(membership))
@@ -292,7 +296,7 @@ class World:
             )
         staying = [pod for pod in self.pods.values() if pod.living and not pod.leave_by]
         if not self.finished and not self.suspended:
-            for _ in range(self.target - len(staying)):
+            for _ in range(self.target + self.standby - len(staying)):
                 self.new_pod()
         living = tuple(
             PodSeen(pod.uid, f"pod-{pod.uid}", pod.slot, True, pod.leave_by)
@@ -303,10 +307,31 @@ class World:
             target = 0 if self.suspended else self.target
             by = self.now + 60.0 if self.suspended else 0.0
             sizes = target, self.minimum, self.maximum
-            word = Synced(*sizes, living, number=self.number, suspend=self.suspended, suspend_by=by)
+            word = Synced(
+                *sizes,
+                living,
+                number=self.number,
+                suspend=self.suspended,
+                suspend_by=by,
+                standby=self.standby,
+            )
             self.feed(which, word)
 
     # ---- what must hold
+
+    def _check_seats(self, m: Membership, staying: int, members: set[str]) -> None:
+        """No more than are wanted take part, and no fewer while somebody is ready."""
+        if not m.target:
+            return
+        if staying > m.target:
+            raise BrokenPromise(f"{staying} members, and {m.target} are wanted")
+        idle = [
+            record.info.id
+            for record in m.connected()
+            if record.parked and not record.leaving and not record.voided and record.info.id not in members
+        ]
+        if staying < m.target and idle and self.limits == (0,):
+            raise BrokenPromise(f"{staying} of {m.target} members, and {idle} wait")
 
     def _alive_states(self) -> list[StateName]:
         return [w.state for w in self.workers.values() if w.alive and w.state is not None]
@@ -319,6 +344,8 @@ class World:
         staying = [info for info in start.members if not m.members[info.id].leaving]
         if len(staying) > self.maximum:
             raise BrokenPromise(f"{len(start.members)} members, the maximum is {self.maximum}")
+        if self.standby:
+            self._check_seats(m, len(staying), {info.id for info in start.members})
         for info in start.members:
             worker = self.workers[info.id]
             if 0 < worker.largest_group < len(start.members):

@@ -16,6 +16,7 @@ def walk(
     last_step: int = 10_000,
     storage: Storage | None = None,
     limits: Sequence[int] = (0,),
+    standby: int = 0,
 ) -> World:
     """Do random things to a job, then let it go on undisturbed.
 
@@ -23,7 +24,7 @@ def walk(
     """
     chance = random.Random(seed)
     target = chance.choice([1, 2, 3])
-    world = World(target=target, last_step=last_step, storage=storage, limits=limits)
+    world = World(target=target, last_step=last_step, storage=storage, limits=limits, standby=standby)
     for _ in range(events):
         one_event(world, chance)
     world.heal()

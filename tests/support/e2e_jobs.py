@@ -72,8 +72,8 @@ def script(name: str, code: str, pace: str = "") -> Object:
 def job(name: str, image: str, workers: int = 1, epochs: int = 25, **spec: Any) -> Object:
     """A TrainingJob that runs `train.py` of the ConfigMap of its name; an epoch is four steps.
 
-    Keywords: `command`, `environment` (more of the container), `minimum`, `maximum`, `processes` (of each
-    pod), `affinity`; all others are fields of the spec.
+    Keywords: `command`, `environment` (more of the container), `minimum`, `maximum`, `standby`, `processes`
+    (of each pod), `affinity`; all others are fields of the spec.
     """
     environment: dict[str, str] = {
         "EPOCHS": str(epochs),
@@ -99,6 +99,8 @@ def job(name: str, image: str, workers: int = 1, epochs: int = 25, **spec: Any) 
         "maxReplicas": spec.pop("maximum", 4),
         "processesPerPod": spec.pop("processes", 1),
     }
+    if standby := spec.pop("standby", 0):
+        sizes["standby"] = standby
     return {
         "apiVersion": "springtide.dev/v1alpha1",
         "kind": "TrainingJob",

@@ -19,6 +19,7 @@ from springtide_coordinator.membership import (
     group_size,
     hello,
     saving,
+    seats,
     servers,
     succession,
 )
@@ -94,6 +95,8 @@ RULES: dict[str, list[Rule]] = {
     "save_before_leaving": [(saving.saves, lambda m, record: False)],
     # A generation is no larger than its members have room for.
     "room_for_all": [(group_size.choose_members, _all_of_pool)],
+    # With standbys, no more take part than are wanted.
+    "seats": [(seats.seated, lambda m, staying, holders=(): list(staying))],
     # A leaver goes when a member that stays holds the state.
     "leaver_hands_over": [(boundary.may_leave, _all_leavers)],
     # A server that others have copies of is not waited for.

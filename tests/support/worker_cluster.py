@@ -69,6 +69,7 @@ class WorkerCluster:
         self.net = f"127.{100 + os.getpid() % 100}.{next(self._numbers) % 250}"
         self.minimum, self._maximum = minimum, maximum
         self.target = 0
+        self.standby = 0  # pods that wait beyond the target
         # As the real operator: a job with a Finished worker is over, and nobody says whose pods are gone.
         self.over_when_finished = False
         self.suspend = False
@@ -127,6 +128,7 @@ class WorkerCluster:
             "SPRINGTIDE_TARGET": str(self.target * self.processes_per_pod),
             "SPRINGTIDE_MINIMUM": str(self.minimum * self.processes_per_pod),
             "SPRINGTIDE_MAXIMUM": str(self._maximum),
+            "SPRINGTIDE_STANDBY": str(self.standby * self.processes_per_pod),
             "SPRINGTIDE_SERVERS": str(self.servers_wanted),
             "SPRINGTIDE_CONSISTENCY": self.consistency.mode,
             "SPRINGTIDE_STALENESS": str(self.consistency.staleness or 4),
@@ -205,7 +207,7 @@ class WorkerCluster:
             with self._braking:
                 self._held_for.append(worker)
             self._set_pace()
-        self.target = sum(1 for other in self.workers if other.running)
+        self.target = sum(1 for other in self.workers if other.running) - self.standby
         return worker
 
     def start(
@@ -408,6 +410,7 @@ class WorkerCluster:
             hung=sorted(self.hung),
             suspend=self.suspend,
             suspend_by=time.time() + 60 if self.suspend else 0.0,
+            standby=self.standby * each,
             saved=self.saved,
             generation=1 if self.saved else 0,
         )

@@ -17,6 +17,7 @@ from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Boundary, EndOk, Leave, ParkReason, Standing
 from springtide_coordinator.membership.pods import whole
 from springtide_coordinator.membership.saving import leave_deadline, saves, time_to_go
+from springtide_coordinator.membership.seats import most, seated
 from springtide_coordinator.membership.servers import why_other_servers
 from springtide_coordinator.membership.state import Membership
 from springtide_protocol.names import StateName
@@ -118,7 +119,7 @@ def joiners(m: Membership, trains: Sequence[Record]) -> list[Record]:
     staying = [record for record in trains if not record.leaving]
     leaving = [record for record in trains if record.leaving]
     outside = sorted(standbys(m, m.current), key=lambda record: record.parked_at)
-    following = whole(choose_parts([*staying, *outside], leaving, trains, m.maximum))
+    following = whole(choose_parts(seated(m, [*staying, *outside]), leaving, trains, most(m)))
     larger = sum(not record.leaving for record in following) > len(staying)
     return [record for record in following if larger and record.info.id not in inside]
 
@@ -164,7 +165,7 @@ def why_join(
         (cause, reason); None while nobody can, or more are about to come.
     """
     staying = sum(not record.leaving for record in trains)
-    room = m.maximum - staying if m.maximum else len(m.members)
+    room = most(m) - staying if most(m) else len(m.members)
     coming_in = joiners(m, trains)
     if room <= 0 or not coming_in:
         return None

@@ -76,6 +76,7 @@ class Synced:
     living_servers: tuple[PodSeen, ...] = ()
     consistency: Consistency | None = None  # wanted; None: no parameters on servers
     hung: frozenset[str] = frozenset()  # uids of pods that hang and are replaced; not among the living
+    standby: int = 0  # processes that are to wait beyond `target`
 
 
 @dataclass(frozen=True, slots=True)

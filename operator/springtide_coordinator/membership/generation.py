@@ -56,6 +56,7 @@ class Generation:
     copies: int = 1  # of its servers that hold each chunk, at least
     copies_before: int = 1  # the same, while it is not complete
     consistency: Consistency | None = None  # of an adopted one: as far as reported
+    steps_in: str = ""  # which standbys it has in the places of whom, in words
     unsettled: bool = False  # members say that chunks are still being copied between servers
     order: tuple[str, ...] = field(init=False)  # ids of the members, in rank order
     ids: frozenset[str] = field(init=False)  # the same, to look one up

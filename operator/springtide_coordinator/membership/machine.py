@@ -177,6 +177,7 @@ def take_in_sync(m: Membership, event: Synced, now: float) -> list[Effect]:
     if is_outranked(m, Incarnation(event.number)):
         return step_down(m, f"the operator has made incarnation {event.number}")
     m.target, m.minimum, m.maximum = event.target, event.minimum, event.maximum
+    m.standby = event.standby
     before, m.living = m.living, {pod.uid: pod for pod in event.living}
     servers_before, m.living_servers = m.living_servers, {pod.uid: pod for pod in event.living_servers}
     m.gone = (m.gone | set(before) | set(servers_before)) - set(m.living) - set(m.living_servers)

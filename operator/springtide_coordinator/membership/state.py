@@ -42,6 +42,7 @@ class Membership:
     target: int = 0
     minimum: int = 0
     maximum: int = 0
+    standby: int = 0  # that are to wait beyond `target`; with any, no more than `target` train
     settings: Settings = field(default_factory=Settings)
 
     members: dict[str, Record] = field(default_factory=dict)

@@ -29,6 +29,7 @@ from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Consistency, ParkReason, Refused, ServerInfo, Standing
 from springtide_coordinator.membership.pods import is_half_lost, states_there, whole
 from springtide_coordinator.membership.saving import before_leaving
+from springtide_coordinator.membership.seats import most, seated, who_steps_in
 from springtide_coordinator.membership.servers import (
     choose_servers,
     copies_kept,
@@ -51,6 +52,7 @@ class Plan:
     state_lost: bool
     servers: tuple[ServerInfo, ...] = ()
     consistency: Consistency | None = None
+    steps_in: str = ""  # which standbys take whose places, in words
 
 
 def is_over(m: Membership, generation: Generation | None) -> bool:
@@ -112,7 +114,7 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
             "BelowMinimum",
             f"{len(participants)} processes are ready, the job needs at least {m.minimum}",
         )
-    if strength(m, participants) < max(1, m.minimum) and (limits := why_smaller(pool, m.maximum)):
+    if strength(m, participants) < max(1, m.minimum) and (limits := why_smaller(pool, most(m))):
         waiting = Status("BelowMinimum", f"the job needs at least {m.minimum} processes, and {limits}")
     servers = choose_servers(m, now)
     if waiting is None and isinstance(servers, Status):
@@ -130,8 +132,12 @@ def plan_next(m: Membership, now: float) -> Plan | Status | None:
         lost = False
     following = next_consistency(m, participants, is_epoch_end(m, participants, chosen))
     cause, reason = why(m, participants, chosen, lost, servers, following)
+    steps_in = who_steps_in(m, participants) if chosen is not None else ""
+    reason += f"; {steps_in}" if steps_in else ""
     counts = lost and not still_begins_anew(m, chosen)
-    return Plan(tuple(participants), tuple(leavers), chosen, cause, reason, counts, servers, following)
+    return Plan(
+        tuple(participants), tuple(leavers), chosen, cause, reason, counts, servers, following, steps_in
+    )
 
 
 def still_begins_anew(m: Membership, chosen: StateName | None) -> bool:
@@ -213,11 +219,19 @@ def cannot_commit(record: Record | None) -> bool:
 def choose_state(m: Membership, pool: Sequence[Record]) -> StateName | None:
     """Return the greatest state that a parked member holds; None where nobody holds any.
 
+    A standby that was a member once holds what it had then. That is no state to go back to where a checkpoint
+    is newer, and all can read it.
+
     Args:
         m: facts of the membership.
         pool: records of all that may take part.
     """
-    return max(states_there(pool), default=None)
+    best = max(states_there(pool), default=None)
+    if best is None or m.saved is None or best >= m.saved or m.current is None:
+        return best
+    outside = not any(record.state == best and m.in_current(record.info.id) for record in pool)
+    stale = outside and all(record.can_go_back and not record.stuck for record in pool)
+    return None if stale else best
 
 
 def rolls_back(m: Membership, pool: Sequence[Record]) -> bool:
@@ -271,7 +285,7 @@ def newer_state_at_risk(m: Membership, pool: Sequence[Record], chosen: StateName
 
 def cap(m: Membership, pool: list[Record], chosen: StateName | None) -> list[Record]:
     """Return at most `maximum` of the pool: holders of the state, then members of the last generation, then
-    by rank; of those as many as have room for each other.
+    those that have waited longest, then by rank; of those as many as have seats, and room for each other.
 
     Leavers do not count: they are there to hand over their state, and go at the next boundary.
 
@@ -284,6 +298,7 @@ def cap(m: Membership, pool: list[Record], chosen: StateName | None) -> list[Rec
         key=lambda r: (
             chosen is not None and r.state != chosen,
             not m.in_current(r.info.id),
+            r.parked_at if m.standby and not m.in_current(r.info.id) else 0.0,
             r.info.slot,
             r.info.pod_uid if r.together > 1 else "",
             r.info.rank_key,
@@ -292,7 +307,8 @@ def cap(m: Membership, pool: list[Record], chosen: StateName | None) -> list[Rec
     staying = [record for record in pool if not record.leaving]
     leaving = [record for record in pool if record.leaving]
     holders = [record for record in pool if chosen is not None and record.state == chosen]
-    return whole(choose_parts(staying, leaving, holders, m.maximum))
+    seats = seated(m, staying, {record.info.id for record in holders})
+    return whole(choose_parts(seats, leaving, holders, most(m)))
 
 
 def why_held_back(m: Membership) -> str:
@@ -302,7 +318,7 @@ def why_held_back(m: Membership) -> str:
         m: facts of the membership.
     """
     ready = [r for r in m.connected() if not r.leaving and (r.parked or m.in_current(r.info.id))]
-    return "" if m.finished else why_smaller(ready, m.maximum)
+    return "" if m.finished else why_smaller(ready, most(m))
 
 
 def no_members(m: Membership) -> Status:
@@ -401,7 +417,7 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
     m.current.copies_before = copies
     m.current.servers, m.current.leaving_servers = start.servers, start.leaving_servers
-    m.current.consistency = start.consistency
+    m.current.consistency, m.current.steps_in = start.consistency, plan.steps_in
     m.current.began_anew = anew and plan.chosen is None
     m.minimum_since = m.saving = None
     m.resumes = m.put_away_with if plan.chosen is None else ""

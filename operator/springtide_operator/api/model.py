@@ -102,6 +102,15 @@ class Workers(ApiModel):
                     reason="FieldValueInvalid",
                     fieldPath=".replicas",
                 ),
+                rule(
+                    "!has(self.standby)"
+                    " || (has(self.maxReplicas) ? self.maxReplicas : self.replicas) + self.standby"
+                    f" <= {MAX_WORKERS}",
+                    "workers.standby and workers.maxReplicas (without it: workers.replicas) must be"
+                    f" {MAX_WORKERS} together at most",
+                    reason="FieldValueInvalid",
+                    fieldPath=".standby",
+                ),
             ]
         }
     )
@@ -125,6 +134,16 @@ class Workers(ApiModel):
         le=MAX_WORKERS,
         description="Scaling above this is refused. Absent: no limit but that of the API"
         f" ({MAX_WORKERS} workers).",
+    )
+    standby: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_WORKERS,
+        description="So many more pods stand by: they run the script up to the first step, and wait outside"
+        " of the group. When a worker is lost or leaves, one takes its place at once, and another one is"
+        " made. Standbys are made when all workers wanted train, hold up none of their steps, count in no"
+        " budget of failurePolicy and not in replicas, minReplicas and maxReplicas, and go first when room"
+        " is short.",
     )
     processes_per_pod: int = Field(
         default=1,
@@ -168,6 +187,11 @@ class Workers(ApiModel):
     def processes_foreseen(self) -> int:
         """Processes that the job will have, as far as the manifest says."""
         return (self.max_replicas or max(self.replicas, self.min_replicas)) * self.processes_per_pod
+
+    @property
+    def processes_connected(self) -> int:
+        """Processes that the coordinator will be connected to: standbys, too."""
+        return self.processes_foreseen + self.standby * self.processes_per_pod
 
 
 class OnHang(StrEnum):

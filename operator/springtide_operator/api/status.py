@@ -87,6 +87,38 @@ class WorkersStatus(ApiModel):
     )
 
 
+class StandbyStatus(ApiModel):
+    """Standbys: how many there are, and why not more; absent where workers.standby is 0."""
+
+    wanted: Count = Field(default=0, description="Standbys wanted, as far as the job's queue admits them.")
+    asked: Count = Field(default=0, description="Standbys asked for now: no more than there is room for.")
+    replicas: Count = Field(default=0, description="Their pods that exist and are not ending.")
+    ready: Count = Field(default=0, description="Those that wait, warmed up, to take a place.")
+    summary: Short = Field(default="", description="ready/wanted, for people.")
+    reason: Short = Field(default="", description="Why so many are asked for, in one CamelCase word.")
+    message: Text = Field(default="", description="Why so many are asked for, in a sentence.")
+    trouble: Text = Field(
+        default="",
+        description="Why those that are asked for are not ready; absent while it is a matter of time.",
+    )
+    last_end: Text = Field(
+        default="", description="How the last one ended that did not live; absent once all wanted are ready."
+    )
+    stepped_in: Text = Field(default="", description="Which standbys took whose places last.")
+    stepped_in_generation: Count | None = Field(default=None, description="The generation in which they did.")
+    settled: Count = Field(default=0, description="Pods of workers and standbys that it has settled on.")
+    failures: Count = Field(default=0, description="Tries in a row that found no room.")
+    trying_since: Time | None = Field(default=None, description="Since when standbys wait for a node.")
+    retry_time: Time | None = Field(default=None, description="The next try is not before this.")
+    open_nodes: Count | None = Field(
+        default=None,
+        description="Nodes that took pods at the last try; more of them bring the next one forward.",
+    )
+    returned_time: Time | None = Field(
+        default=None, description="When standbys were last given back for pods that found no node."
+    )
+
+
 class ParameterServersStatus(ApiModel):
     """Counts of parameter servers' pods."""
 
@@ -305,6 +337,11 @@ class SlotStatus(ApiModel):
         default=False,
         description="Its pod is still to be made, after one that had not begun when its template was edited.",
     )
+    standby: bool = Field(
+        default=False,
+        description="It stands by, or is made to; of one that ended: it did until then, so that its end"
+        " counts in no budget.",
+    )
     avoid: Annotated[str, Field(max_length=253)] | None = Field(
         default=None, description="The node that its next pod must not be on, by a rule that says Replace."
     )
@@ -418,6 +455,9 @@ class TrainingJobStatus(ApiModel):
     )
     elasticity: ElasticityStatus | None = Field(
         default=None, description="What elasticity.policy has decided, and why."
+    )
+    standby: StandbyStatus | None = Field(
+        default=None, description="Pods that wait to take a place; absent where workers.standby is 0."
     )
     checkpoint: CheckpointStatus | None = Field(
         default=None, description="The newest checkpoint that is whole."

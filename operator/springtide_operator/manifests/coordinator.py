@@ -145,7 +145,7 @@ def resources(job: Job) -> Object:
     Args:
         job: the TrainingJob.
     """
-    beyond = max(0, job.spec.workers.processes_foreseen - _SMALL_JOB)
+    beyond = max(0, job.spec.workers.processes_connected - _SMALL_JOB)
     asked = job.spec.coordinator.resources or {}
     requests = {"cpu": f"{min(50 + beyond, _MOST_MILLICORES)}m", "memory": f"{96 + beyond // 4}Mi"}
     limits = {"memory": f"{512 + beyond}Mi"}
@@ -197,6 +197,7 @@ def coordinator_pod(
         "SPRINGTIDE_TARGET": workers.replicas * workers.processes_per_pod,
         "SPRINGTIDE_MINIMUM": workers.min_replicas * workers.processes_per_pod,
         "SPRINGTIDE_MAXIMUM": workers.maximum * workers.processes_per_pod,
+        "SPRINGTIDE_STANDBY": workers.standby * workers.processes_per_pod,
         "SPRINGTIDE_SERVERS": job.spec.servers,
     }
     if job.spec.strategy.consistency is not None:

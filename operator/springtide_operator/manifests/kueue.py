@@ -86,8 +86,13 @@ def is_elastic(job: Job) -> bool:
 
 
 def sizes(job: Job) -> dict[str, int]:
-    """Pods that the job asks for, by those pod sets that can change their size."""
-    found = {WORKERS: job.spec.workers.replicas}
+    """Pods that the job asks for at first, by those pod sets that can change their size.
+
+    A job that grows while it is admitted asks for its standbys later; another one does so with its workers,
+    and can do with fewer.
+    """
+    workers = job.spec.workers
+    found = {WORKERS: workers.replicas + (0 if is_elastic(job) else workers.standby)}
     return found | ({SERVERS: job.spec.servers} if job.spec.servers else {})
 
 
@@ -103,6 +108,8 @@ def workload_version(job: Job) -> str:
         workers.min_replicas,
         workers.template,
     ]
+    if workers.standby:
+        made_from += [{"standby": workers.standby}]
     if job.spec.servers and job.spec.parameter_servers is not None:
         made_from += [job.spec.servers, job.spec.parameter_servers.template]
     text = json.dumps(made_from, sort_keys=True, separators=(",", ":"))
@@ -174,7 +181,7 @@ def _spec(job: Job, pods: JobPods, ask: Ask) -> Object:
         {"name": COORDINATOR, "count": 1, "template": _template(pods.coordinator)},
         {"name": WORKERS, "count": counts[WORKERS], "template": _template(pods.worker)},
     ]
-    if workers.min_replicas < workers.replicas and not is_elastic(job):
+    if workers.min_replicas < counts[WORKERS] and not is_elastic(job):
         pod_sets[1]["minCount"] = workers.min_replicas
     if pods.server is not None:
         pod_sets.append({"name": SERVERS, "count": counts[SERVERS], "template": _template(pods.server)})

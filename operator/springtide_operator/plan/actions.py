@@ -532,6 +532,13 @@ class CreateWorker(BaseAction):
 
 
 @dataclass(frozen=True)
+class CreateStandby(CreateWorker):
+    """POST of a worker's pod that is to stand by; that it is refused holds up no other worker's."""
+
+    role: ClassVar[str] = "standby"
+
+
+@dataclass(frozen=True)
 class CreateServer(BaseAction):
     """POST of a parameter server's pod. Slot and attempt stand in status before this is carried out."""
 

@@ -26,7 +26,8 @@ class Room:
     `leaving`: pods of the job that end and still have their place. `crowd`: needed pods of others that no
     node takes. `refused`: the API server's words while it creates no more pods. `open_nodes`: how many nodes
     take pods; None where they cannot be read. `may_grow`: the job is not about to end. `held_back`: workers
-    that failed are made again later, so what lacks a node is not for want of one.
+    that failed are made again later, so what lacks a node is not for want of one. `what`: the pods beyond
+    `replicas`, in words, and `limit`: what they are limited by; "": maxReplicas.
     """
 
     replicas: int
@@ -40,6 +41,13 @@ class Room:
     open_nodes: int | None = None
     may_grow: bool = True
     held_back: bool = False
+    what: str = "extra workers"
+    limit: str = ""
+
+    @property
+    def most(self) -> str:
+        """Return what the pods beyond are limited by, in words."""
+        return self.limit or f"maxReplicas {self.maximum}"
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,7 @@ def step(state: Extras, room: Room, now: float) -> Extras:
         return _settled(_wait_for_nodes(state, room, now), room)
     state = replace(state, trying_since=None)
     if state.extra >= most:
-        text = f"nodes have taken all {most} extra workers up to maxReplicas {room.maximum}"
+        text = f"nodes have taken all {most} {room.what} up to {room.most}"
         if not most:
             text = f"replicas is maxReplicas, {room.maximum}"
         reason = reasons.SIZE_MAXIMUM
@@ -146,14 +154,14 @@ def step(state: Extras, room: Room, now: float) -> Extras:
         )
     appeared = (room.open_nodes or 0) > state.open_nodes if state.open_nodes is not None else False
     if room.may_grow and not room.refused and (appeared or now >= state.retry_at):
-        text = f"extra workers up to maxReplicas {room.maximum} are tried"
+        text = f"{room.what} up to {room.most} are tried"
         if appeared:
             text += ": a node has come"
         return _settled(
             replace(state, extra=most, trying_since=now, reason=reasons.SIZE_TRYING, message=text), room
         )
     if state.reason in ("", reasons.SIZE_WAITING, reasons.SIZE_MAXIMUM, reasons.SIZE_YIELDED):
-        text = f"{state.extra} extra workers" if state.extra else "no extra workers"
+        text = f"{state.extra or 'no'} {room.what}"
         if state.retry_at > now:
             text += f"; {_next(state)}"
         reason = reasons.SIZE_EXTRA if state.extra else reasons.SIZE_WAITING
@@ -169,17 +177,17 @@ def _wait_for_nodes(state: Extras, room: Room, now: float) -> Extras:
         return state
     if not room.refused and now - since < room.patience:
         if state.trying_since is None:  # they had one before
-            text = f"{got} of {state.extra} extra workers have a node"
+            text = f"{got} of {state.extra} {room.what} have a node"
             state = replace(state, reason=reasons.SIZE_TRYING, message=text)
         return replace(state, trying_since=since)
-    why = f"no node took {state.extra - got} of the extra workers within {room.patience:g} s"
+    why = f"no node took {state.extra - got} of the {room.what} within {room.patience:g} s"
     if room.refused:
         why = f"the API server refuses more pods: {room.refused[:300]}"
     before = max(0, state.workers - room.replicas)
     failures = 1 if got > before else state.failures + 1
     state = _failed(replace(state, extra=got, failures=failures), room, now)
     reason = reasons.SIZE_EXTRA if got else reasons.SIZE_NO_ROOM
-    return replace(state, reason=reason, message=f"{got} extra workers: {why}; {_next(state)}")
+    return replace(state, reason=reason, message=f"{got} {room.what}: {why}; {_next(state)}")
 
 
 def _yield(state: Extras, room: Room, now: float) -> Extras:
@@ -198,10 +206,10 @@ def _yield(state: Extras, room: Room, now: float) -> Extras:
         who = f"{room.replicas - room.placed} of this job's own {room.replicas} workers"
     if keep == state.extra:
         if state.extra == 0 and state.reason != reasons.SIZE_YIELDED:
-            text = f"no extra workers while others find no node: {who}"
+            text = f"no {room.what} while others find no node: {who}"
             return replace(state, trying_since=None, reason=reasons.SIZE_YIELDED, message=text)
         return replace(state, trying_since=None)
-    text = f"{state.extra - keep} extra workers are given back: no node takes {who}"
+    text = f"{state.extra - keep} {room.what} are given back: no node takes {who}"
     placed_went = keep < placed
     state = _failed(replace(state, extra=keep, failures=state.failures + 1), room, now)
     return replace(

@@ -85,6 +85,7 @@ class CoordinatorUpdate:
     staleness: int = 0  # with BoundedStaleness
     suspend_by: float = 0.0  # unix time at which all members leave, whatever is saved; 0: they stay
     suspend_at: float = 0.0  # the same by the operator's steady clock
+    standby: int = 0  # that are to wait beyond `target`; with any, no more than `target` train
     saved: str = ""  # name of the checkpoint that the job was put away with
     now: float = field(default=0.0, compare=False)  # unix seconds, when it was made
     steady: float = field(default=0.0, compare=False)  # the same by the operator's steady clock
@@ -136,6 +137,7 @@ def make_sync(
         tuple(serving),
         suspend_by=suspend.leave_by(job),
         suspend_at=suspend.leave_at(job, observation),
+        standby=workers.standby * each if wanted else 0,
         saved=suspend.saved_name(job.status),
         now=now,
         steady=now if observation.steady is None else observation.steady,

@@ -31,6 +31,7 @@ from springtide_operator.plan import (
     security,
     servers,
     sizing,
+    standby,
     store_size,
     suspend,
     template,
@@ -169,7 +170,11 @@ def invalid(
 def _size(job: Job, observation: Observation, ledger: Ledger, now: float) -> elasticity.Sized:
     live = sizing.live_pods(observation)
     held_back = any(restarts.waits(ledger, slot, now) for slot in sizing.missing_slots(job, observation))
-    return elasticity.decide(job, live, observation, held_back, now)
+    sized = elasticity.decide(job, live, observation, held_back, now)
+    idle = sizing.missing_standbys(sized.job, observation)
+    waits = any(restarts.waits_as_standby(ledger, slot, now) for slot in idle)
+    beyond = standby.decide(sized.job, live, observation, waits, now)
+    return elasticity.Sized(beyond.job, sized.events, (*sized.wakes, *beyond.wakes))
 
 
 def _truths(job: Job, observation: Observation, ledger: Ledger, now: float) -> dict[str, Truth]:
@@ -215,8 +220,14 @@ def _status(
         "conditions": conditions.write(truths, old, job.generation, now),
         "workers": _workers(job, observation, ledger, unknown=_is_unknown(truths)),
         **_servers(job, observation, ledger),
+        **_standby(job, observation, ledger, now),
         "coordinator": _coordinator(observation, ledger, numbers, old),
     }
+
+
+def _standby(job: Job, observation: Observation, ledger: Ledger, now: float) -> Status:
+    found = standby.status(job, sizing.live_pods(observation), observation, ledger, now)
+    return {standby.STATUS: found} if found else {}
 
 
 def _memory(job: Job, observation: Observation, ledger: Ledger) -> Status:
@@ -247,6 +258,7 @@ def _workers(
 ) -> Status:
     """unknown: the coordinator does not say who trains; then nobody counts as training."""
     live = sizing.live_pods(observation)
+    standing = standby.pods(live, ledger)
     report = observation.report_of(ledger.incarnation)
     before = (job.status.get("workers") or {}).get("active", 0)
     active = conditions.active_workers(report) if report is not None else min(before, len(live))
@@ -257,8 +269,8 @@ def _workers(
     want = sizing.expected(job, observation)
     return {
         "desired": want,
-        "replicas": len(live),
-        "ready": sum(pod.running for pod in live),
+        "replicas": len(live) - len(standing),
+        "ready": sum(pod.running for pod in live if pod not in standing),
         "active": active,
         "outdated": sum(pod.template is not None and pod.template != hashed for pod in live),
         "selector": names.worker_selector(job.name),
@@ -311,6 +323,7 @@ def _changes(job: Job, old: Status, new: Status, observation: Observation) -> li
         events.append(Event(reason or reasons.DEGRADED, text, warning=not ordinary))
     events += suspend.events(old, new)
     events += gang.events(old, new)
+    events += standby.events(old, new)
     before, want = ((status.get("workers") or {}).get("desired") for status in (old, new))
     policed = elasticity.STATUS in old and elasticity.STATUS in new  # then the policy tells of it
     if before and want and before != want and not policed:

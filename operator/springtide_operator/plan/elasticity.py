@@ -44,9 +44,9 @@ def size(job: Job) -> int:
     return workers.replicas
 
 
-def has_size_of_its_own(job: Job) -> bool:
-    """Whether the policy may ask for more workers than `replicas`."""
-    return job.spec.elasticity.policy is ElasticityPolicy.CAPACITY
+def gives_back(job: Job) -> bool:
+    """Whether the job may have pods that it gives back for others: extra workers, or standbys."""
+    return job.spec.elasticity.policy is ElasticityPolicy.CAPACITY or job.spec.workers.standby > 0
 
 
 def needed(job: Job) -> int:
@@ -128,6 +128,7 @@ def _scaled(before: int, after: int, why: str) -> tuple[Event, ...]:
 
 def _room(job: Job, live: Sequence[WorkerPod], observation: Observation, held_back: bool, now: float) -> Room:
     workers = job.spec.workers
+    standbys = bool((job.status.get("standby") or {}).get("asked"))  # they go first
     refusal = observation.refusals.get("worker")
     refused = refusal is not None and not refusal.transient and now < refusal.retry_at
     report = observation.report
@@ -136,14 +137,25 @@ def _room(job: Job, live: Sequence[WorkerPod], observation: Observation, held_ba
         maximum=max(workers.maximum, workers.replicas),
         patience=float(job.spec.elasticity.patience_seconds),
         placed=sum(pod.placed for pod in live),
-        stuck=any(_stuck(pod) for pod in live),
+        stuck=any(is_stuck(pod) for pod in live),
         leaving=sum(pod.deleting and pod.end is None for pod in observation.workers),
-        crowd=(*_own_crowd(observation, now), *observation.crowd),
+        crowd=() if standbys else crowd(observation, now),
         refused=refusal.message if refusal is not None and refused and len(live) >= workers.replicas else "",
-        open_nodes=_open_nodes(observation),
+        open_nodes=open_nodes(observation),
         may_grow=report is None or report.phase not in ("ENDING", "AFTER_LOOP"),
         held_back=held_back,
     )
+
+
+def crowd(observation: Observation, now: float) -> tuple[str, ...]:
+    """Return the pods that are needed and that no node takes, for which the job gives back what it can do
+    without.
+
+    Args:
+        observation: of the job.
+        now: in unix seconds.
+    """
+    return (*_own_crowd(observation, now), *observation.crowd)
 
 
 def _own_crowd(observation: Observation, now: float) -> list[str]:
@@ -159,11 +171,13 @@ def _own_crowd(observation: Observation, now: float) -> list[str]:
     )
 
 
-def _stuck(pod: WorkerPod) -> bool:
+def is_stuck(pod: WorkerPod) -> bool:
+    """Return whether the scheduler has said that no node takes the pod."""
     return pod.problem is not None and pod.problem.reason == reasons.UNSCHEDULABLE
 
 
-def _open_nodes(observation: Observation) -> int | None:
+def open_nodes(observation: Observation) -> int | None:
+    """Return how many nodes take pods; None where they cannot be read."""
     if observation.nodes is None:
         return None
     return sum(

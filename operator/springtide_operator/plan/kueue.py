@@ -187,6 +187,8 @@ def _needed(asked: Job, found: WorkloadSeen) -> dict[str, int]:
     `elasticity.policy: Capacity` may take within the quota.
     """
     needed = {name: count for name, count in manifest.sizes(asked).items() if name in found.counts}
+    if WORKERS in needed:
+        needed[WORKERS] = max(needed[WORKERS], asked.spec.workers.replicas + asked.spec.workers.standby)
     if asked.spec.elasticity.policy is ElasticityPolicy.CAPACITY and WORKERS in needed:
         most = min(asked.spec.workers.maximum, found.counts[WORKERS])
         needed[WORKERS] = max(needed[WORKERS], most)

@@ -49,7 +49,8 @@ class Slot:
     `moves`: uid of the pod before it, which goes on until this one can take over (its node is cordoned).
     `healthy`: it takes part in training; of one that ended: its end was no part of a loop.
     `replaces`: a parameter server in the place of one that was not given back. `edited`: its pod is still to
-    be made, after one that had not begun when its template was edited.
+    be made, after one that had not begun when its template was edited. `standby`: it waits, or is made to
+    wait, beyond the workers wanted; of one that ended: it did so until then.
     """
 
     attempt: int
@@ -60,6 +61,7 @@ class Slot:
     healthy: bool = False
     replaces: bool = False
     edited: bool = False
+    standby: bool = False
 
     def to_status(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"attempt": self.attempt}
@@ -77,6 +79,8 @@ class Slot:
             entry["replaces"] = True
         if self.edited:
             entry["edited"] = True
+        if self.standby:
+            entry["standby"] = True
         return entry
 
     @classmethod
@@ -90,6 +94,7 @@ class Slot:
             entry.get("healthy", False),
             entry.get("replaces", False),
             entry.get("edited", False),
+            entry.get("standby", False),
         )
 
 
@@ -141,6 +146,7 @@ class Ledger:
     server_image: str = ""  # the same, of parameter servers
     fatal: str | None = None  # an end of a worker with which the job fails; the same round ends it
     fatal_reason: str = reasons.FAILURE_RULE
+    standby_end: str = ""  # how the last standby ended, in words; "": well, or none has
 
     @classmethod
     def from_status(cls, status: dict[str, Any]) -> Ledger:
@@ -166,6 +172,7 @@ class Ledger:
             address=coordinator.get("address", ""),
             coordinator_image=coordinator.get("image", ""),
             server_image=(status.get("parameterServers") or {}).get("image", ""),
+            standby_end=(status.get("standby") or {}).get("lastEnd", ""),
         )
 
     def to_status(self) -> dict[str, Any]:

@@ -6,7 +6,8 @@ says, and whether or not there still is a Node object. Without the coordinator's
 does not answer gets a successor (`sight`), whose word it is then. While so many nodes look lost that what
 looks is likelier at fault (`sight.Brake`), nobody is lost but by Kubernetes' own eviction. On a node that is
 about to go the replacement starts elsewhere first, and the worker leaves when that one can take over; on one
-that is cordoned, where the job asks for that.
+that is cordoned, where the job asks for that. Where a standby is ready elsewhere, it is the replacement: the
+worker leaves at once, and both happen at one boundary.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import restarts, sight, sizing
+from springtide_operator.plan import restarts, sight, sizing, standby
 from springtide_operator.plan.actions import Action, CreateWorker, DeletePod, Event
 from springtide_operator.plan.coordinator import LEARNING_SECONDS
 from springtide_operator.plan.coordinator_sync import UNREACHABLE_LOST_SECONDS, going_since, held_for_gone_at
@@ -172,8 +173,8 @@ def move(
     """Start replacements of workers on nodes that are about to go, or cordoned where the job asks for it; let
     those go whose replacement can take over.
 
-    Both together never exceed maxReplicas: where there is no room for one more, the worker stays until it is
-    evicted.
+    Both together never exceed maxReplicas (and the standbys): where there is no room for one more, the worker
+    stays until it is evicted.
 
     Args:
         job: with its status.
@@ -186,13 +187,14 @@ def move(
         Creations and deletions.
     """
     newest = restarts.newest_pods(observation)
+    most = job.spec.workers.maximum + standby.size(job)
     leave = {pod.uid for pod in _may_leave(job, observation, ledger, newest)}
     moving = [pod for pod in observation.workers if pod.live and _moves(pod, ledger)]
     coming = sum(isinstance(action, CreateWorker) for action in planned)
     going = {action.uid for action in planned if isinstance(action, DeletePod)}
     count = coming + sum(pod.live and pod.uid not in going | leave for pod in observation.workers)
     for pod in moving:
-        if count <= job.spec.workers.maximum:
+        if count <= most:
             break
         if pod.uid not in leave:
             leave.add(pod.uid)
@@ -206,8 +208,46 @@ def move(
         successor = names.worker_name(job.name, pod.slot, entry.attempt)
         why = f"{successor} has taken over from node {pod.node}"
         actions.append(DeletePod(pod.name, pod.uid, reasons.DELETE_NODE_CORDONED, why))
-    room = job.spec.workers.maximum - count
-    return actions + _begin(job, observation, ledger, newest, going, max(0, room), now)
+    if standby.size(job):
+        return actions + _swap(job, observation, ledger, going)
+    return actions + _begin(job, observation, ledger, newest, going, max(0, most - count), now)
+
+
+def _swap(job: Job, observation: Observation, ledger: Ledger, going: set[str]) -> list[Action]:
+    """Have standbys take over from workers on nodes that are about to go: as many leave as standbys are ready
+    elsewhere, and theirs are made anew. Standbys on such nodes are made anew at once.
+    """
+    report = observation.report_of(ledger.incarnation)
+    if report is None or report.phase != "RUNNING" or observation.unreachable_since is not None:
+        return []
+    live = [pod for pod in sizing.live_pods(observation) if pod.uid not in going]
+    standing = standby.pods(live, ledger)
+    leaving = [pod for pod in live if _leaves(_node_of(pod, observation), job) and pod.running]
+    per_pod = job.spec.workers.processes_per_pod
+    ready = [pod for pod in standing if pod not in leaving and standby.is_ready(pod, report, per_pod)]
+    active = {member.pod_uid for member in report.members if member.active}
+    lacking = sizing.target(job) - sum(pod.uid in active for pod in live)
+    free = iter(ready[max(0, lacking) :])
+    actions: list[Action] = []
+    for pod in leaving:
+        if pod.uid not in active and pod not in standing:
+            continue  # it is about to train, and then a standby is there for it
+        why = f"{pod.name} stands by on node {pod.node}, which takes no more pods"
+        if pod not in standing:
+            successor = next(free, None)
+            if successor is None:
+                continue
+            why = f"standby {successor.name} takes over from node {pod.node}"
+        ledger.end(pod.slot, reasons.END_SCALED_DOWN)
+        actions.append(DeletePod(pod.name, pod.uid, reasons.DELETE_NODE_CORDONED, why))
+    return actions
+
+
+def _leaves(node: Node | None, job: Job) -> bool:
+    """Return whether workers are to leave a node that still lives."""
+    if node is None or node.gone:
+        return False
+    return node.leaving or (node.cordoned and job.spec.elasticity.move_on_cordon)
 
 
 def _begin(
@@ -232,7 +272,7 @@ def _begin(
         node = _node_of(pod, observation)
         if node is None or node.gone or not (pod.live and pod.running):
             continue
-        leaves = node.leaving or (node.cordoned and job.spec.elasticity.move_on_cordon)
+        leaves = _leaves(node, job)
         first = leaves and entry.uid == pod.uid and entry.ended is None and entry.moves is None
         # Its replacement was never made, or has ended before it could take over.
         unmade = entry.moves == pod.uid and entry.uid is None
@@ -266,6 +306,8 @@ def _may_leave(
             return True
         if report is None or successor.uid == pod.uid or not (successor.live and successor.running):
             return False
+        if standby.wanted(job) and standby.is_ready(successor, report, job.spec.workers.processes_per_pod):
+            return True  # it takes part when this one has left
         return all(_training(members, successor) or [False]) or not any(_training(members, pod))
 
     return [pod for pod in observation.workers if pod.live and _moves(pod, ledger) and over(pod)]

@@ -252,6 +252,7 @@ class MemberReport:
     connected: bool
     leaving: bool
     starting: bool = False  # it has said Hello, and has not come to its training loop
+    waiting: bool = False  # it is ready to train, and not in the current generation
     protocol: int = PROTOCOL_VERSION  # the newest version that it speaks
 
 
@@ -391,6 +392,8 @@ class Report:
     checkpoint: CheckpointReport | None = None
     checkpoint_error: str = ""  # why newer ones fail
     protocol: int = PROTOCOL_VERSION  # the newest version that the coordinator speaks
+    seats: bool = False  # the coordinator lets no more train than are wanted while standbys wait
+    steps_in: str = ""  # which standbys the generation has in whose places, in words
     held_back: str = ""  # why processes that are ready do not take part
     memory: ModelMemory | None = None  # of the process that has least room
     restored: str = ""  # URI of the checkpoint that training went on from

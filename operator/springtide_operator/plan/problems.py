@@ -23,6 +23,7 @@ from springtide_operator.plan import (
     restarts,
     servers,
     sizing,
+    standby,
     template,
 )
 from springtide_operator.plan import coordinator as coordinator_policy
@@ -66,7 +67,7 @@ def find(job: Job, observation: Observation, ledger: Ledger, now: float) -> list
         *_queue(job, observation),
         *_gang(job, observation),
         *_hung(job, observation),
-        *_workers(job, observation),
+        *_workers(job, observation, ledger),
         *_not_begun(observation, ledger, now),
         *servers.problems(job, observation, ledger, now),
         *_silent(observation, ledger, now),
@@ -184,15 +185,15 @@ def _gang(job: Job, observation: Observation) -> list[Problem]:
     return [found] if found is not None else []
 
 
-def _workers(job: Job, observation: Observation) -> list[Problem]:
+def _workers(job: Job, observation: Observation, ledger: Ledger) -> list[Problem]:
     """The same trouble of several workers is one problem that names the first and counts the others.
 
-    Extra workers that no node takes are no trouble.
+    Extra workers that no node takes are no trouble, and of standbys status.standby tells.
     """
     groups: dict[str, list[tuple[str, Problem]]] = {}
     live = sizing.live_pods(observation)
     enough = sum(pod.placed for pod in live) >= elasticity.needed(job)
-    for pod in live:
+    for pod in _without_standbys(live, ledger):
         if pod.problem is not None and not (enough and pod.problem.reason == reasons.UNSCHEDULABLE):
             groups.setdefault(pod.problem.reason, []).append((pod.name, pod.problem))
     result = []
@@ -202,6 +203,11 @@ def _workers(job: Job, observation: Observation) -> list[Problem]:
             text += f" (and {len(members) - 1} more)"
         result.append(Problem(reason, text))
     return result
+
+
+def _without_standbys(live: list[WorkerPod], ledger: Ledger) -> list[WorkerPod]:
+    standing = standby.pods(live, ledger)
+    return [pod for pod in live if pod not in standing]
 
 
 def _hung(job: Job, observation: Observation) -> list[Problem]:
@@ -217,7 +223,7 @@ def _silent(observation: Observation, ledger: Ledger, now: float) -> list[Proble
     listens_since = coordinator.running_since or coordinator.created_at
     names = [
         pod.name
-        for pod in sizing.live_pods(observation)
+        for pod in _without_standbys(sizing.live_pods(observation), ledger)
         if pod.uid in report.silent
         and pod.running
         and pod.started_at is not None
@@ -284,8 +290,10 @@ def _all_train(job: Job, observation: Observation, ledger: Ledger) -> bool:
     if report is None:
         return conditions.is_true(job.status, reasons.RUNNING)
     active = {member.pod_uid for member in report.members if member.active}
-    training = {pod.slot for pod in sizing.live_pods(observation) if pod.uid in active}
-    return set(sizing.wanted_slots(job, observation)) <= training
+    live = sizing.live_pods(observation)
+    training = {pod.slot for pod in live if pod.uid in active}
+    standing = {pod.slot for pod in standby.pods(live, ledger)}
+    return set(sizing.wanted_slots(job, observation)) - standing <= training
 
 
 def _unreachable(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Problem]:
@@ -324,7 +332,7 @@ def _not_begun(observation: Observation, ledger: Ledger, now: float) -> list[Pro
     coordinator = coordinator_policy.current(observation, ledger)
     roles: tuple[tuple[str, list[_Pod]], ...] = (
         ("the coordinator", [coordinator] if coordinator is not None else []),
-        ("worker", [*sizing.live_pods(observation)]),
+        ("worker", [*_without_standbys(sizing.live_pods(observation), ledger)]),
         ("parameter server", [*servers.live(observation)]),
     )
     result = []

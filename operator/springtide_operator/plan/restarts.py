@@ -5,6 +5,7 @@ worker comes back after a growing, decaying delay.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from springtide_operator.api import reasons
 from springtide_operator.api.failure_rules import RuleAction
 from springtide_operator.api.job import Job
-from springtide_operator.plan import rules
+from springtide_operator.plan import elasticity, rules, standby
 from springtide_operator.plan.actions import Action, DeletePod, Event
 from springtide_operator.plan.ledger import Ledger, Slot, open_ones, take_in
 from springtide_operator.plan.observation import End, Observation, Problem, WorkerPod
@@ -36,6 +37,17 @@ _UNCOUNTED = (
     reasons.END_SURPLUS,
     reasons.END_OUTDATED,
 )
+
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+_HELD = (
+    reasons.END_FAILED,
+    reasons.END_PREEMPTED,
+    reasons.END_LEFT,
+    reasons.END_FINISHED,
+    reasons.END_SURPLUS,
+)
+"""Ends after which the next pod may have to wait."""
 
 
 class Ended(NamedTuple):
@@ -122,6 +134,8 @@ def record_exits(job: Job, observation: Observation, ledger: Ledger, now: float)
     newest = newest_pods(observation)
     _meet(newest, ledger)
     _note_who_trains(observation, ledger)
+    _note_who_stands_by(job, newest, observation, ledger)
+    idle: list[Ended] = []
     by_uid = {pod.uid: pod for pod in observation.workers}
     groups: dict[str, list[Ended]] = {}
     for slot in sorted(ledger.slots):
@@ -136,14 +150,17 @@ def record_exits(job: Job, observation: Observation, ledger: Ledger, now: float)
             continue
         found = newest.get(slot)
         ended = _look(job, slot, found if found is not None and found.attempt >= entry.attempt else None)
-        if ended is not None and ended.is_counted:
+        if ended is not None and ended.is_counted and entry.standby and not _took_part(ended, observation):
+            idle.append(ended._replace(worked=entry.healthy))
+        elif ended is not None and ended.is_counted:
             groups.setdefault(ended.cause, []).append(ended._replace(worked=entry.healthy))
         elif ended is not None:
             ledger.end(slot, ended.end.kind)
             if ended.end.kind == reasons.END_SURPLUS:
                 ledger.raise_backoff(ROLE, now)  # the next one would be, too, until the job's end is read
     ledger.incidents = open_ones(ledger.incidents, now)
-    return [_decide(job, ledger, cause, together, now) for cause, together in groups.items()]
+    events = [_decide(job, ledger, cause, together, now) for cause, together in groups.items()]
+    return events + _end_standbys(ledger, idle, now)
 
 
 def _meet(newest: dict[int, WorkerPod], ledger: Ledger) -> None:
@@ -155,10 +172,10 @@ def _meet(newest: dict[int, WorkerPod], ledger: Ledger) -> None:
         elif pod.attempt < entry.attempt:
             continue
         elif entry.uid != pod.uid:
-            ledger.slots[slot] = Slot(pod.attempt, pod.uid, moves=entry.moves)
+            ledger.slots[slot] = Slot(pod.attempt, pod.uid, moves=entry.moves, standby=entry.standby)
         elif entry.ended in (reasons.END_SCALED_DOWN, reasons.END_OUTDATED) and pod.live:
             # It was to go, and did not: whoever still wants that says so again in this round.
-            ledger.slots[slot] = Slot(pod.attempt, pod.uid, moves=entry.moves)
+            ledger.slots[slot] = Slot(pod.attempt, pod.uid, moves=entry.moves, standby=entry.standby)
 
 
 def _note_who_trains(observation: Observation, ledger: Ledger) -> None:
@@ -170,6 +187,75 @@ def _note_who_trains(observation: Observation, ledger: Ledger) -> None:
     for slot, entry in ledger.slots.items():
         if entry.uid in active and entry.ended is None and not entry.healthy:
             ledger.slots[slot] = replace(entry, healthy=True)
+
+
+def _note_who_stands_by(
+    job: Job, newest: dict[int, WorkerPod], observation: Observation, ledger: Ledger
+) -> None:
+    """Note which pods live beyond the workers wanted: of those that do not train as many as are lacking are
+    workers, those that are ready first; the rest stands by. Without the coordinator's word all stay what they
+    are.
+    """
+    if not job.spec.workers.standby:
+        for slot, entry in ledger.slots.items():
+            if entry.standby and entry.ended is None:
+                ledger.slots[slot] = replace(entry, standby=False)
+        return
+    report = observation.report_of(ledger.incarnation)
+    if report is None or not report.training or job.halted:
+        return
+    active = {member.pod_uid for member in report.members if member.active}
+    present = [
+        pod
+        for slot, pod in sorted(newest.items())
+        if pod.live and (known := ledger.slots.get(slot)) and known.uid == pod.uid and known.ended is None
+    ]
+    per_pod = job.spec.workers.processes_per_pod
+    others = [pod for pod in present if pod.uid not in active]
+    others.sort(key=lambda pod: (not standby.is_ready(pod, report, per_pod), pod.slot))
+    lacking = max(0, elasticity.size(job) - (len(present) - len(others)))
+    stand_by = {pod.slot for pod in others[lacking:]}
+    ready_ones = {pod.slot for pod in others[lacking:] if standby.is_ready(pod, report, per_pod)}
+    if len(ready_ones) >= job.spec.workers.standby:
+        ledger.standby_end = ""  # what it was is over
+    for pod in present:
+        entry = ledger.slots[pod.slot]
+        ready = pod.slot in ready_ones
+        ledger.slots[pod.slot] = replace(entry, standby=pod.slot in stand_by, healthy=entry.healthy or ready)
+
+
+def _took_part(ended: Ended, observation: Observation) -> bool:
+    """Return whether the coordinator has named a pod among those that a generation had, or has lost: it was
+    let in, and ended before the operator could hear that it trained.
+    """
+    report = observation.report
+    if report is None or ended.pod is None:
+        return False
+    told = [report.steps_in, *(failure.reason for failure in report.failures)]
+    return any(ended.pod.name in _NAME.findall(text) for text in told)
+
+
+def _end_standbys(ledger: Ledger, ended: Sequence[Ended], now: float) -> list[Event]:
+    """Write down the ends of standbys, which only hold up the next ones where they do not live long."""
+    events = []
+    backoff = ledger.backoff(standby.ROLE)
+    for one in ended:
+        healthy = backoff.healthy(one.lived(now), one.worked, now)
+        node = one.pod.node if one.pod is not None else None
+        ledger.end(
+            one.slot, one.end.kind, node if one.verdict.action is RuleAction.REPLACE else None, healthy
+        )
+        ledger.standby_end = f"standby {one.name}: {one.end.message}"[:1024]
+        failed = one.end.kind == reasons.END_FAILED
+        text = f"{ledger.standby_end}; it took no part, and counts in no budget"
+        events.append(Event(reasons.EVENT_STANDBY_ENDED, text, warning=failed))
+    if not ended:
+        return []
+    if any(not ledger.slots[one.slot].healthy for one in ended):
+        ledger.raise_backoff(standby.ROLE, now)
+    else:
+        ledger.ease_backoff(standby.ROLE, now)
+    return events
 
 
 def _look(job: Job, slot: int, pod: WorkerPod | None) -> Ended | None:
@@ -271,16 +357,24 @@ def waits(ledger: Ledger, slot: int, now: float) -> bool:
         now: in unix seconds.
     """
     entry = ledger.slots.get(slot)
-    held = (
-        reasons.END_FAILED,
-        reasons.END_PREEMPTED,
-        reasons.END_LEFT,
-        reasons.END_FINISHED,
-        reasons.END_SURPLUS,
-    )
-    if entry is None or entry.healthy or entry.ended not in held:
+    if entry is None or entry.healthy or entry.ended not in _HELD:
         return False
     return now < ledger.backoff(ROLE).until
+
+
+def waits_as_standby(ledger: Ledger, slot: int, now: float) -> bool:
+    """Return whether the slot's next pod, which is to stand by, is held back: as a worker's after a worker,
+    else by the ends of standbys.
+
+    Args:
+        ledger: with what was counted in this round.
+        slot: number of the worker.
+        now: in unix seconds.
+    """
+    entry = ledger.slots.get(slot)
+    if entry is None or not entry.standby:
+        return waits(ledger, slot, now) or now < ledger.backoff(standby.ROLE).until
+    return entry.ended in _HELD and not entry.healthy and now < ledger.backoff(standby.ROLE).until
 
 
 def exceeded(job: Job, ledger: Ledger) -> Problem | None:

@@ -81,7 +81,7 @@ class Backoff:
 
 
 NOT_PODS = ("secret", "service", "networkpolicy", "podgroup", "workload")
-PODS = ("worker", "coordinator", "server")
+PODS = ("worker", "standby", "coordinator", "server")
 RETRY_LIMIT_SECONDS = 60.0
 TRANSIENT_LIMIT_SECONDS = 5.0
 

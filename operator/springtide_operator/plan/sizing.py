@@ -1,14 +1,15 @@
-"""Pods for a size: all workers of the target are made at once, the highest slots are given back.
+"""Pods for a size: all workers of the target are made at once, the highest slots are given back. Standbys are
+made when all workers of the target run, and given back before any of them.
 
-The size itself is decided in `elasticity`.
+The size itself is decided in `elasticity`, the number of standbys in `standby`.
 """
 
 from __future__ import annotations
 
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import elasticity, restarts
-from springtide_operator.plan.actions import Action, CreateWorker, DeletePod
+from springtide_operator.plan import elasticity, restarts, standby
+from springtide_operator.plan.actions import Action, CreateStandby, CreateWorker, DeletePod
 from springtide_operator.plan.ledger import Ledger, Slot
 from springtide_operator.plan.observation import Observation, WorkerPod
 from springtide_operator.plan.retry import held_back
@@ -58,7 +59,7 @@ def wanted_slots(job: Job, observation: Observation) -> list[int]:
 
 
 def missing_slots(job: Job, observation: Observation) -> list[int]:
-    """Return the wanted slots that have no live pod.
+    """Return the wanted slots that have no live pod; those of standbys are not among them.
 
     Args:
         job: with its status.
@@ -66,6 +67,21 @@ def missing_slots(job: Job, observation: Observation) -> list[int]:
     """
     have = {pod.slot for pod in live_pods(observation)}
     return [slot for slot in wanted_slots(job, observation) if slot not in have]
+
+
+def missing_standbys(job: Job, observation: Observation) -> list[int]:
+    """Return the slots in which standbys are to be made: none before all wanted workers run.
+
+    Args:
+        job: with its status.
+        observation: of the job.
+    """
+    live = live_pods(observation)
+    if sum(pod.running for pod in live) < target(job) or missing_slots(job, observation):
+        return []
+    taken = settled_slots(observation) | {pod.slot for pod in live}
+    missing = max(0, target(job) + standby.size(job) - len(taken))
+    return [slot for slot in range(len(taken) + missing) if slot not in taken][:missing]
 
 
 def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> list[Action]:
@@ -79,8 +95,8 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
     """
     live = live_pods(observation)
     actions: list[Action] = [*_duplicates(observation, ledger)]
-    if len(live) > target(job):
-        return actions + _give_back(job, live, observation, ledger)
+    if victims := _victims(job, live, observation, ledger):
+        return actions + _give_back(job, victims, len(live), ledger)
     address = observation.service.address if observation.service is not None else None
     if address is None or not observation.secret_made or held_back(observation, "worker", now):
         return actions
@@ -100,6 +116,19 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
         moves, edited = (None, False) if before is None else (before.moves, before.edited)
         ledger.slots[slot] = Slot(attempt, avoid=avoid, moves=moves, edited=edited)
         actions.append(CreateWorker(slot, attempt, address, why, avoid))
+    if held_back(observation, standby.ROLE, now):
+        return actions
+    for slot in missing_standbys(job, observation):
+        if restarts.waits_as_standby(ledger, slot, now):
+            continue
+        before = ledger.slots.get(slot)
+        attempt = _next_attempt(job, slot, before, observation)
+        why = f"{standby.wanted(job)} standbys are wanted"
+        avoid = before.avoid if before is not None else None
+        ledger.slots[slot] = Slot(
+            attempt, avoid=avoid, edited=before is not None and before.edited, standby=True
+        )
+        actions.append(CreateStandby(slot, attempt, address, why, avoid))
     return actions
 
 
@@ -115,22 +144,41 @@ def _next_attempt(job: Job, slot: int, before: Slot | None, observation: Observa
     return attempt
 
 
-def _give_back(job: Job, live: list[WorkerPod], observation: Observation, ledger: Ledger) -> list[Action]:
-    """Give back workers: first those that do not run, then those that leave or do not train yet, then the
-    highest slots. A worker that trains runs, also where its node has not said so yet.
-
-    The ledger says so before they are deleted: a pod that goes at once leaves nobody to ask why.
+def _victims(job: Job, live: list[WorkerPod], observation: Observation, ledger: Ledger) -> list[WorkerPod]:
+    """Return the pods to give back: of those that train the highest slots, where more train than are wanted;
+    of the others, where there are too many still, first those that do not run, then those that are not ready,
+    then the highest slots. A worker that trains runs, also where its node has not said so yet.
     """
-    members = observation.report.members if observation.report is not None else ()
-    training = {member.pod_uid for member in members if member.active and not member.leaving}
-    order = sorted(live, key=lambda pod: (pod.running or pod.uid in training, pod.uid in training, -pod.slot))
-    text = f"{target(job)} of {len(live)} workers are wanted"
+    report = observation.report
+    members = report.members if report is not None else ()
+    uids = {member.pod_uid for member in members if member.active and not member.leaving}
+    if report is None:  # those that trained when somebody last knew
+        standing = standby.pods(live, ledger)
+        known = {slot for slot, entry in ledger.slots.items() if entry.healthy}
+        uids = {pod.uid for pod in live if pod.slot in known and pod not in standing}
+    training = sorted((pod for pod in live if pod.uid in uids), key=lambda pod: -pod.slot)
+    per_pod = job.spec.workers.processes_per_pod
+    others = sorted(
+        (pod for pod in live if pod.uid not in uids),
+        key=lambda pod: (pod.running, standby.is_ready(pod, report, per_pod), -pod.slot),
+    )
+    too_many = max(0, len(training) - target(job))
+    beyond = max(0, len(live) - too_many - target(job) - standby.size(job))
+    return [*training[:too_many], *others[:beyond]]
+
+
+def _give_back(job: Job, victims: list[WorkerPod], live: int, ledger: Ledger) -> list[Action]:
+    """Give back pods. The ledger says so before they are deleted: a pod that goes at once leaves nobody to
+    ask why.
+    """
+    text = f"{target(job)} of {live} workers are wanted"
+    if job.spec.workers.standby:
+        text += f", and {standby.size(job)} standbys"
     if said := elasticity.why(job):
         text += f": {said}"
     because = reasons.DELETE_SCALE_DOWN
     if job.halted:
         text, because = job.halted, reasons.DELETE_SUSPENDED
-    victims = order[: len(live) - target(job)]
     for pod in victims:
         ledger.end(pod.slot, reasons.END_SCALED_DOWN)
     return [DeletePod(pod.name, pod.uid, because, text) for pod in victims]

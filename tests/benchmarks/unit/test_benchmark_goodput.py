@@ -31,14 +31,25 @@ def test_figures_are_of_the_steps_of_the_trace_alone() -> None:
     history = History()
     history.add([commit(step, ONE, 99.0 + step) for step in range(1, 5)])
     final = {"data": {"repeated": 0, "lost": 3}, "lostSeconds": {"WorkerLost": "2.5"}}
-    found = goodput.figures(history, {1: 10.0}, 101.0, 103.0, {"WorkerLost": 0.5}, final, None)
+    steps = goodput.StepSeconds()
+    found = goodput.figures(history, steps, {1: 10.0}, 101.0, 103.0, {"WorkerLost": 0.5}, final, None)
     assert found["goodput"] == pytest.approx(3 * 0.1 / 2)
     assert found["throughput_ratio"] == pytest.approx(30 / 20)
     assert found["lost_seconds_by_cause"] == {"WorkerLost": 2.0}
     assert (found["samples_repeated"], found["samples_lost"], found["reason"]) == (0, 3, None)
     assert (found["median_step_seconds"], found["longest_pause_seconds"]) == (1.0, 1.0)
-    late = goodput.figures(history, {1: 10.0}, 200.0, 201.0, {}, {}, "no step came")
+    late = goodput.figures(history, steps, {1: 10.0}, 200.0, 201.0, {}, {}, "no step came")
     assert (late["goodput"], late["throughput_ratio"], late["samples_lost"]) == (0.0, 0.0, None)
+
+
+def test_step_takes_as_long_as_its_members_say_on_average() -> None:
+    """One begins last and commits first: by it alone a third of the time would be missing."""
+    steps, history = goodput.StepSeconds(), History()
+    own = [Commit(1, ONE, 101.0, 0.2, 10, None, "a"), Commit(1, ONE, 101.01, 0.4, 10, None, "b")]
+    steps.add(own)
+    history.add(own)
+    assert history.curve()[0].step_seconds == 0.2
+    assert steps.total(history.curve()) == pytest.approx(0.3)
 
 
 def test_every_size_is_measured_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +65,11 @@ def test_every_size_is_measured_undisturbed(monkeypatch: pytest.MonkeyPatch) -> 
                 for pod in range(replicas):
                     history.add([Commit(step, made, 1e12 + step, 0.1, 10 * replicas, None, f"p{pod}")])
 
-    found = goodput.rates(Scaled(), lambda: history)
+    shares: dict[int, float] = {}
+    found = goodput.rates(Scaled(), lambda: history, goodput.StepSeconds(), shares)
     assert list(found) == [1, 2, 3]
     assert found[1] == 10.0
+    assert shares[3] == pytest.approx(0.1)
 
 
 def test_the_job_is_one_of_ours(tmp_path: Path) -> None:
@@ -65,6 +78,24 @@ def test_the_job_is_one_of_ours(tmp_path: Path) -> None:
     job = Job.parse(made)
     assert job.name == goodput.JOB
     assert (job.spec.workers.replicas, job.spec.workers.min_replicas) == (goodput.SIZE, 1)
+    assert job.spec.workers.standby == 1
+
+
+def test_one_that_trains_is_killed_and_no_standby(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(goodput.os, "kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr("springtide_local.strays.program_of", lambda pid: pid)
+    kube = Kube()
+    watch = goodput.Watch(kube)
+    for number in range(4):
+        kube.run(f"u{number}", "n1", 100 + number)
+    dice = random.Random(0)
+    kinds = iter(["kill"] * 20)
+    pick = dice.choice
+    dice.choice = lambda found: next(kinds) if "kill" in found else pick(found)  # type: ignore[method-assign]
+    for _ in range(20):
+        assert goodput.disturb(kube, watch, dice, frozenset({"pod-u1", "pod-u2"})) == "kill"
+    assert set(killed) == {101, 102}
 
 
 class Kube:

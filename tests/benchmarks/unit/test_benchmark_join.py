@@ -21,7 +21,19 @@ def test_ratio_is_the_median_of_the_joins() -> None:
     assert (found["gap_over_step_max"], found["joins"], found["seconds_to_full_size"]) == (3.0, 3, 5.0)
 
 
+def test_standby_of_the_size_nearest_to_its_limit_stands_on_top() -> None:
+    small = figures(Seen(stood_in=[0.5, 0.4, 0.9], stood_in_steps=[0.5, 0.5, 0.5]))
+    large = figures(Seen(stood_in=[2.0], stood_in_steps=[1.0]))
+    assert small["with_standby"]["limit_seconds"] == 1.5
+    found = report({"64MiB": small, "1GiB": large})
+    assert found["with_standby_seconds_to_full_size"] == 2.0
+    assert found["with_standby_step_seconds"] == 1.0
+    assert found["64MiB"]["with_standby"]["seconds_to_full_size_max"] == 0.9
+
+
 def test_no_join_is_null_with_a_reason() -> None:
     found = report({"1GiB": figures(Seen(), "waited 90 s")})
+    assert found["with_standby_seconds_to_full_size"] is None
+    assert found["1GiB"]["with_standby"]["kills"] == 0
     assert found["gap_over_step"] == {"1GiB": None}
     assert (found["1GiB"]["reason"], found["1GiB"]["joins"]) == ("waited 90 s", 0)

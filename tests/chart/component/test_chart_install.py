@@ -84,8 +84,6 @@ def test_server_takes_every_object(place: Installation) -> None:
             "-",
             stdin=yaml.safe_dump_all(objects),
         )
-    for sample in sorted((ROOT / "deploy" / "samples").glob("*.yaml")):
-        place.kubectl("apply", "--dry-run=server", "-n", TEAM, "-f", str(sample))
 
 
 def test_commands_of_the_notes_work(place: Installation) -> None:
@@ -156,6 +154,9 @@ def test_upgrade_leaves_the_job_training(place: Installation) -> None:
     assert worker_uids(place) == workers
     until_step_after(place, step)
     assert place.read("stj", JOB, "-n", TEAM)["status"]["restarts"]["total"] == 0
+    # The release before may not know all fields of the samples.
+    for sample in sorted((ROOT / "deploy" / "samples").glob("*.yaml")):
+        place.kubectl("apply", "--dry-run=server", "-n", TEAM, "-f", str(sample))
 
 
 def test_a_leader_that_was_stopped_wakes_up_and_does_nothing(place: Installation) -> None:

@@ -38,6 +38,7 @@ NOT_DRAWN = {
     "springtide_job_samples_total": "samples per second are drawn",
     "springtide_job_step": "coordinator_step is fresher",
     "springtide_coordinator_samples_total": "samples per second are drawn",
+    "springtide_coordinator_standbys": "those that are ready, of the operator, are drawn",
     "springtide_worker_coordinator_missing_seconds": "the operator asks for it while a coordinator is silent",
     "springtide_worker_since_commit_seconds": "the operator asks for it while a coordinator is silent",
     "springtide_worker_samples_total": "one worker's part of the samples per second",

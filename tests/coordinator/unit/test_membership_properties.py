@@ -30,9 +30,18 @@ class LifeOfAJob(RuleBasedStateMachine):
         rounds=st.integers(0, 12),
         turn=st.sampled_from([1, 2, 5]),
         limits=st.sampled_from([(0,), (2,), (1, 3), (2, 0, 1)]),
+        standby=st.sampled_from([0, 0, 1, 2]),
     )
-    def begin(self, workers: int, last_step: int, rounds: int, turn: int, limits: tuple[int, ...]) -> None:
-        self.world = World(target=workers, last_step=last_step, turn=turn, limits=limits)
+    def begin(
+        self,
+        workers: int,
+        last_step: int,
+        rounds: int,
+        turn: int,
+        limits: tuple[int, ...],
+        standby: int = 0,
+    ) -> None:
+        self.world = World(target=workers, last_step=last_step, turn=turn, limits=limits, standby=standby)
         for _ in range(rounds):
             self.world.round()
 
@@ -147,6 +156,12 @@ def test_walks_with_low_limits_make_no_group_without_room() -> None:
     assert max(world.top() for world in worlds) > 4
 
 
+def test_walks_with_standbys_fill_seats_and_no_more() -> None:
+    stores = [Storage() if seed % 3 == 0 else None for seed in range(120)]
+    worlds = [walk(seed, storage=store, standby=1 + seed % 2) for seed, store in enumerate(stores)]
+    assert max(world.top() for world in worlds) > 4
+
+
 def test_whoever_is_suspended_or_drained_leaves_nothing_unsaved() -> None:
     """The same with checkpoints, and with jobs that are suspended at any moment."""
     stores = [Storage() for _ in range(100)]
@@ -166,6 +181,7 @@ def test_whoever_is_suspended_or_drained_leaves_nothing_unsaved() -> None:
         "leaver_hands_over",
         "save_before_leaving",
         "room_for_all",
+        "seats",
     ],
 )
 def test_without_the_rule_a_promise_breaks(rule: str) -> None:
@@ -175,7 +191,8 @@ def test_without_the_rule_a_promise_breaks(rule: str) -> None:
             last_step = 6 if rule == "end_together" else 10_000
             with without(rule):
                 limits = (2, 1) if rule == "room_for_all" else (0,)
-                walk(seed, last_step=last_step, storage=storage, limits=limits)
+                standby = 1 if rule == "seats" else 0
+                walk(seed, last_step=last_step, storage=storage, limits=limits, standby=standby)
         except BrokenPromise:
             return
     pytest.fail(f"300 walks without the rule {rule} broke no promise: the rule or its check does nothing")

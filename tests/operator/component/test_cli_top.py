@@ -121,6 +121,16 @@ async def test_parts_by_speed_are_told_of_the_slowest(kube: FakeKube) -> None:
     )
 
 
+async def test_standbys_that_are_ready_stand_behind_the_workers(kube: FakeKube) -> None:
+    standby = {"summary": "1/2", "trouble": "no node takes it"}
+    kube.lists[JOBS] = [[job(**STATUS, standby=standby)]]
+    heading, line, trouble, _ = await look(kube)
+    assert line.split()[3] == "2/3+1"
+    assert line.split()[4] == "2/2", "the column of servers stays where it is"
+    assert trouble == "default/digits: standbys: no node takes it"
+    assert heading.split()[3] == "WORKERS"
+
+
 async def test_without_right_to_coordinator_status_is_shown_saying_so(kube: FakeKube) -> None:
     path = "/api/v1/namespaces/default/pods/digits-coordinator-1:9401/proxy/metrics"
     kube.streams.pop(path)

@@ -83,6 +83,17 @@ async def test_pods_of_others_are_listed_only_for_a_job_with_extras() -> None:
     assert busy.waiting(("default", "elastic")) == ("web/api",)
 
 
+async def test_pods_of_others_are_listed_for_a_job_with_standbys() -> None:
+    cluster = FakeCluster()
+    cluster.put("pods", foreign("api"))
+    cache, crowd = cached(cluster, 0)
+    job = cluster.job("elastic")
+    job["status"] = {"standby": {"asked": 1}}
+    cache.put_job(cluster.put("trainingjobs", job))
+    assert await crowd.look()
+    assert crowd.waiting(("default", "elastic")) == ("web/api",)
+
+
 async def test_what_giving_back_does_not_help_is_not_waited_for() -> None:
     cluster = FakeCluster()
     cluster.put("pods", foreign("old", HELPED_SECONDS + 5))

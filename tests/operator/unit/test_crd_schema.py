@@ -142,6 +142,12 @@ def holds(schema: dict[str, Any], value: dict[str, Any]) -> list[str]:
         ({"replicas": 3, "minReplicas": 1, "maxReplicas": 6}, []),
         ({"replicas": 3, "minReplicas": 3, "maxReplicas": 3}, []),
         ({"replicas": 900, "minReplicas": 1}, []),
+        ({"replicas": 900, "minReplicas": 1, "standby": 100}, []),
+        ({"replicas": 901, "minReplicas": 1, "standby": 100}, ["must be 1000 together at most"]),
+        (
+            {"replicas": 1, "minReplicas": 1, "maxReplicas": 999, "standby": 2},
+            ["workers.standby and workers.maxReplicas"],
+        ),
         (
             {"replicas": 7, "minReplicas": 1, "maxReplicas": 6},
             ["workers.replicas must lie between workers.minReplicas and workers.maxReplicas"],

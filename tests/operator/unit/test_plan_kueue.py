@@ -342,14 +342,53 @@ def test_quota_that_capacity_may_use_is_kept() -> None:
     assert kueue.quota(world.workload)["workers"] == 4
 
 
-def elastic_world() -> World:
+def test_standbys_are_asked_for_and_can_be_left_out() -> None:
+    world = waiting_world(minReplicas=4, standby=2)
+    assert world.workload is not None
+    asked = world.workload["spec"]["podSets"][1]
+    assert (asked["count"], asked["minCount"]) == (6, 4)
+    admit(world, 5)
+    world.settle()
+    assert len(world.workers()) == 4, "workers come first"
+    world.reports(seats=True)
+    world.round()
+    assert len(world.workers()) == 5
+    assert (world.status["standby"]["wanted"], world.status["workers"]["desired"]) == (1, 4)
+    assert condition(world, "Degraded")["status"] == "False"
+
+
+def test_admission_without_standbys_gets_all_workers() -> None:
+    world = waiting_world(minReplicas=4, standby=2)
+    admit(world, 4)
+    world.settle()
+    world.reports(seats=True)
+    world.settle()
+    assert len(world.workers()) == 4
+    assert world.workload is not None
+    assert kueue.quota(world.workload)["workers"] == 4
+
+
+def test_elastic_job_asks_for_its_standbys_when_it_is_admitted() -> None:
+    world = elastic_world(standby=1)
+    assert world.workload is not None
+    assert world.workload["spec"]["podSets"][1]["count"] == 4
+    assert world.successor is not None
+    assert world.successor["spec"]["podSets"][1]["count"] == 5
+    take_over(world)
+    for _ in range(3):
+        world.round()
+        world.kubelet()
+    assert len(world.workers()) == 5
+
+
+def elastic_world(**workers: int) -> World:
     """Runs with 4 workers, and may grow while it does."""
-    world = queued_world()
+    world = queued_world(**workers)
     world.job["metadata"]["annotations"] = {names.ANNOTATION_ELASTIC: "true"}
     world.settle()
     admit(world)
     world.settle()
-    world.reports()
+    world.reports(seats=True)
     world.round()
     world.round()
     return world

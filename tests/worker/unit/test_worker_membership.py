@@ -335,3 +335,19 @@ def test_limit_of_files_below_what_the_job_wants_is_said(
     said = [record.getMessage() for record in caplog.records if "RLIMIT_NOFILE" in record.getMessage()]
     assert len(said) == 1
     assert "the job wants 600" in said[0]
+
+
+def test_newcomer_to_a_full_job_stands_by() -> None:
+    session = Session()
+    assert not session.membership.stands_by
+    for training, wanted, stands_by in [
+        (2, 3, False),
+        (3, 3, True),
+        (0, 3, False),
+        (4, 3, True),
+        (2, 0, False),
+    ]:
+        session.hear(
+            welcome=pb.Welcome(incarnation=pb.Incarnation(number=1), training=training, wanted=wanted)
+        )
+        assert session.membership.stands_by is stands_by

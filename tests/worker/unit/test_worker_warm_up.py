@@ -31,18 +31,20 @@ class Newcomer:
 
     generation = None
 
-    def __init__(self, others: int) -> None:
+    def __init__(self, others: int, stands_by: bool = False) -> None:
         self._others = others
+        self.stands_by = stands_by
 
     def await_welcome(self, seconds: float) -> int:
         return self._others
 
 
 def batches_of_newcomer(
-    runtime: Runtime, others: int, data: Any, batch_size: int, rehearsals: int
+    runtime: Runtime, others: int, data: Any, batch_size: int, rehearsals: int, stands_by: bool = False
 ) -> Iterator[Any]:
     """Deal as `springtide.batches` does in a process that comes to a job; it goes on alone."""
-    warm_up = WarmUp(runtime.settings, runtime.state, runtime.trainers, runtime.steps, Newcomer(others))
+    newcomer = Newcomer(others, stands_by)
+    warm_up = WarmUp(runtime.settings, runtime.state, runtime.trainers, runtime.steps, newcomer)
     loops = TrainingLoops(replace(runtime.loop_parts, warm_up=warm_up))
     return loops.batches(plan_loop(data, batch_size=batch_size), rehearsals=rehearsals)
 
@@ -123,6 +125,14 @@ def test_job_without_others_has_no_warm_up(runtime: Runtime) -> None:
             script.finish()
         steps += 1
     assert steps == 3
+
+
+def test_standby_tries_a_part_as_large_as_the_one_it_is_to_get(runtime: Runtime) -> None:
+    script = Script()
+    loop = batches_of_newcomer(runtime, 2, (script.x, script.y), batch_size=8, rehearsals=1, stands_by=True)
+    assert len(next(loop).ids) == 4
+    assert (springtide.rank(), springtide.world_size()) == (1, 2)
+    loop.close()
 
 
 def test_evaluation_in_a_warm_up_is_refused(runtime: Runtime) -> None:

@@ -37,6 +37,7 @@ from springtide_protocol.versions import OWN
 log = logging.getLogger(__name__)
 
 _LOG_EVERY_SECONDS = 10.0
+_LOG_STANDBY_SECONDS = 600.0
 _EARLY_ENTRIES = 1024
 
 Send = Callable[[pb.WorkerMessage], None]
@@ -127,6 +128,7 @@ class Membership:
         self._newest = Incarnation(0)
         self._known: StateName | None = None
         self._training = 0  # processes in a running generation, when this one came
+        self._stands_by = False  # they were as many as the job wants
         self._fatal = ""  # why there will be no stream any more
         self._on_epochs_end: Callable[[], None] = lambda: None
         self._on_wait = on_wait
@@ -306,6 +308,7 @@ class Membership:
                 self._newest = incarnation
             self._known = state_from_proto(message.known)
             self._connected, self._training = True, message.training
+            self._stands_by = 0 < message.wanted <= message.training
             if message.wanted > self._wanted:
                 self._wanted = message.wanted
                 if why := why_too_few(self._wanted):
@@ -457,6 +460,12 @@ class Membership:
         with self._changed:
             self._changed.wait_for(lambda: self._connected or bool(self._fatal), seconds)
             return self._training if self._connected else 0
+
+    @property
+    def stands_by(self) -> bool:
+        """Return whether as many processes trained as the job wants, when the coordinator said welcome."""
+        with self._changed:
+            return self._stands_by
 
     def hold(self, state: StateName) -> None:
         """Note that this process holds the whole state of that name."""
@@ -708,14 +717,23 @@ class Membership:
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
         began = said = time.monotonic()
+        pause = _LOG_EVERY_SECONDS
         while not condition():
             self._check_fatal()
             self._on_wait()
             # Short waits, so that signals are handled.
             self._changed.wait(0.5)
             now = time.monotonic()
-            if now - said >= _LOG_EVERY_SECONDS:
+            if now - said >= pause:
                 said = now
+                if self._stands_by and self._generation is None and self._connected:
+                    pause = min(2 * pause, _LOG_STANDBY_SECONDS)
+                    log.info(
+                        "standing by for %.0f s: as many processes train as are wanted, and this one takes"
+                        " the place of the next that is lost or leaves",
+                        now - began,
+                    )
+                    continue
                 through = (
                     ""
                     if self._connected

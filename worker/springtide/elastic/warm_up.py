@@ -58,6 +58,10 @@ class Newcomer(Protocol):
     def await_welcome(self, seconds: float) -> int:
         """Wait for the coordinator that long; return how many processes train then."""
 
+    @property
+    def stands_by(self) -> bool:
+        """Return whether those are as many as the job wants, so that this one is to replace one of them."""
+
 
 class WarmUp:
     """Try bodies out in a process that is new in a job, which trains without it."""
@@ -101,6 +105,8 @@ class WarmUp:
         others = newcomer.await_welcome(_WELCOME_SECONDS)
         if not others or plan.ended(cursor):
             return
+        if newcomer.stands_by:
+            others = max(1, others - 1)  # its part will be as large as one of theirs
         began, group = time.monotonic(), ImaginedGroup(others)
         with self._state.warm_up(group), isolated(plan.seed):
             for _ in range(count):
