@@ -64,8 +64,8 @@ class Accounting:
             body.skipped,
         )
 
-    def tell(self, commit: Commit) -> None:
-        """Keep a commit for the coordinator and for experiment trackers."""
+    def announce(self, commit: Commit) -> None:
+        """Keep a commit for the coordinator and for experiment trackers, which hear of it later."""
         self.commits.add(commit)
         if self.tracking is not None:
             self.tracking.committed(commit.state, commit.unix_time, commit.values)

@@ -205,7 +205,7 @@ class AsyncLoop:
         if self._reported is None or state > self._reported:
             seen = position.ledger.total_seen
             samples = 0 if self._reported is None else max(0, seen - self._seen)
-            self._accounting.tell(replace(commit, samples=samples))
+            self._accounting.announce(replace(commit, samples=samples))
             self._reported, self._seen = state, seen
         faults.reach("committed", assignment.number)
 

@@ -211,7 +211,7 @@ class StepRunner:
             parts.accounting.metrics.values.observe(trainer.shards.take_gather_seconds())
             parts.accounting.metrics.optimizer_bytes.set(trainer.shards.state_bytes)
         parts.memory.committed(trainer)
-        parts.accounting.tell(commit)
+        parts.accounting.announce(commit)
         parts.accounting.step_log.write(commit)
         faults.reach("committed", cursor.step)
 
