@@ -65,7 +65,7 @@ class Accounting:
         )
 
     def announce(self, commit: Commit) -> None:
-        """Keep a commit for the coordinator and for experiment trackers."""
+        """Keep a commit for the coordinator and for experiment trackers, which hear of it later."""
         self.commits.add(commit)
         if self.tracking is not None:
             self.tracking.committed(commit.state, commit.unix_time, commit.values)
