@@ -1,0 +1,179 @@
+"""ElasticTrainer with the real transformers: the numbers of Trainer, and each event once for each step."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_cluster import WorkerCluster, Zygote
+
+from springtide.coordination import outcome
+
+SCRIPT = Path(__file__).parents[2] / "support" / "transformers_script.py"
+IMPORTS = (
+    "transformers.trainer transformers.models.gpt2.modeling_gpt2 transformers.models.bert.modeling_bert "
+    "accelerate.state"
+)
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        importlib.util.find_spec("transformers") is None,
+        reason="transformers is not installed: pip install 'springtide[worker,transformers]'",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote(ZYGOTE_IMPORTS=IMPORTS)
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="module")
+def train_plainly(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """`train_plainly(OPTIONS, plain=True)` runs the script without a job: with transformers' own Trainer."""
+
+    def train(options: dict[str, Any], *, plain: bool = True) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("plain")
+        argv = [str(SCRIPT), str(folder), json.dumps(options | {"plain": plain})]
+        assert zygote.wait(zygote.fork({}, argv, folder / "log"), 120.0) == 0, (folder / "log").read_text()
+        name = "plain" if plain else "alone"
+        found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+        return found | {"events": events(folder / f"{name}.events"), "folder": folder}
+
+    return train
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def losses(history: list[dict[str, Any]], name: str = "loss") -> dict[int, float]:
+    return {entry["step"]: entry[name] for entry in history if name in entry}
+
+
+def steps_of(found: list[dict[str, Any]], event: str) -> list[int]:
+    return [entry["step"] for entry in found if entry["event"] == event]
+
+
+def check_same(found: dict[str, Any], wanted: dict[str, Any], name: str = "loss") -> None:
+    assert losses(found["history"], name) == pytest.approx(losses(wanted["history"], name), abs=2e-5), name
+
+
+def start(new_cluster: Callable[..., WorkerCluster], options: dict[str, Any], **settings: Any) -> WorkerCluster:
+    return new_cluster(options, script=SCRIPT, **settings)
+
+
+def test_alone_it_is_the_trainer(train_plainly: Callable[..., dict[str, Any]]) -> None:
+    """One process: the same numbers, and the same events with the same steps, in the same order."""
+    options = {
+        "arguments": {
+            "eval_strategy": "steps",
+            "eval_steps": 4,
+            "include_num_input_tokens_seen": "non_padding",
+            "label_smoothing_factor": 0.1,
+        }
+    }
+    wanted, found = train_plainly(options), train_plainly(options, plain=False)
+    for name in ("loss", "eval_loss", "grad_norm", "learning_rate", "num_input_tokens_seen"):
+        check_same(found, wanted, name)
+    assert found["values"] == pytest.approx(wanted["values"], abs=1e-4)
+    assert found["training_loss"] == pytest.approx(wanted["training_loss"], abs=1e-5)
+    assert (found["tokens"], found["flos"]) == (wanted["tokens"], pytest.approx(wanted["flos"]))
+    for one, other in zip(found["events"], wanted["events"], strict=True):
+        if one["event"] != "on_substep_end":
+            assert (one["event"], one["step"]) == (other["event"], other["step"])
+        assert one.get("norm") == pytest.approx(other.get("norm"), abs=1e-5)
+
+
+def test_same_losses_through_a_kill_and_a_join(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Callable[..., dict[str, Any]]
+) -> None:
+    """The first of three dies in a backward pass, and one joins: nobody restarts, each event comes once."""
+    options = {"arguments": {"eval_strategy": "steps", "eval_steps": 4, "save_steps": 6, "save_strategy": "steps"}}
+    wanted = train_plainly(options)
+    cluster = start(new_cluster, options)
+    first, second, third = cluster.start(3, faults={0: "backward:5:kill"})
+    cluster.until_step(7, second)
+    joiner = cluster.add()
+    cluster.until_done(second, third, joiner)
+    assert first.code == -9, cluster.logs()
+    for worker in (second, third, joiner):
+        assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+        found = worker.result()
+        assert found is not None
+        check_same(found, wanted)
+        check_same(found, wanted, "grad_norm")
+        check_same(found, wanted, "eval_loss")
+        assert found["values"] == pytest.approx(wanted["values"], abs=1e-4)
+        assert (found["audit"]["totalSeen"], found["audit"]["lost"], found["audit"]["repeated"]) == (150, 0, 0)
+        assert found["training_loss"] == pytest.approx(wanted["training_loss"], abs=1e-5)
+    by_worker = {w.name: events(w.folder / f"{w.name}.events") for w in cluster.workers}
+    for worker in (second, third):
+        seen = by_worker[worker.name]
+        for event in ("on_step_begin", "on_step_end", "on_pre_optimizer_step", "on_optimizer_step"):
+            assert steps_of(seen, event) == steps_of(wanted["events"], event), event
+        assert Counter(entry["event"] for entry in seen)["on_train_begin"] == 1
+    joined = steps_of(by_worker[joiner.name], "on_step_end")
+    assert joined == list(range(joined[0], 16))
+    assert 8 <= joined[0] <= 15
+    logged = [e["step"] for found in by_worker.values() for e in found if e["first"] and "loss" in e.get("logs", {})]
+    assert logged == list(range(1, 16)), "rank 0 of the moment logs each step"
+
+
+def test_early_stop_in_the_middle_of_an_epoch(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Callable[..., dict[str, Any]]
+) -> None:
+    """A metric ends the training alike on all workers, though one dies before an evaluation.
+
+    The best model is loaded by all at the end, and the folders are those of the Trainer.
+    """
+    options: dict[str, Any] = {
+        "model": "classes",
+        "patience": 1,
+        "save": True,
+        "arguments": {
+            "num_train_epochs": 20,
+            "learning_rate": 0.05,
+            "eval_strategy": "steps",
+            "eval_steps": 3,
+            "save_strategy": "steps",
+            "save_steps": 3,
+            "save_total_limit": 2,
+            "load_best_model_at_end": True,
+            "metric_for_best_model": "accuracy",
+        },
+    }
+    # The loss of this model knows nothing of num_items_in_batch: the Trainer adds it up over accumulation steps.
+    at_once = options["arguments"] | {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 1}
+    wanted = train_plainly(options | {"arguments": at_once})
+    assert wanted["global_step"] < 100, "it stops early"
+    assert wanted["global_step"] % 5, "in the middle of an epoch of five steps"
+    cluster = start(new_cluster, options)
+    first, second, third = cluster.start(3, faults={0: "committed:3:kill"})
+    cluster.until_done(second, third)
+    folder = first.folder
+    for worker in (second, third):
+        assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+        found = worker.result()
+        assert found is not None
+        check_same(found, wanted)
+        check_same(found, wanted, "eval_loss")
+        check_same(found, wanted, "eval_accuracy")
+        assert found["best"] == [pytest.approx(wanted["best"][0]), wanted["best"][1]]
+        assert (found["global_step"], found["audit"]["lost"]) == (wanted["global_step"], 0)
+        assert found["values"] == pytest.approx(wanted["values"], abs=1e-4)
+    names = sorted(path.name for path in (folder / "out-elastic").iterdir())
+    # Optimizers' files are the job's checkpoints' affair.
+    assert names == sorted(path.name for path in (wanted["folder"] / "out-plain").iterdir())
+    for path in (folder / "out-elastic").glob("checkpoint-*"):
+        assert sorted(item.name for item in path.iterdir()) == [
+            "config.json", "model.safetensors", "trainer_state.json", "training_args.bin"
+        ]  # fmt: skip
