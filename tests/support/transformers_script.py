@@ -102,6 +102,63 @@ def make_model(kind: str) -> torch.nn.Module:
     return model
 
 
+class Weighted:
+    """Gives a Trainer a loss of the script's own: a mean over samples, with weights of the classes."""
+
+    loss_is_scaled_for_ga = False
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        losses = torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="none")
+        loss = (losses * torch.tensor([1.0, 3.0])[labels]).mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+def summed(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    """A `compute_loss_func`: the sum over words, by the number that the Trainer gives."""
+    logits, wanted = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    total = torch.nn.functional.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
+    return total / num_items_in_batch
+
+
+def refused(kind: Any, folder: Path, options: dict[str, Any]) -> dict[str, str]:
+    """Return what the constructor says to each of these arguments, one at a time."""
+    said = {}
+    for text, arguments in options["refused"].items():
+        named: dict[str, Any] = {"train_dataset": sentences(8, 1, False), "model": make_model("words")}
+        own = {"output_dir": str(folder), "use_cpu": True, "report_to": "none"}
+        if arguments == "iterable":
+            arguments, named["train_dataset"] = {"max_steps": 3}, Endless()
+        elif arguments == "substeps":
+            arguments, named["callbacks"] = {}, [SubSteps()]
+        elif arguments == "sampler":
+            arguments, chosen = {}, type("Sampling", (kind,), {"_get_train_sampler": lambda self: None})
+            named["kind"] = chosen
+        try:
+            named.pop("kind", kind)(args=TrainingArguments(**own | arguments), **named)
+            said[text] = "nothing"
+        except Exception as error:
+            said[text] = f"{type(error).__name__}: {error}"
+    return said
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    """A stream of samples that have no numbers."""
+
+    def __iter__(self) -> Any:
+        while True:
+            yield sentences(1, 1, False)[0]
+
+
+class SubSteps(TrainerCallback):
+    """Counts micro-batches."""
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **named: Any) -> None: ...
+
+
 def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
@@ -132,6 +189,11 @@ def main() -> None:
         "disable_tqdm": True,
         **options.get("arguments", {}),
     }
+    if "refused" in options:
+        (folder / f"{name}.json").write_text(json.dumps(refused(kind, folder, options)))
+        return
+    if options.get("loss") == "weighted":
+        kind = type("Own", (Weighted, kind), {})
     callbacks: list[TrainerCallback] = [Recorder(folder / f"{name}.events")]
     if "patience" in options:
         callbacks.append(EarlyStoppingCallback(options["patience"]))
@@ -141,6 +203,7 @@ def main() -> None:
         train_dataset=sentences(50, 1, classes),
         eval_dataset=sentences(22, 2, classes),
         compute_metrics=accuracy if classes else None,
+        compute_loss_func=summed if options.get("loss") == "summed" else None,
         callbacks=callbacks,
     )
     output = trainer.train()
@@ -156,7 +219,11 @@ def main() -> None:
         "tokens": trainer.state.num_input_tokens_seen,
         "flos": trainer.state.total_flos,
     }
-    if not options.get("plain"):
+    if options.get("plain"):
+        from springtide.integrations.transformers.arguments import unclassified
+
+        result["unclassified"] = unclassified(TrainingArguments)
+    else:
         import springtide
 
         runtime = springtide.api.active_runtime
