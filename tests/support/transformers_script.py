@@ -1,7 +1,7 @@
 """A fine-tuning script of a user of transformers, for the tests. argv: RESULT_FOLDER JSON_OPTIONS.
 
-With `"plain": true` the Trainer is transformers' own. Writes RESULT_FOLDER/POD.events, a line for each event of
-a callback, and at its end RESULT_FOLDER/POD.json.
+With `"plain": true` the Trainer is transformers' own. Writes RESULT_FOLDER/POD.events, a line for each event
+of a callback, and at its end RESULT_FOLDER/POD.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ class Recorder(TrainerCallback):
         self._file = path.open("a", buffering=1)
 
     def write(self, event: str, state: Any, named: dict[str, Any]) -> None:
-        line: dict[str, Any] = {"event": event, "step": state.global_step, "first": state.is_world_process_zero}
+        line: dict[str, Any] = {
+            "event": event,
+            "step": state.global_step,
+            "first": state.is_world_process_zero,
+        }
         if event == "on_pre_optimizer_step":
             gradients = [p.grad for p in named["model"].parameters() if p.grad is not None]
             line["norm"] = float(torch.nn.utils.get_total_norm(gradients))
@@ -207,10 +211,16 @@ def main() -> None:
         callbacks=callbacks,
     )
     output = trainer.train()
+    after = {}
     if "save" in options:
         trainer.save_model()
+        after = trainer.evaluate()
+        after["predicted"] = list(trainer.predict(trainer.eval_dataset).predictions.shape)
     result = {
         "global_step": output.global_step,
+        "after": {
+            name: value for name, value in after.items() if "second" not in name and "time" not in name
+        },
         "training_loss": output.training_loss,
         "metrics": output.metrics,
         "history": trainer.state.log_history,

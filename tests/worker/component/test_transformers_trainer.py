@@ -68,10 +68,14 @@ def steps_of(found: list[dict[str, Any]], event: str) -> list[int]:
 def check_same(
     found: dict[str, Any], wanted: dict[str, Any], name: str = "loss", tolerance: float = 2e-5
 ) -> None:
-    assert losses(found["history"], name) == pytest.approx(losses(wanted["history"], name), abs=tolerance), name
+    assert losses(found["history"], name) == pytest.approx(losses(wanted["history"], name), abs=tolerance), (
+        name
+    )
 
 
-def start(new_cluster: Callable[..., WorkerCluster], options: dict[str, Any], **settings: Any) -> WorkerCluster:
+def start(
+    new_cluster: Callable[..., WorkerCluster], options: dict[str, Any], **settings: Any
+) -> WorkerCluster:
     return new_cluster(options, script=SCRIPT, **settings)
 
 
@@ -102,7 +106,9 @@ def test_same_losses_through_a_kill_and_a_join(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Callable[..., dict[str, Any]]
 ) -> None:
     """The first of three dies in a backward pass, and one joins: nobody restarts, each event comes once."""
-    options = {"arguments": {"eval_strategy": "steps", "eval_steps": 4, "save_steps": 6, "save_strategy": "steps"}}
+    options = {
+        "arguments": {"eval_strategy": "steps", "eval_steps": 4, "save_steps": 6, "save_strategy": "steps"}
+    }
     wanted = train_plainly(options)
     cluster = start(new_cluster, options)
     first, second, third = cluster.start(3, faults={0: "backward:5:kill"})
@@ -118,7 +124,11 @@ def test_same_losses_through_a_kill_and_a_join(
         check_same(found, wanted, "grad_norm")
         check_same(found, wanted, "eval_loss")
         assert found["values"] == pytest.approx(wanted["values"], abs=1e-4)
-        assert (found["audit"]["totalSeen"], found["audit"]["lost"], found["audit"]["repeated"]) == (150, 0, 0)
+        assert (found["audit"]["totalSeen"], found["audit"]["lost"], found["audit"]["repeated"]) == (
+            150,
+            0,
+            0,
+        )
         assert found["training_loss"] == pytest.approx(wanted["training_loss"], abs=1e-5)
     by_worker = {w.name: events(w.folder / f"{w.name}.events") for w in cluster.workers}
     for worker in (second, third):
@@ -129,7 +139,9 @@ def test_same_losses_through_a_kill_and_a_join(
     joined = steps_of(by_worker[joiner.name], "on_step_end")
     assert joined == list(range(joined[0], 16))
     assert 8 <= joined[0] <= 15
-    logged = [e["step"] for found in by_worker.values() for e in found if e["first"] and "loss" in e.get("logs", {})]
+    logged = [
+        e["step"] for found in by_worker.values() for e in found if e["first"] and "loss" in e.get("logs", {})
+    ]
     assert logged == list(range(1, 16)), "rank 0 of the moment logs each step"
 
 
@@ -156,7 +168,7 @@ def test_early_stop_in_the_middle_of_an_epoch(
             "metric_for_best_model": "accuracy",
         },
     }
-    # The loss of this model knows nothing of num_items_in_batch: the Trainer adds it up over accumulation steps.
+    # This model's loss knows nothing of num_items_in_batch: the Trainer adds it up over accumulation steps.
     at_once = options["arguments"] | {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 1}
     wanted = train_plainly(options | {"arguments": at_once})
     assert wanted["global_step"] < 100, "it stops early"
@@ -174,6 +186,9 @@ def test_early_stop_in_the_middle_of_an_epoch(
         check_same(found, wanted, "eval_accuracy")
         assert found["best"] == [pytest.approx(wanted["best"][0]), wanted["best"][1]]
         assert (found["global_step"], found["audit"]["lost"]) == (wanted["global_step"], 0)
+        assert found["after"]["predicted"] == wanted["after"]["predicted"] == [22, 2]
+        for name in ("eval_loss", "eval_accuracy"):
+            assert found["after"][name] == pytest.approx(wanted["after"][name], abs=2e-5)
         assert found["values"] == pytest.approx(wanted["values"], abs=1e-4)
     names = sorted(path.name for path in (folder / "out-elastic").iterdir())
     # Optimizers' files are the job's checkpoints' affair.
@@ -298,7 +313,10 @@ def test_what_cannot_be_is_refused_by_name(train_plainly: Callable[..., dict[str
     wanted: dict[str, Any] = {
         "UsageError: ElasticTrainer(): fp16=True": {"use_cpu": True, "fp16_full_eval": False, "fp16": True},
         "UsageError: ElasticTrainer(): auto_find_batch_size=True": {"auto_find_batch_size": True},
-        "save_on_each_node=True: one worker writes for all": {"save_on_each_node": True, "push_to_hub": False},
+        "save_on_each_node=True: one worker writes for all": {
+            "save_on_each_node": True,
+            "push_to_hub": False,
+        },
         "UsageError: ElasticTrainer(): train_dataset is a Endless without samples by number": "iterable",
         "UsageError: ElasticTrainer(): callback SubSteps has on_substep_end()": "substeps",
         "UsageError: ElasticTrainer(): Sampling._get_train_sampler() is overridden": "sampler",
@@ -306,3 +324,17 @@ def test_what_cannot_be_is_refused_by_name(train_plainly: Callable[..., dict[str
     found = train_plainly({"refused": wanted}, plain=False)
     for text in wanted:
         assert text in found[text]
+
+
+def test_the_example_survives_a_kill(new_cluster: Callable[..., WorkerCluster], tmp_path: Path) -> None:
+    example = Path(__file__).parents[3] / "examples" / "trainer" / "train.py"
+    # LOCAL_RANK is what `springtide launch` sets; accelerate would form a group of its own by it.
+    environment = {"STEPS": "6", "OUTPUT": str(tmp_path / "out"), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    cluster = new_cluster({}, script=example, environment=environment)
+    first, second = cluster.start(2, faults={0: "backward:3:kill"})
+    cluster.until_done(second)
+    end = second.outcome()
+    assert isinstance(end, outcome.Finished), cluster.logs()
+    assert (first.code, end.step, end.data["totalSeen"]) == (-9, 6, 6 * 32)
+    assert "held-out loss" in second.log()
+    assert (tmp_path / "out" / "model.safetensors").exists()

@@ -1,4 +1,4 @@
-"""What becomes of arguments of transformers' Trainer: pure decisions, without transformers."""
+"""Pure decisions on arguments of transformers' Trainer, without transformers."""
 
 from __future__ import annotations
 

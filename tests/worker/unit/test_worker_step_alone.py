@@ -495,7 +495,9 @@ def test_the_norm_before_clipping_is_known(runtime: Runtime, norm: float | None)
         with springtide.step():
             script.loss(batch).backward()
             script.optimizer.step()
-            after = torch.nn.utils.get_total_norm([p.grad for p in script.model.parameters() if p.grad is not None])
+            after = torch.nn.utils.get_total_norm(
+                [p.grad for p in script.model.parameters() if p.grad is not None]
+            )
             script.optimizer.zero_grad()
         found = None if runtime.trainer is None else runtime.trainer.gradient_norm
         if norm is None:

@@ -89,7 +89,9 @@ class TrainingLoops:
             self._check_place()
             if self._state.position.cursor.stage <= self._state.opened_loops:
                 plan = replace(plan, marks=read_marks())  # else the job is past this loop
-            yield from self._batches(plan, loader, rehearsals, _never if until is None else self._asked(until))
+            yield from self._batches(
+                plan, loader, rehearsals, _never if until is None else self._asked(until)
+            )
 
     def _batches(
         self, plan: LoopPlan, loader: Loader | None, rehearsals: int, until: Callable[[], bool]

@@ -1,4 +1,4 @@
-"""What accelerate believes of this process: that it is alone, and on which device; and its rank in the job.
+"""Let accelerate believe that this process is alone, on a device of its own, and tell it the rank in the job.
 
 Accelerate asks the environment how many processes there are, and would form a group of its own with them,
 which ends with the first one that is lost.

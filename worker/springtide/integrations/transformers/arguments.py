@@ -171,13 +171,15 @@ FIELDS: Final[Mapping[str, Field]] = {
     "prediction_loss_only": _supported("then workers share the samples out, with `compute_metrics` too"),
     "eval_do_concat_batches": _supported(_SAME),
     "eval_accumulation_steps": _supported(_SAME),
-    "eval_use_gather_object": _irrelevant("nothing is gathered: with metrics each worker predicts everything"),
+    "eval_use_gather_object": _irrelevant(
+        "nothing is gathered: with metrics each worker predicts everything"
+    ),
     "include_for_metrics": _supported(_SAME),
     "batch_eval_metrics": _supported(_SAME),
     # ---- checkpoints
     "save_strategy": _supported(
-        "folders `checkpoint-N` with the weights in Hugging Face's format; what a job goes on from are its own "
-        "checkpoints (`spec.checkpoint`)"
+        "folders `checkpoint-N` with the weights in Hugging Face's format; what a job goes on from are its "
+        "own checkpoints (`spec.checkpoint`)"
     ),
     "save_steps": _supported(_SAME),
     "save_total_limit": _supported(_SAME),

@@ -1,4 +1,4 @@
-"""What a Trainer knows besides the model and the optimizer, as a part of the job's committed state.
+"""The counts of a Trainer, as a part of the job's committed state beside the model and the optimizer.
 
 It changes between two steps only, alike on all workers, so a worker that joins, or a job that begins again
 from a checkpoint, goes on with the same counts, logs and states of callbacks.
@@ -95,7 +95,9 @@ class Progress:
 
 def exportable(trainer: Carrier) -> list[Any]:
     """Return the callbacks that say what of them has to be kept, in their order."""
-    return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, ExportableState)]
+    return [
+        callback for callback in trainer.callback_handler.callbacks if isinstance(callback, ExportableState)
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -60,6 +60,11 @@ class ElasticTrainer(Trainer):
     computes per_device_train_batch_size samples at once, in as many micro-batches as its part needs.
     """
 
+    # Of the Trainer.
+    control: Any
+    lr_scheduler: Any
+    _created_lr_scheduler: bool
+
     def __init__(self, *arguments: Any, reference_workers: int = 1, **named: Any) -> None:
         """Make it with the arguments of `transformers.Trainer`; call `springtide.init()` if nobody has.
 
@@ -75,9 +80,13 @@ class ElasticTrainer(Trainer):
             ValueError: reference_workers is no integer of 1 or more.
         """
         if isinstance(reference_workers, bool) or not isinstance(reference_workers, int):
-            raise ValueError(f"ElasticTrainer(): reference_workers must be an integer, got {reference_workers!r}")
+            raise ValueError(
+                f"ElasticTrainer(): reference_workers must be an integer, got {reference_workers!r}"
+            )
         if reference_workers < 1:
-            raise ValueError(f"ElasticTrainer(): reference_workers must be 1 or more, got {reference_workers}")
+            raise ValueError(
+                f"ElasticTrainer(): reference_workers must be 1 or more, got {reference_workers}"
+            )
         self.reference_workers = reference_workers
         if api.active_runtime is None:
             springtide.init()
@@ -93,7 +102,7 @@ class ElasticTrainer(Trainer):
             self.add_callback(_ProgressBar)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make accelerate's part, after the arguments were checked. Raise UsageError for those that cannot be."""
+        """Make accelerate's part for arguments that can be. Raise UsageError for those that cannot."""
         _refuse(refusals(self.args, TrainingArguments))
         use_own_device(self.args, _runtime().settings)
         super().create_accelerator_and_postprocess()
@@ -106,8 +115,8 @@ class ElasticTrainer(Trainer):
     def hyperparameter_search(self, *arguments: Any, **named: Any) -> Any:
         """Raise UsageError: a job has one training run."""
         raise UsageError(
-            "ElasticTrainer.hyperparameter_search(): a job has one training run, and all its workers take part "
-            "in it: make a TrainingJob for each trial"
+            "ElasticTrainer.hyperparameter_search(): a job has one training run, and all its workers take "
+            "part in it: make a TrainingJob for each trial"
         )
 
     # ---- training
@@ -121,8 +130,8 @@ class ElasticTrainer(Trainer):
         """Train, and return when the last step is committed.
 
         Args:
-            resume_from_checkpoint: a job goes on from its own newest checkpoint by itself; any true value only
-                says that it shall have checkpoints.
+            resume_from_checkpoint: a job goes on from its own newest checkpoint by itself; any true value
+                says no more than that it shall have checkpoints.
             trial: None.
             ignore_keys_for_eval: keys of the model's output that evaluations leave out.
 
@@ -136,14 +145,14 @@ class ElasticTrainer(Trainer):
             self.hyperparameter_search()
         if self._trained:
             raise UsageError(
-                "ElasticTrainer.train() was called already: a job trains one model once. Put further training "
-                "into another job, or raise num_train_epochs"
+                "ElasticTrainer.train() was called already: a job trains one model once. Put further "
+                "training into another job, or raise num_train_epochs"
             )
         if resume_from_checkpoint and not _runtime().saver.checkpoints.able:
             raise UsageError(
                 f"train(resume_from_checkpoint={resume_from_checkpoint!r}): checkpoint-N folders have no "
-                "optimizer state here. Set spec.checkpoint in the manifest: a job goes on from its own newest "
-                "checkpoint by itself; to begin from weights alone, use from_pretrained()"
+                "optimizer state here. Set spec.checkpoint in the manifest: a job goes on from its own "
+                "newest checkpoint by itself; to begin from weights alone, use from_pretrained()"
             )
         self._trained = True
         if resume_from_checkpoint:
@@ -200,7 +209,9 @@ class ElasticTrainer(Trainer):
             self._step(model, batch)
             after = runtime.position.cursor
             if after.step > before.step:
-                self._committed(model, counts, before, ends_epoch=after.epoch != before.epoch, keys=ignore_keys_for_eval)
+                self._committed(
+                    model, counts, before, ends_epoch=after.epoch != before.epoch, keys=ignore_keys_for_eval
+                )
         self._show_rank()
         if epoch_begun < 0:  # it came when all was done
             self._begin(ignore_keys_for_eval)
@@ -321,14 +332,21 @@ class ElasticTrainer(Trainer):
         def follow(event: str) -> None:
             self._event(event)
             self._maybe_log_save_evaluate(
-                self._tr_loss, norm, model, None, before.epoch, keys, self._began, learning_rate=self._learning_rate
+                self._tr_loss,
+                norm,
+                model,
+                None,
+                before.epoch,
+                keys,
+                self._began,
+                learning_rate=self._learning_rate,
             )
 
         follow("on_step_end")
         if self.control.should_epoch_stop and not self.control.should_training_stop:
             raise UsageError(
-                "a callback has set control.should_epoch_stop: an epoch goes to its end here, for each of its "
-                "samples counts once. Set control.should_training_stop, which ends the training"
+                "a callback has set control.should_epoch_stop: an epoch goes to its end here, for each of "
+                "its samples counts once. Set control.should_training_stop, which ends the training"
             )
         if ends_epoch or self.control.should_training_stop:
             follow("on_epoch_end")
@@ -388,7 +406,8 @@ class ElasticTrainer(Trainer):
         self, dataloader: DataLoader[Any], prefix: str, ignore_keys: list[str] | None
     ) -> EvalLoopOutput:
         """Return the mean loss over samples that the workers share out."""
-        model, dataset = self.model_wrapped, dataloader.dataset
+        dataset: Any = dataloader.dataset
+        model = self.model_wrapped
         model.eval()
         self.callback_handler.eval_dataloader = dataloader
         evaluation = springtide.batches(
@@ -456,6 +475,8 @@ class ElasticTrainer(Trainer):
 class _ProgressBar(ProgressCallback):
     """The Trainer's bar, for a rank 0 that was not always one."""
 
+    training_bar: Any
+
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         if state.is_world_process_zero and self.training_bar is None:
             self.on_train_begin(args, state, control, **named)
@@ -507,13 +528,15 @@ def _impossible(trainer: ElasticTrainer) -> list[str]:
     """Return a sentence for each thing besides the arguments that cannot be in an elastic job."""
     runtime, kind = _runtime(), type(trainer)
     problems = [
-        f"{kind.__name__}.{name}() is overridden, and samples are dealt by the library: give a data set in the "
-        "wanted order and train_sampling_strategy='sequential'"
+        f"{kind.__name__}.{name}() is overridden, and samples are dealt by the library: give a data set in "
+        "the wanted order and train_sampling_strategy='sequential'"
         for name in ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")
         if getattr(kind, name) is not getattr(Trainer, name)
     ]
     if kind._inner_training_loop is not ElasticTrainer._inner_training_loop:
-        problems.append(f"{kind.__name__}._inner_training_loop() is overridden: override training_step() instead")
+        problems.append(
+            f"{kind.__name__}._inner_training_loop() is overridden: override training_step() instead"
+        )
     dataset = trainer.train_dataset
     if dataset is not None and not _has_samples(dataset):
         problems.append(
@@ -522,20 +545,22 @@ def _impossible(trainer: ElasticTrainer) -> list[str]:
         )
     if runtime.settings.asynchronous:
         problems.append(
-            f"consistency {runtime.settings.consistency} has no common steps, which logs and callbacks count: "
-            "set strategy.parameterServer.consistency to Synchronous"
+            f"consistency {runtime.settings.consistency} has no common steps, which logs and callbacks "
+            "count: set strategy.parameterServer.consistency to Synchronous"
         )
     if runtime.pod is not None:
         problems.append("a model that is divided by springtide.mesh() was not tried: write the loop yourself")
     if trainer.is_model_parallel:
-        problems.append("the model lies on several devices (device_map): a worker has one, leave device_map out")
+        problems.append(
+            "the model lies on several devices (device_map): a worker has one, leave device_map out"
+        )
     return problems + _impossible_callbacks(trainer.callback_handler.callbacks)
 
 
 def _impossible_callbacks(callbacks: list[TrainerCallback]) -> list[str]:
     return [
-        f"callback {type(callback).__name__} has on_substep_end(): the number of micro-batches is that of the "
-        "worker's part, and a step may run again; use on_step_end()"
+        f"callback {type(callback).__name__} has on_substep_end(): the number of micro-batches is that of "
+        "the worker's part, and a step may run again; use on_step_end()"
         for callback in callbacks
         if type(callback).on_substep_end is not TrainerCallback.on_substep_end
     ]
