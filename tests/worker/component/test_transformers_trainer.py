@@ -309,6 +309,24 @@ def test_a_job_begins_again_where_all_were_lost(
     assert json.loads(newest.read_text())["reason"] == "end", "an early end is saved, too"
 
 
+def test_a_worker_that_joins_at_the_end_goes_on_with_the_others(
+    new_cluster: Callable[..., WorkerCluster],
+) -> None:
+    """The state that it is given was evaluated by the others already; it evaluates with them after the loop."""
+    options = {"save": True, "arguments": {"eval_strategy": "steps", "eval_steps": 5}}
+    cluster = start(new_cluster, options)
+    workers = cluster.start(2)
+    cluster.until_step(14)
+    workers.append(cluster.add())
+    cluster.until_done()
+    found = [worker.result() for worker in workers]
+    for worker, result in zip(workers, found, strict=True):
+        assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+        assert result is not None
+        assert list(losses(result["history"])) == list(range(1, 16)), "logs travel with the state"
+        assert losses(result["history"], "eval_loss")[15] == pytest.approx(result["after"]["eval_loss"])
+
+
 def test_what_cannot_be_is_refused_by_name(train_plainly: Callable[..., dict[str, Any]]) -> None:
     wanted: dict[str, Any] = {
         "UsageError: ElasticTrainer(): fp16=True": {"use_cpu": True, "fp16_full_eval": False, "fp16": True},

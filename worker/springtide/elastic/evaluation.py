@@ -189,6 +189,7 @@ class Evaluations:
         self._evaluated: StateName | None = None
         # Evaluations of that state before this one, so that workers know which is which.
         self._index = -1
+        self._given = 0, 0
 
     @property
     def shared(self) -> bool:
@@ -206,6 +207,23 @@ class Evaluations:
         trainer = self._trainers.trainer
         pod = None if trainer is None else trainer.pod
         return None if pod is None or pod.processes == 1 else pod
+
+    @property
+    def begun(self) -> tuple[int, int]:
+        """Return the step that this process stands behind, and how many evaluations have begun there."""
+        step = self._state.position.cursor.step
+        if self._state_name() == self._evaluated:
+            return step, self._index + 1
+        return step, self._given[1] if self._given[0] == step else 0
+
+    def count_from(self, begun: tuple[int, int]) -> None:
+        """Take over from another worker how many evaluations the state that it gave has had.
+
+        Args:
+            begun: what `begun` was there. A worker that takes part in later ones of that state would take
+                their first one for its own otherwise.
+        """
+        self._given = begun
 
     def check_none(self) -> None:
         """Raise UsageError inside of an evaluation loop, or after one that was left."""
@@ -244,14 +262,17 @@ class Evaluations:
         # Workers send each other values at the pace at which they wait for them: one that gets no samples
         # would hold up the others, who wait for its part while it waits for what they find.
         self._settle()
-        state = None if self._session is None else self._session.membership.state
+        state = self._state_name()
         if self._state.opened_loops == 0 or (self._session is not None and state is None):
             raise UsageError(
                 "batches(train=False) before the first training loop: this worker has not the job's "
                 "parameters yet; evaluate inside of the training loop (between two steps) or after it"
             )
-        self._index = self._index + 1 if state == self._evaluated else 0
+        _, self._index = self.begun
         self._evaluated, self._running = state, evaluation
+
+    def _state_name(self) -> StateName | None:
+        return None if self._session is None else self._session.membership.state
 
     def end(self) -> None:
         """Note that the running evaluation has ended."""

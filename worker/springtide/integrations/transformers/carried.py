@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers.trainer_callback import ExportableState
 
+from springtide.elastic.evaluation import Evaluations
+
 if TYPE_CHECKING:
     import torch
     from transformers import TrainerControl, TrainerState
@@ -33,13 +35,14 @@ class Carrier(Protocol):
 class Progress:
     """Give and take the counts of a Trainer, as an object that `distribute()` tracks."""
 
-    def __init__(self, trainer: Carrier) -> None:
+    def __init__(self, trainer: Carrier, evaluations: Evaluations) -> None:
         """Make it for one trainer.
 
         Args:
             trainer: whose attributes are read and written; its state and control stay the same objects.
+            evaluations: of the process, which counts those of each state.
         """
-        self._trainer = trainer
+        self._trainer, self._evaluations = trainer, evaluations
         self.begun = False
         """Training has begun in the job: what is done once at its begin is done."""
         self._history: tuple[int, str] = 0, "[]"
@@ -54,6 +57,7 @@ class Progress:
             "callbacks": [callback.state() for callback in exportable(trainer)],
             "logged": [float(trainer._tr_loss), trainer._total_loss_scalar, trainer._globalstep_last_logged],
             "begun": self.begun,
+            "evaluations": self._evaluations.begun,
         }
         history = trainer.state.log_history
         if len(history) != self._history[0]:
@@ -74,6 +78,8 @@ class Progress:
         loss, trainer._total_loss_scalar, trainer._globalstep_last_logged = now["logged"]
         trainer._tr_loss.fill_(loss)
         self.begun = now["begun"]
+        step, count = now["evaluations"]
+        self._evaluations.count_from((step, count))
         if values["history"] != self._history[1]:
             trainer.state.log_history[:] = json.loads(values["history"])
             self._history = len(trainer.state.log_history), values["history"]

@@ -96,7 +96,7 @@ class ElasticTrainer(Trainer):
         self._total_loss_scalar = 0.0
         self._globalstep_last_logged = 0
         super().__init__(*arguments, **named)
-        self._progress = Progress(self)
+        self._progress = Progress(self, _runtime().evaluations)
         _refuse(_impossible(self))
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(_ProgressBar)
