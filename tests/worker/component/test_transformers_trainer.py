@@ -312,7 +312,7 @@ def test_a_job_begins_again_where_all_were_lost(
 def test_a_worker_that_joins_at_the_end_goes_on_with_the_others(
     new_cluster: Callable[..., WorkerCluster],
 ) -> None:
-    """The state that it is given was evaluated by the others already; it evaluates with them after the loop."""
+    """The others have evaluated the state that it is given; after the loop it evaluates with them."""
     options = {"save": True, "arguments": {"eval_strategy": "steps", "eval_steps": 5}}
     cluster = start(new_cluster, options)
     workers = cluster.start(2)
