@@ -213,7 +213,8 @@ def main() -> None:
     output = trainer.train()
     after = {}
     if "save" in options:
-        trainer.save_model()
+        if options["save"] != "by one" or trainer.is_world_process_zero():
+            trainer.save_model()
         after = trainer.evaluate()
         after["predicted"] = list(trainer.predict(trainer.eval_dataset).predictions.shape)
     result = {

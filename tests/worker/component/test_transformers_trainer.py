@@ -313,7 +313,7 @@ def test_a_worker_that_joins_at_the_end_goes_on_with_the_others(
     new_cluster: Callable[..., WorkerCluster],
 ) -> None:
     """The others have evaluated the state that it is given; after the loop it evaluates with them."""
-    options = {"save": True, "arguments": {"eval_strategy": "steps", "eval_steps": 5}}
+    options = {"save": "by one", "arguments": {"eval_strategy": "steps", "eval_steps": 5}}
     cluster = start(new_cluster, options)
     workers = cluster.start(2)
     cluster.until_step(14)

@@ -83,8 +83,12 @@ def test_evaluation_inside_of_a_body(runtime: Runtime) -> None:
 def test_evaluations_of_a_state_are_counted(runtime: Runtime) -> None:
     script = Script()
     for number in train(script):
-        before = runtime.evaluations.begun[1]
+        _, evaluations, errands = runtime.evaluations.begun
+        done = 0
         for _ in range(2):
             for _ in springtide.batches(X, batch_size=4, train=False):
                 pass
-        assert runtime.evaluations.begun == (number + 1, before + 2)
+            for _ in runtime.evaluations.errand():
+                done += 1
+        assert done == 2
+        assert runtime.evaluations.begun == (number + 1, evaluations + 2, errands + 2)

@@ -16,7 +16,7 @@ import torch
 from springtide import faults
 from springtide.coordination.session import Session
 from springtide.data.batch import Batch, Micro
-from springtide.data.source import Source
+from springtide.data.source import Source, make_source
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
@@ -28,12 +28,21 @@ from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName
 
 MAX_NAMES = 64
+FIRST_ERRAND = 1 << 32
+"""Index of a state's first errand; evaluations are numbered below."""
 
 
 class Evaluation:
     """Iterate over this worker's batches; after the loop, `values` are the means over all samples."""
 
-    def __init__(self, evaluations: Evaluations, state: TrainingState, source: Source, unit: int) -> None:
+    def __init__(
+        self,
+        evaluations: Evaluations,
+        state: TrainingState,
+        source: Source,
+        unit: int,
+        is_errand: bool = False,
+    ) -> None:
         """Begin at the first sample, when it is iterated over.
 
         Args:
@@ -41,7 +50,9 @@ class Evaluation:
             state: of the process.
             source: of the samples.
             unit: samples that this worker computes at once.
+            is_errand: see `Evaluations.errand`.
         """
+        self.is_errand = is_errand
         self._evaluations = evaluations
         self._state = state
         self._source = source
@@ -187,9 +198,10 @@ class Evaluations:
         self._consistencies, self._session, self._settle = consistencies, session, settle
         self._running: Evaluation | None = None
         self._evaluated: StateName | None = None
-        # Evaluations of that state before this one, so that workers know which is which.
-        self._index = -1
-        self._given = 0, 0
+        # Evaluations and errands of that state so far, so that workers know which is which.
+        self._counts = 0, 0
+        self._given = 0, 0, 0
+        self._index = 0
 
     @property
     def shared(self) -> bool:
@@ -209,14 +221,15 @@ class Evaluations:
         return None if pod is None or pod.processes == 1 else pod
 
     @property
-    def begun(self) -> tuple[int, int]:
-        """Return the step that this process stands behind, and how many evaluations have begun there."""
+    def begun(self) -> tuple[int, int, int]:
+        """Return the step that this process stands behind, and how many evaluations and errands of its state
+        have begun."""
         step = self._state.position.cursor.step
         if self._state_name() == self._evaluated:
-            return step, self._index + 1
-        return step, self._given[1] if self._given[0] == step else 0
+            return step, *self._counts
+        return self._given if self._given[0] == step else (step, 0, 0)
 
-    def count_from(self, begun: tuple[int, int]) -> None:
+    def count_from(self, begun: tuple[int, int, int]) -> None:
         """Take over from another worker how many evaluations the state that it gave has had.
 
         Args:
@@ -252,6 +265,16 @@ class Evaluations:
             raise ValueError(f"batches(train=False) goes over the data once: leave epochs={epochs} out")
         return Evaluation(self, self._state, source, batch_size)
 
+    def errand(self) -> Evaluation:
+        """Return an evaluation of one sample, which one of the workers gets: it does something for all.
+
+        The others wait until that is done; if the worker is lost, another one gets it. Errands are counted by
+        themselves, so that one of which some workers know nothing does not spoil later evaluations: it is
+        then done by those that do.
+        """
+        self._consistencies.check_together("errand()")
+        return Evaluation(self, self._state, make_source([0]), 1, is_errand=True)
+
     def begin(self, evaluation: Evaluation) -> None:
         """Take the evaluation for the running one. Raise UsageError for a wrong place."""
         self.check_none()
@@ -268,7 +291,11 @@ class Evaluations:
                 "batches(train=False) before the first training loop: this worker has not the job's "
                 "parameters yet; evaluate inside of the training loop (between two steps) or after it"
             )
-        _, self._index = self.begun
+        _, evaluations, errands = self.begun
+        if evaluation.is_errand:
+            self._index, self._counts = FIRST_ERRAND + errands, (evaluations, errands + 1)
+        else:
+            self._index, self._counts = evaluations, (evaluations + 1, errands)
         self._evaluated, self._running = state, evaluation
 
     def _state_name(self) -> StateName | None:

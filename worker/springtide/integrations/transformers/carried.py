@@ -78,8 +78,8 @@ class Progress:
         loss, trainer._total_loss_scalar, trainer._globalstep_last_logged = now["logged"]
         trainer._tr_loss.fill_(loss)
         self.begun = now["begun"]
-        step, count = now["evaluations"]
-        self._evaluations.count_from((step, count))
+        step, evaluations, errands = now["evaluations"]
+        self._evaluations.count_from((step, evaluations, errands))
         if values["history"] != self._history[1]:
             trainer.state.log_history[:] = json.loads(values["history"])
             self._history = len(trainer.state.log_history), values["history"]

@@ -466,7 +466,7 @@ class ElasticTrainer(Trainer):
 
         The coordinator deals that work as it deals the samples of an evaluation: again if its worker is lost.
         """
-        for _ in springtide.batches([0], batch_size=1, train=False):
+        for _ in _runtime().evaluations.errand():
             show_rank(0)
             work()
         self._show_rank()
@@ -515,7 +515,9 @@ def _agreed(metrics: Mapping[str, Any]) -> dict[str, Any]:
         evaluation = springtide.batches([0], batch_size=1, train=False)
         for _ in evaluation:
             springtide.report(**{name: metrics[name] for name in some})
-        found |= {name: type(metrics[name])(value) for name, value in evaluation.values.items()}
+        found |= {
+            name: type(metrics[name])(value) for name, value in evaluation.values.items() if name in some
+        }
     return found
 
 
