@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos_seeds import Seed, each_seed, seconds
 from halt import Halt
-from worker_cluster import WorkerCluster, Zygote
+from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide.coordination import outcome
 
 SCRIPT = Path(__file__).parents[2] / "support" / "transformers_script.py"
+SEEDS = SCRIPT.with_name("transformers_chaos_seeds.txt")
 IMPORTS = (
     "transformers.trainer transformers.models.gpt2.modeling_gpt2 transformers.models.bert.modeling_bert "
     "accelerate.state"
 )
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(int(300 + 2 * seconds(3))),
     pytest.mark.skipif(
         importlib.util.find_spec("transformers") is None,
         reason="transformers is not installed: pip install 'springtide[worker,transformers]'",
@@ -325,6 +328,90 @@ def test_a_worker_that_joins_at_the_end_goes_on_with_the_others(
         assert result is not None
         assert list(losses(result["history"])) == list(range(1, 16)), "logs travel with the state"
         assert losses(result["history"], "eval_loss")[15] == pytest.approx(result["after"]["eval_loss"])
+
+
+POINTS = ("backward", "body", "committed", "stepping", "stepped", "evaluation", "reduced", "prepared")
+"""Points of a step at which random faults come; what they mean to a seed does not change."""
+DEEDS = ("kill", "kill", "term")
+WORDS: dict[str, Any] = {
+    "save": True,
+    "arguments": {
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "save_total_limit": 2,
+        "include_num_input_tokens_seen": "all",
+    },
+}
+CLASSES: dict[str, Any] = {
+    "model": "classes",
+    "patience": 2,
+    "save": "by one",
+    "arguments": {
+        "per_device_train_batch_size": 12,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 0.05,
+        "num_train_epochs": 6,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "accuracy",
+    },
+}
+
+
+def test_random_faults_change_no_number(
+    zygote: Zygote, tmp_path: Path, train_plainly: Callable[..., dict[str, Any]]
+) -> None:
+    """Two of four workers die or are asked to leave at random points, and others join."""
+    wanted = [train_plainly(WORDS), train_plainly(CLASSES)]
+
+    def survive(seed: Seed) -> str:
+        folder = tmp_path / str(seed).replace(":", "-")
+        folder.mkdir()
+        drawn, which = random.Random(seed.number), seed.number % 2
+        last = wanted[which]["global_step"]
+        faults = {
+            number: f"{drawn.choice(POINTS)}:{drawn.randint(1, last)}:{drawn.choice(DEEDS)}"
+            for number in drawn.sample(range(4), 2)
+        }
+        cluster = WorkerCluster(zygote, folder, (WORDS, CLASSES)[which], script=SCRIPT)
+        try:
+            workers = cluster.start(4, faults=faults)
+            cluster.until_step(drawn.randint(1, last - 1), workers[min({0, 1, 2} - set(faults))])
+            workers += [cluster.add() for _ in range(drawn.randint(1, 2))]
+            cluster.until_done()
+            finished = [worker for worker in workers if worker.result() is not None]
+            for worker in workers:  # those that leave have no result
+                assert worker.code in ((0, -9) if worker.slot in faults else (0,)), cluster.logs()
+            assert len(finished) >= 2, cluster.logs()
+            for worker in finished:
+                check_survivor(worker, wanted[which])
+        finally:
+            cluster.close()
+        return f"{faults}, {len(finished)} finished"
+
+    each_seed(SEEDS, seconds(3), survive)
+
+
+def check_survivor(worker: Worker, wanted: dict[str, Any]) -> None:
+    """Check that a worker has the numbers of plain training, and each event of the steps since it came."""
+    found = worker.result()
+    assert found is not None
+    for name in ("loss", "grad_norm", "eval_loss", "eval_accuracy", "num_input_tokens_seen"):
+        check_same(found, wanted, name)
+    assert found["values"] == pytest.approx(wanted["values"], abs=1e-4)
+    assert found["best"][1] == wanted["best"][1]
+    assert found["audit"]["lost"] == found["audit"]["repeated"] == 0
+    seen = events(worker.folder / f"{worker.name}.events")
+    ended = steps_of(seen, "on_step_end")
+    assert ended == list(range(*(ended[0], wanted["global_step"] + 1) if ended else (0, 0)))
+    for event in ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step"):
+        begun = steps_of(seen, event)
+        assert begun == sorted(set(begun)), event
 
 
 def test_what_cannot_be_is_refused_by_name(train_plainly: Callable[..., dict[str, Any]]) -> None:
