@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from compatibility import CASES, STRATEGIES, Case  # after its folder is on the path
 
+from springtide.integrations.transformers.arguments import FIELDS, Treatment
+
 _HEAD = """\
 # Which scripts work
 
@@ -32,6 +34,29 @@ _COLUMNS = {
 }
 
 
+_TRAINER = """\
+## Hugging Face's TrainingArguments
+
+Every field, for [`ElasticTrainer`](trainers.md); made of the table in
+`springtide.integrations.transformers.arguments`.
+A refused one is refused by name when the trainer is made, unless it has the value in parentheses.
+
+| field | | |
+|---|---|---|
+"""
+
+
+def _trainer() -> str:
+    """Return the section on the arguments of transformers' Trainer."""
+    rows = []
+    for treatment in Treatment:
+        for name, field in FIELDS.items():
+            if field.treatment is treatment:
+                only = f" ({field.allowed})" if field.allowed else ""
+                rows.append(f"| `{name}` | {treatment}{only} | {field.note} |\n")
+    return _TRAINER + "".join(rows)
+
+
 def _outcome(case: Case, strategy: str) -> str:
     if case.refusal(strategy):
         return "refused"
@@ -52,7 +77,7 @@ def markdown() -> str:
             outcomes = " | ".join(_outcome(case, strategy) for strategy in STRATEGIES)
             lines.append(f"| {case.title} | {outcomes} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n" + _trainer()
 
 
 if __name__ == "__main__":

@@ -229,6 +229,7 @@ def batches(
     to_device: bool = False,
     rehearsals: int = 0,
     verify_samples: int = 8,
+    until: Callable[[], bool] | None = None,
     train: Literal[True] = True,
 ) -> Iterator[Batch]: ...
 
@@ -260,6 +261,7 @@ def batches(
     to_device: bool = False,
     rehearsals: int = 0,
     verify_samples: int = 8,
+    until: Callable[[], bool] | None = None,
     train: bool = True,
 ) -> Iterator[Batch] | Evaluation:
     """Iterate over this worker's parts of the global batches.
@@ -292,6 +294,8 @@ def batches(
             compile, say); what the script does between the bodies happens then, too.
         verify_samples: how many samples, at most 32, each worker reads twice before the loop to compare them
             with the others', which finds lists of files in another order; 0: none.
+        until: asked before each step; where it returns True the loop ends, in the middle of a pass too. It
+            has to return the same on all workers: decide by tracked objects and by means over all workers.
         train: False: evaluate.
 
     Raises:
@@ -305,6 +309,8 @@ def batches(
         _check_pod_loop(rehearsals)
     if not isinstance(to_device, bool):
         raise ValueError(f"batches(): to_device must be True or False, got {to_device!r}")
+    if until is not None and not callable(until):
+        raise TypeError(f"batches(): until must be a function without arguments, got {until!r}")
     device = None if runtime.trainer is None else runtime.trainer.device
     copier = copier_for(device) if to_device else None
     if not train:
@@ -336,7 +342,7 @@ def batches(
         )
     source = replace(source, fetch=runtime.accounting.timing.timed(source.fetch))
     read_marks = partial(read_marks_of, plan.source, count, in_child=loader is not None)
-    return runtime.loops.batches(replace(plan, source=source), loader, rehearsals, read_marks)
+    return runtime.loops.batches(replace(plan, source=source), loader, rehearsals, read_marks, until)
 
 
 def _check_pod_loop(rehearsals: int) -> None:

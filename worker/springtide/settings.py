@@ -193,7 +193,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         bind=text("BIND"),
         slot=int(number("SPRINGTIDE_SLOT", 0, 0)),
         attempt=int(number("SPRINGTIDE_ATTEMPT", 0, 0)),
-        local_rank=int(number("LOCAL_RANK", 0, 0)),
+        # Where accelerate is used, LOCAL_RANK is hidden from it: it would take it for torchrun's.
+        local_rank=int(number("SPRINGTIDE_LOCAL_RANK", number("LOCAL_RANK", 0, 0), 0)),
         local_world_size=int(number("LOCAL_WORLD_SIZE", 1, 1)),
         pod_folder=text("POD_FOLDER"),
         backend=choice("BACKEND", ("Auto", "Gloo", "NCCL")),

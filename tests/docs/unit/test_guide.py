@@ -54,7 +54,7 @@ def run(text: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_piece_is_tried_below() -> None:
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 10
 
 
 def test_the_plain_loop_becomes_the_elastic_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +110,16 @@ def test_stopping_early() -> None:
         assert 1 <= found["epoch"] < 99
         assert found["evaluation"].values["error"] < 0.1
         assert runtime.position.ledger.audit()["totalSeen"] == SAMPLES * (1 + found["epoch"])
+
+
+def test_stopping_within_an_epoch() -> None:
+    with library() as runtime:
+        found = names()
+        found["optimizer"].param_groups[0]["lr"] = 0.0  # so that nothing gets better after the first time
+        run(block("until="), found)
+        assert (found["patience"].steps, found["patience"].worse) == (15, 4)
+        assert (runtime.position.cursor.step, runtime.position.ledger.count) == (15, 256)
+        assert runtime.position.ledger.lost == 0
 
 
 def test_mixed_precision() -> None:

@@ -19,7 +19,7 @@ from fsspec.spec import AbstractFileSystem
 from gpu_capabilities import cuda_param
 
 from springtide import faults
-from springtide.checkpoint import consolidate, inspect, names, restore
+from springtide.checkpoint import consolidate, inspect, names, restore, schedule
 from springtide.checkpoint.keeper import Checkpoints
 from springtide.checkpoint.location import CheckpointLocation
 from springtide.checkpoint.manifest import (
@@ -495,3 +495,21 @@ def test_nothing_is_left_running(root: Path) -> None:
     assert not [t for t in threading.enumerate() if t.name == "springtide-checkpoint" and t.is_alive()]
     assert not list(root.rglob("*.new"))
     shutil.rmtree(root / FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("total", "due"),
+    [(0.0, True), (schedule.BUSY, True), (schedule.UNABLE, False)],
+    ids=["nobody wishes", "one still writes", "one cannot"],
+)
+def test_an_early_end_is_saved_once(tmp_path: Path, total: float, due: bool) -> None:
+    member = Checkpoints(CheckpointLocation(str(tmp_path), FOLDER), {}, lambda _: None, lambda _: None)
+    member.end_early()
+    assert not member.due, "no step was committed here"
+    member.committed(total, False)
+    assert not member.due
+    member.end_early()
+    assert member.due == due
+    member.due = False
+    member.end_early()
+    assert not member.due, "it is saved already"

@@ -78,3 +78,17 @@ def test_evaluation_inside_of_a_body(runtime: Runtime) -> None:
             stack.enter_context(springtide.step())
             next(springtide.batches(X, batch_size=4, train=False))
         break
+
+
+def test_evaluations_of_a_state_are_counted(runtime: Runtime) -> None:
+    script = Script()
+    for number in train(script):
+        _, evaluations, errands = runtime.evaluations.begun
+        done = 0
+        for _ in range(2):
+            for _ in springtide.batches(X, batch_size=4, train=False):
+                pass
+            for _ in runtime.evaluations.errand():
+                done += 1
+        assert done == 2
+        assert runtime.evaluations.begun == (number + 1, evaluations + 2, errands + 2)

@@ -451,3 +451,75 @@ def test_frozen_model_and_second_distribute(runtime: Runtime) -> None:
     Script()
     with pytest.raises(springtide.UsageError, match="called already"):
         Script()
+
+
+def train_until(script: Script, runtime: Runtime, last: int, **more: Any) -> list[int]:
+    """Train until so many steps are committed; return the step at which the question was asked each time."""
+    asked: list[int] = []
+
+    def until() -> bool:
+        asked.append(runtime.position.cursor.step)
+        return asked[-1] >= last
+
+    for batch in script.batches(epochs=3, until=until, **more):
+        with springtide.step():
+            script.loss(batch).backward()
+            script.finish()
+    return asked
+
+
+def test_a_loop_ends_early_in_the_middle_of_a_pass(runtime: Runtime) -> None:
+    script = Script()
+    assert sorted(set(train_until(script, runtime, 4))) == [0, 1, 2, 3, 4]
+    assert (runtime.position.cursor.step, runtime.position.cursor.epoch) == (4, 1)
+    # The next loop begins at its begin, and what was left out is not lost.
+    assert train_until(script, runtime, 9)[-1] == 9
+    ledger = runtime.position.ledger
+    assert (runtime.position.cursor.stage, ledger.lost, ledger.repeated, ledger.total_seen) == (1, 0, 0, 72)
+
+
+def test_a_loop_may_end_before_its_first_step(runtime: Runtime) -> None:
+    assert set(train_until(Script(), runtime, 0)) == {0}
+    assert runtime.position.cursor.step == 0
+
+
+def test_until_is_a_function(runtime: Runtime) -> None:
+    with pytest.raises(TypeError, match="until must be a function without arguments, got True"):
+        Script().batches(until=True)
+
+
+@pytest.mark.parametrize("norm", [None, 0.01, 1e6])
+def test_the_norm_before_clipping_is_known(runtime: Runtime, norm: float | None) -> None:
+    script = Script(clip_norm=norm)
+    for batch in script.batches():
+        with springtide.step():
+            script.loss(batch).backward()
+            script.optimizer.step()
+            after = torch.nn.utils.get_total_norm(
+                [p.grad for p in script.model.parameters() if p.grad is not None]
+            )
+            script.optimizer.zero_grad()
+        found = None if runtime.trainer is None else runtime.trainer.gradient_norm
+        if norm is None:
+            assert found is None
+        else:
+            assert found is not None
+            assert float(after) == pytest.approx(min(norm, float(found)), rel=1e-4)
+            assert float(found) > 0.01
+            assert runtime.trainer is not None
+            assert runtime.trainer.total_weight == 8
+
+
+def test_values_of_the_newest_step_are_known(runtime: Runtime) -> None:
+    script, weights = Script(), iter((3.0, 1.0) * 3)
+    for batch in script.batches(micro_batch=4):
+        with springtide.step():
+            for micro in batch.split():
+                weight = next(weights)
+                micro.weight(weight)
+                script.loss(micro).backward()
+                springtide.report(value=weight)
+            script.finish()
+        assert runtime.steps.committed_values == {"value": pytest.approx((3 * 3 + 1) / 4)}
+        assert runtime.trainer is not None
+        assert runtime.trainer.total_weight == pytest.approx(4)

@@ -56,6 +56,8 @@ class Checkpoints:
         self._failures = 0
         self._taken: tuple[StateName, Share] | None = None
         self.due = False
+        self._total = schedule.UNABLE
+        """Sum of the members' wishes at the last step, while it may still turn out to be the loop's last."""
 
     @property
     def able(self) -> bool:
@@ -98,6 +100,13 @@ class Checkpoints:
             ended: it is the last step of its loop.
         """
         self.due = self.able and schedule.take(total, ended)
+        self._total = schedule.UNABLE if self.due else total
+
+    def end_early(self) -> None:
+        """Note that the step committed last was the last one of its loop, which its vote did not know."""
+        if self._total != schedule.UNABLE:
+            self.committed(self._total, True)
+            self._total = schedule.UNABLE
 
     def take(
         self,

@@ -16,7 +16,7 @@ import torch
 from springtide import faults
 from springtide.coordination.session import Session
 from springtide.data.batch import Batch, Micro
-from springtide.data.source import Source
+from springtide.data.source import Source, make_source
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
@@ -28,12 +28,21 @@ from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName
 
 MAX_NAMES = 64
+FIRST_ERRAND = 1 << 32
+"""Index of a state's first errand; evaluations are numbered below."""
 
 
 class Evaluation:
     """Iterate over this worker's batches; after the loop, `values` are the means over all samples."""
 
-    def __init__(self, evaluations: Evaluations, state: TrainingState, source: Source, unit: int) -> None:
+    def __init__(
+        self,
+        evaluations: Evaluations,
+        state: TrainingState,
+        source: Source,
+        unit: int,
+        is_errand: bool = False,
+    ) -> None:
         """Begin at the first sample, when it is iterated over.
 
         Args:
@@ -41,7 +50,9 @@ class Evaluation:
             state: of the process.
             source: of the samples.
             unit: samples that this worker computes at once.
+            is_errand: see `Evaluations.errand`.
         """
+        self.is_errand = is_errand
         self._evaluations = evaluations
         self._state = state
         self._source = source
@@ -187,8 +198,10 @@ class Evaluations:
         self._consistencies, self._session, self._settle = consistencies, session, settle
         self._running: Evaluation | None = None
         self._evaluated: StateName | None = None
-        # Evaluations of that state before this one, so that workers know which is which.
-        self._index = -1
+        # Evaluations and errands of that state so far, so that workers know which is which.
+        self._counts = 0, 0
+        self._given = 0, 0, 0
+        self._index = 0
 
     @property
     def shared(self) -> bool:
@@ -206,6 +219,24 @@ class Evaluations:
         trainer = self._trainers.trainer
         pod = None if trainer is None else trainer.pod
         return None if pod is None or pod.processes == 1 else pod
+
+    @property
+    def begun(self) -> tuple[int, int, int]:
+        """Return the step that this process stands behind, and how many evaluations and errands of its state
+        have begun."""
+        step = self._state.position.cursor.step
+        if self._state_name() == self._evaluated:
+            return step, *self._counts
+        return self._given if self._given[0] == step else (step, 0, 0)
+
+    def count_from(self, begun: tuple[int, int, int]) -> None:
+        """Take over from another worker how many evaluations the state that it gave has had.
+
+        Args:
+            begun: what `begun` was there. A worker that takes part in later ones of that state would take
+                their first one for its own otherwise.
+        """
+        self._given = begun
 
     def check_none(self) -> None:
         """Raise UsageError inside of an evaluation loop, or after one that was left."""
@@ -234,6 +265,16 @@ class Evaluations:
             raise ValueError(f"batches(train=False) goes over the data once: leave epochs={epochs} out")
         return Evaluation(self, self._state, source, batch_size)
 
+    def errand(self) -> Evaluation:
+        """Return an evaluation of one sample, which one of the workers gets: it does something for all.
+
+        The others wait until that is done; if the worker is lost, another one gets it. Errands are counted by
+        themselves, so that one of which some workers know nothing does not spoil later evaluations: it is
+        then done by those that do.
+        """
+        self._consistencies.check_together("errand()")
+        return Evaluation(self, self._state, make_source([0]), 1, is_errand=True)
+
     def begin(self, evaluation: Evaluation) -> None:
         """Take the evaluation for the running one. Raise UsageError for a wrong place."""
         self.check_none()
@@ -244,14 +285,21 @@ class Evaluations:
         # Workers send each other values at the pace at which they wait for them: one that gets no samples
         # would hold up the others, who wait for its part while it waits for what they find.
         self._settle()
-        state = None if self._session is None else self._session.membership.state
+        state = self._state_name()
         if self._state.opened_loops == 0 or (self._session is not None and state is None):
             raise UsageError(
                 "batches(train=False) before the first training loop: this worker has not the job's "
                 "parameters yet; evaluate inside of the training loop (between two steps) or after it"
             )
-        self._index = self._index + 1 if state == self._evaluated else 0
+        _, evaluations, errands = self.begun
+        if evaluation.is_errand:
+            self._index, self._counts = FIRST_ERRAND + errands, (evaluations, errands + 1)
+        else:
+            self._index, self._counts = evaluations, (evaluations + 1, errands)
         self._evaluated, self._running = state, evaluation
+
+    def _state_name(self) -> StateName | None:
+        return None if self._session is None else self._session.membership.state
 
     def end(self) -> None:
         """Note that the running evaluation has ended."""

@@ -67,6 +67,7 @@ class TrainingLoops:
         loader: Loader | None = None,
         rehearsals: int = 0,
         read_marks: Callable[[], Marks] = dict,
+        until: Callable[[], bool] | None = None,
     ) -> Iterator[Batch]:
         """Yield batches until the loop has ended for all members.
 
@@ -75,6 +76,8 @@ class TrainingLoops:
             loader: reads ahead; it is closed at the end.
             rehearsals: how often a worker that comes to a running job tries the body out before.
             read_marks: reads the samples that members compare.
+            until: asked between two steps whether the loop ends there, before its plan does; it says the same
+                in all members that hold the same state.
 
         Raises:
             SystemExit: the coordinator lets this process go.
@@ -86,21 +89,25 @@ class TrainingLoops:
             self._check_place()
             if self._state.position.cursor.stage <= self._state.opened_loops:
                 plan = replace(plan, marks=read_marks())  # else the job is past this loop
-            yield from self._batches(plan, loader, rehearsals)
+            yield from self._batches(
+                plan, loader, rehearsals, _never if until is None else self._asked(until)
+            )
 
-    def _batches(self, plan: LoopPlan, loader: Loader | None, rehearsals: int) -> Iterator[Batch]:
+    def _batches(
+        self, plan: LoopPlan, loader: Loader | None, rehearsals: int, until: Callable[[], bool]
+    ) -> Iterator[Batch]:
         steps, stage = self._parts.steps, self._state.open_loop(plan)
         on_cpu = self._parts.trainers.require("batches()").device.type == "cpu"
         self._parts.balancer.open_loop(plan, on_cpu=on_cpu)
         yield from self._parts.warm_up.batches(plan, stage, rehearsals)
         while True:
-            self._stand(stage)
+            self._stand(stage, until)
             cursor = self._state.position.cursor
             if cursor.stage > stage:
                 # A joiner: the job is past this loop.
                 self._state.close_loop(stage)
                 return
-            if plan.ended(cursor):
+            if plan.ended(cursor) or until():
                 if self._end(stage):
                     return
                 continue
@@ -112,6 +119,15 @@ class TrainingLoops:
                 steps.check_taken()
                 if not steps.part_set_aside:
                     break
+
+    def _asked(self, until: Callable[[], bool]) -> Callable[[], bool]:
+        """Return the script's question, which is not asked where members have no common steps."""
+
+        def ask() -> bool:
+            self._parts.consistencies.check_together("batches(until=)")
+            return bool(until())
+
+        return ask
 
     def _check_place(self) -> None:
         """Raise UsageError where no training loop can begin."""
@@ -125,11 +141,14 @@ class TrainingLoops:
                 "their end; use epochs= instead of leaving a loop with `break`"
             )
 
-    def _stand(self, stage: int) -> None:
+    def _stand(self, stage: int, until: Callable[[], bool]) -> None:
         """Be a member of a running generation, with its state, at loop `stage` or past it."""
         membership, plan = self._parts.membership, self._state.plan
-        due = self._parts.saver.checkpoints.due
         ended = plan is not None and plan.ended(self._state.position.cursor)
+        if not ended and self._state.position.cursor.stage == stage and until():
+            ended = True
+            self._parts.saver.checkpoints.end_early()
+        due = self._parts.saver.checkpoints.due
         odd = self._parts.replicas.compare(due or ended or self._state.boundary)
         if due and membership is not None and membership.state is not None:
             self._parts.saver.save_if_due(membership.state, ended=ended, without=odd)
@@ -235,3 +254,7 @@ class TrainingLoops:
             )
             for part in own
         ]
+
+
+def _never() -> bool:
+    return False

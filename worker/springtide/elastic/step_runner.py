@@ -58,8 +58,14 @@ class StepRunner:
         self._set_aside = False
         self._broken = False
         self._warned_of_names = self._warned_of_values = False
+        self._values: dict[str, float] = {}
 
     # ---- from the loop
+
+    @property
+    def committed_values(self) -> dict[str, float]:
+        """Return the means of what all members reported in the newest step, by name; equal on all of them."""
+        return self._values
 
     @property
     def part_set_aside(self) -> bool:
@@ -203,6 +209,7 @@ class StepRunner:
         if body.change or (closing and plan.ended(cursor)):
             state.stop_at_boundary()
         parts.saver.checkpoints.committed(result.save, plan.ended(cursor))
+        self._values = result.values or {}
         self._warn_once(body, result.values)
         parts.replicas.committed(body.found)
         self._balance(trainer, body, result)

@@ -56,6 +56,8 @@ class Gradients:
         self._buckets = buckets
         self._square_norm = square_norm or buckets.square_norm
         self._clip_norm = clip_norm
+        self.unclipped: float | torch.Tensor | None = None
+        """Norm that the newest step's sums had before they were clipped; None where nothing was to clip."""
         self._used: list[bool] = []
         self._any_empty = any(not parameter.numel() for parameter in self.parameters)
         self._index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
@@ -532,7 +534,8 @@ class Gradients:
         if square.device.type == "cpu":
             self.clip(optimizers_own, scale)
             return
-        coefficient = (self._clip_norm / (square.sqrt() / scale + 1e-6)).clamp(max=1.0)
+        self.unclipped = square.sqrt() / scale
+        coefficient = (self._clip_norm / (self.unclipped + 1e-6)).clamp(max=1.0)
         self._multiply(optimizers_own is None, indices, coefficient)
 
     def clip(
@@ -552,6 +555,7 @@ class Gradients:
             return 1.0
         indices = self._to_clip(optimizers_own)
         norm = math.hypot(math.sqrt(float(self._square_norm(indices))), elsewhere) / scale
+        self.unclipped = norm
         return self._clip_by(clip_coefficient(self._clip_norm, norm), optimizers_own is None, indices)
 
     def clip_to(self, norm: float) -> None:
@@ -561,6 +565,7 @@ class Gradients:
             norm: theirs.
         """
         if self._clip_norm is not None:
+            self.unclipped = norm
             self._clip_by(clip_coefficient(self._clip_norm, norm), True, self._to_clip(None))
 
     def _clip_by(self, coefficient: float, all_of_them: bool, indices: list[int]) -> float:

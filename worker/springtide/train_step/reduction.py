@@ -85,6 +85,7 @@ def commit_on(
     if clip_norm is not None and reduced.norm is not None and not skip:
         here = 0.0 if home.dense else gradients.norm() / held
         norm = math.hypot(reduced.norm_elsewhere * inverse, here)
+        gradients.unclipped = norm
         factors.append(clip_coefficient(clip_norm, norm))
     home.commit(factors, [index for index, used in enumerate(reduced.result.used) if not used], skip)
     if home.dense:

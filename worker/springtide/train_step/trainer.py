@@ -213,6 +213,7 @@ class Trainer:
         self.reduction.expects_unused = self.buckets.may_expect_unused and at_once
         self.reduction.in_batches = lambda: self.servers is not None and self.servers.asynchronous
         self._reduced: Reduced | None = None
+        self._summed_weight = 0.0
         self._clip_norm = clip_norm
         place = "" if self.servers is None else f" on servers {self.servers.described}"
         place += "" if self.shards is None else " optimizer in shards"
@@ -398,6 +399,20 @@ class Trainer:
     def batch_number(self) -> int:
         """Number of the global batch that the open body trains. Raise UsageError outside of a body."""
         return self._running().assignment.number
+
+    @property
+    def gradient_norm(self) -> float | torch.Tensor | None:
+        """Return the norm of the newest step's summed gradients before clipping, equal on all members.
+
+        None without a `clip_norm`; a tensor where it is on a device.
+        """
+        return self._gradients.unclipped
+
+    @property
+    def total_weight(self) -> float:
+        """Return the sum of the weights of all members' losses in the newest step: samples, unless the
+        script gave others."""
+        return self._summed_weight
 
     def begin(self, assignment: StepAssignment) -> None:
         """Open a body. Raise UsageError when the step cannot be isolated."""
@@ -919,6 +934,7 @@ class Trainer:
         else:
             self._gradients.show_zeros(body.zeros)
         self._reduced = reduced
+        self._summed_weight = micro.global_samples / reduced.correction if reduced.correction else 0.0
         body.reduced = True
         (self._staged or self._here).placed(reduced)
         if self._multi_step:

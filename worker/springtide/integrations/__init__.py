@@ -1,0 +1,1 @@
+"""Adapters for training libraries that users have already; each needs its own extra."""
