@@ -116,9 +116,10 @@ def test_running_job_serves_what_dashboard_and_alerts_ask_for(place: Installatio
     asked |= {rule["expr"] for group in groups for rule in group["rules"]}
     # Served once it has happened: no pod of this job recovered or was restarted yet.
     seldom = {"springtide_job_last_recovery_seconds", "springtide_operator_api_errors_total"}
-    of_servers = {"springtide_job_parameter_servers", *server_series()}  # this job has none
+    # This job has none of these.
+    of_others = {"springtide_job_parameter_servers", "springtide_job_standbys", *server_series()}
     of_launchers = {name for name in worker_series() if name.startswith("springtide_launcher_")}  # nor these
-    wanted = names_in(asked) - seldom - of_servers - of_launchers
+    wanted = names_in(asked) - seldom - of_others - of_launchers
     # Some of it only when the operator has heard of the steps.
     until(60, f"all of {sorted(wanted)}", lambda: wanted <= set(served_now(place)))
     labels = served_now(place)["springtide_worker_step_seconds_bucket"]
