@@ -2,8 +2,8 @@
 
     python -m benchmarks.trackers [--quick] [--json FILE]
 
-One process trains a small model with short steps, and reports three values in each.
-Blocks of about a second with the tracker and without it follow each other; a pair's figure is the time of a
+One process trains the perceptron of `benchmarks.steady_state`, and reports three values in each step.
+Blocks of 1.5 s with the tracker and without it follow each other; a pair's figure is the time of a
 step in the one over that in the other. The rest that the tracker's thread has to write when a block ends is
 written before the next one begins. `tracker_ratio` is the median of the pairs.
 """
@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-BATCH = 128
+from benchmarks.steady_state import build
+
 PAUSE_SECONDS = 0.6
 
 
@@ -30,22 +31,18 @@ def measure(pairs: int, block_seconds: float) -> dict[str, Any]:
         block_seconds: of each block.
     """
     import torch
-    from torch import nn
     from torch.nn import functional as F
 
     import springtide
     from springtide import api
     from springtide.loggers import TensorBoard
 
-    torch.manual_seed(0)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         springtide.init(loggers=[TensorBoard(folder)], config={"lr": 0.01})
-        layers = [layer for _ in range(3) for layer in (nn.Linear(256, 256), nn.ReLU())]
-        model = nn.Sequential(*layers, nn.Linear(256, 10))
+        model, samples, labels, batch_size = build("mlp")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         springtide.distribute(model, optimizer)
-        data = (torch.randn(8192, 256), torch.randint(10, (8192,)))
         runtime = api.active_runtime
         assert runtime is not None
         accounting = runtime.accounting
@@ -56,7 +53,7 @@ def measure(pairs: int, block_seconds: float) -> dict[str, Any]:
         times: list[float] = []
         block, began = 0, time.perf_counter()
         last = began
-        for x, y in springtide.batches(data, batch_size=BATCH, epochs=1_000_000, seed=0):
+        for x, y in springtide.batches((samples, labels), batch_size=batch_size, epochs=1_000_000, seed=0):
             if time.perf_counter() - began > block_seconds:
                 if block >= 2:
                     seconds[schedule[block]].append(statistics.fmean(times))
@@ -77,10 +74,16 @@ def measure(pairs: int, block_seconds: float) -> dict[str, Any]:
             times.append(now - last)
             last = now
         accounting.tracking = tracking
-    return _figures(seconds, steps)
+    return figures(seconds, steps)
 
 
-def _figures(seconds: dict[bool, list[float]], steps: dict[bool, int]) -> dict[str, Any]:
+def figures(seconds: dict[bool, list[float]], steps: dict[bool, int]) -> dict[str, Any]:
+    """Return what is written of blocks with the tracker (True) and without it, in pairs.
+
+    Args:
+        seconds: of a step, the mean of each block.
+        steps: that were made.
+    """
     ratios = [on / off for on, off in zip(seconds[True], seconds[False], strict=True)]
     return {
         "tracker_ratio": statistics.median(ratios),
@@ -99,7 +102,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer blocks")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
-    result = measure(8 if arguments.quick else 30, 1.0)
+    result = measure(10 if arguments.quick else 30, 1.5)
     print(
         f"step with TensorBoard {result['step_seconds_on'] * 1e3:.3f} ms, without "
         f"{result['step_seconds_off'] * 1e3:.3f} ms, ratio {result['tracker_ratio']:.4f}"

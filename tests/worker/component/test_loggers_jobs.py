@@ -20,12 +20,12 @@ from springtide.coordination import outcome
 OPTIONS: dict[str, Any] = {
     "samples": 230,
     "batch": 32,
-    "epochs": 5,
+    "epochs": 8,
     "pace": 0.03,
     "optimizer": "adam",
     "lr": 0.01,
 }
-STEPS = 40
+STEPS = 64
 RUN = "default-test-alone"
 
 pytestmark = pytest.mark.timeout(120)
@@ -57,7 +57,9 @@ def make_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Worke
 
 
 def through_everything(cluster: WorkerCluster, volume: Path, newest: Callable[[], int]) -> int:
-    """Kill the writer, let one join, and kill all; return the step of the checkpoint that others go on from.
+    """Kill the writer and the coordinator, let one join, let the next writer leave, and kill all.
+
+    Return the step of the checkpoint that others go on from.
 
     newest: the newest step that the trackers have.
     """
@@ -78,12 +80,17 @@ def through_everything(cluster: WorkerCluster, volume: Path, newest: Callable[[]
     cluster.until_step(6, workers[0])
     workers[0].kill()
     cluster.until_step(10, workers[1])
+    cluster.kill_coordinator()
+    cluster.until_step(12, workers[1])
+    cluster.start_coordinator()
     joiner = cluster.add()
     cluster.until(lambda: bool(joiner.commits()), "the joiner's first step")
-    begun = joiner.commits()[0]["step"]
+    workers[1].terminate()  # the writer, which leaves in order
+    cluster.until_done(workers[1])
+    begun = joiner.commits()[-1]["step"]
     cluster.until(lambda: any(step >= begun for step in saved()), "a checkpoint")
     chosen = next(step for step in saved() if step >= begun)
-    cluster.until_step(chosen + 4, workers[1])
+    cluster.until_step(chosen + 4, workers[2])
     delivered(chosen + 4)
     for worker in cluster.workers:
         worker.kill()

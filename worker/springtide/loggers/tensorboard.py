@@ -16,7 +16,9 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, Final
 
 from springtide.errors import UsageError
@@ -158,28 +160,39 @@ class TensorBoard:
 # ---- files
 
 
-def _framed(event: Any) -> bytes:
-    """Return an event as a record: its length, the length's checksum, the event and its checksum."""
+@cache
+def _library() -> Any:
+    """Import what each event needs, once: an import statement in a function costs as much as a value."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
+    return SimpleNamespace(Event=Event, Summary=Summary, checksum=masked_crc32c)
+
+
+@lru_cache(maxsize=4096)
+def _head_of_record(length: int) -> bytes:
+    """Return a record's length and its checksum; records of the same values have the same."""
+    data = struct.pack("<Q", length)
+    return data + struct.pack("<I", _library().checksum(data))
+
+
+def _framed(event: Any) -> bytes:
+    """Return an event as a record: its length, the length's checksum, the event and its checksum."""
     data: bytes = event.SerializeToString()
-    length = struct.pack("<Q", len(data))
-    sums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
-    return length + sums[0] + data + sums[1]
+    return _head_of_record(len(data)) + data + struct.pack("<I", _library().checksum(data))
 
 
 def _records(data: bytes) -> Iterator[bytes]:
     """Yield the records that are whole; a writer that was killed leaves a part of one at the end."""
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-    place = 0
+    checksum, place = _library().checksum, 0
     while place + 12 <= len(data):
         (length,) = struct.unpack_from("<Q", data, place)
         end = place + 12 + length + 4
         if end > len(data):
             return
         body = data[place + 12 : end - 4]
-        if masked_crc32c(body) != struct.unpack_from("<I", data, end - 4)[0]:
+        if checksum(body) != struct.unpack_from("<I", data, end - 4)[0]:
             return
         yield body
         place = end
@@ -240,14 +253,14 @@ def _text(tag: str, text: str, step: int, *, plugin: str = "text", about: str = 
 
 
 def _events(record: Record) -> Iterator[Any]:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
+    library = _library()
     if record.generation is not None:
         yield _text(_GENERATION, str(record.generation), record.step, about=record.generation.name)
     if record.values:
-        values = [Summary.Value(tag=name, simple_value=number) for name, number in record.values.items()]
-        yield Event(wall_time=record.unix_time, step=record.step, summary=Summary(value=values))
+        event = library.Event(wall_time=record.unix_time, step=record.step)
+        for name, number in record.values.items():
+            event.summary.value.add(tag=name, simple_value=number)
+        yield event
 
 
 def _config_events(config: dict[str, Any]) -> list[Any]:
