@@ -141,8 +141,11 @@ def refused(kind: Any, folder: Path, options: dict[str, Any]) -> dict[str, str]:
         elif arguments == "sampler":
             arguments, chosen = {}, type("Sampling", (kind,), {"_get_train_sampler": lambda self: None})
             named["kind"] = chosen
+        chosen, resumes = named.pop("kind", kind), arguments == "resume"
         try:
-            named.pop("kind", kind)(args=TrainingArguments(**own | arguments), **named)
+            trainer = chosen(args=TrainingArguments(**own | ({} if resumes else arguments)), **named)
+            if resumes:
+                trainer.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
             said[text] = "nothing"
         except Exception as error:
             said[text] = f"{type(error).__name__}: {error}"

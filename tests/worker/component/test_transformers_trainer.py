@@ -425,6 +425,7 @@ def test_what_cannot_be_is_refused_by_name(train_plainly: Callable[..., dict[str
         "UsageError: ElasticTrainer(): train_dataset is a Endless without samples by number": "iterable",
         "UsageError: ElasticTrainer(): callback SubSteps has on_substep_end()": "substeps",
         "UsageError: ElasticTrainer(): Sampling._get_train_sampler() is overridden": "sampler",
+        "checkpoint-5'): checkpoint-N folders have no optimizer state here. Set spec.checkpoint": "resume",
     }
     found = train_plainly({"refused": wanted}, plain=False)
     for text in wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +119,14 @@ def test_steps_of_a_part_of_an_epoch(changed: dict[str, Any], wanted: tuple[int,
 def test_no_whole_batch_is_an_error() -> None:
     with pytest.raises(ValueError, match="20 samples, and the global batch 24"):
         steps(20, drop_last=True)
+
+
+def test_missing_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "springtide.integrations.transformers.trainer", raising=False)
+    told = r"needs transformers, which is not installed: pip install 'springtide\[worker,transformers\]'"
+    with pytest.raises(ImportError, match=told):
+        integration.ElasticTrainer  # noqa: B018
 
 
 def test_other_names_are_no_attributes() -> None:
