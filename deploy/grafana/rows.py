@@ -5,6 +5,7 @@ from __future__ import annotations
 from deploy.grafana.checkpoints import CHECKPOINTS
 from deploy.grafana.panels import JOB, NAME, PER_JOB, Panel, Row, greatest, per_second, quantiles, total
 from deploy.grafana.servers import SERVERS, UPDATES
+from deploy.grafana.trackers import TRACKERS
 
 JOBS = Row(
     "Jobs",
@@ -379,4 +380,17 @@ OPERATOR = Row(
     ),
 )
 
-ROWS = (JOBS, WORKERS, RECOVERIES, RESCALING, CHECKPOINTS, TIMES, SHARES, SHARDS, SERVERS, UPDATES, OPERATOR)
+ROWS = (
+    JOBS,
+    WORKERS,
+    RECOVERIES,
+    RESCALING,
+    CHECKPOINTS,
+    TIMES,
+    SHARES,
+    SHARDS,
+    SERVERS,
+    UPDATES,
+    TRACKERS,
+    OPERATOR,
+)

@@ -48,7 +48,9 @@ def series(collector: Collector) -> dict[str, set[str]]:
 def worker_series() -> dict[str, set[str]]:
     """Return the series of the library, and of the launcher of several processes."""
     launcher = LauncherSeries("job", "namespace", 1, lambda: 1)
-    return series(Metrics("job", "namespace").registry) | series(launcher.registry)
+    metrics = Metrics("job", "namespace")
+    metrics.tracker("tensorboard")
+    return series(metrics.registry) | series(launcher.registry)
 
 
 def coordinator_series(folder: Path) -> dict[str, set[str]]:
