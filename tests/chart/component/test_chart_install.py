@@ -13,7 +13,7 @@ import pytest
 import standstill
 import yaml
 from chart_installation import ACCOUNT, NAMESPACE, CommandError, Installation, installed, scrape, until
-from chart_metrics import names_in, server_series, worker_series
+from chart_metrics import names_in, server_series
 from chart_render import CHART, MONITORING, ROOT, VALUE_FILES, render
 from chart_rights import granted, used
 from e2e_jobs import job, script
@@ -118,8 +118,8 @@ def test_running_job_serves_what_dashboard_and_alerts_ask_for(place: Installatio
     seldom = {"springtide_job_last_recovery_seconds", "springtide_operator_api_errors_total"}
     # This job has none of these.
     of_others = {"springtide_job_parameter_servers", "springtide_job_standbys", *server_series()}
-    of_launchers = {name for name in worker_series() if name.startswith("springtide_launcher_")}  # nor these
-    wanted = names_in(asked) - seldom - of_others - of_launchers
+    neither = ("springtide_launcher_", "springtide_worker_tracker_")
+    wanted = {name for name in names_in(asked) - seldom - of_others if not name.startswith(neither)}
     # Some of it only when the operator has heard of the steps.
     until(60, f"all of {sorted(wanted)}", lambda: wanted <= set(served_now(place)))
     labels = served_now(place)["springtide_worker_step_seconds_bucket"]
