@@ -41,7 +41,7 @@ WIDTHS = {"64MiB": 1024, "1GiB": 4096}
 """Width of the square layers of a model, by the size of its state."""
 CALM_STEPS, JOINED_STEPS = 5, 3
 LIMIT_STEPS, LIMIT_SECONDS = 2.0, 0.5
-"""What a standby may take to train in the place of a worker that is killed: so many steps, and seconds."""
+"""Limit of the time from a worker's kill until a standby trains in its place: so many steps, and seconds."""
 SPREAD_STEPS = 1.5
 NAMES = ("gap_seconds", "step_seconds", "seconds_to_full_size")
 _WIDTH = "BENCHMARK_WIDTH"

@@ -48,7 +48,7 @@ PROGRAMS = (
     "torch.profiler",
 )
 MORE = os.environ.get("ZYGOTE_IMPORTS", "").split()
-"""What the scripts of one test's children import besides."""
+"""Modules, beside PROGRAMS, that the scripts of one test's children import."""
 for program in (*PROGRAMS, *MORE):
     with contextlib.suppress(ModuleNotFoundError):  # an earlier release may have it elsewhere
         importlib.import_module(program)

@@ -36,7 +36,7 @@ from springtide_protocol.names import WITHOUT_JOB, StateName
 FINISH_SECONDS: Final = 30.0
 """Time for trackers to take the last commits of a job that has ended."""
 LEAVE_SECONDS: Final = 2.0
-"""For how long a process that is no member for now, or ends before its job, may begin writes. A tracker's
+"""Time in which a process that is no member for now, or ends before its job, may begin writes. A tracker's
 `settle_seconds` is more."""
 
 

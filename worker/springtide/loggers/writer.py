@@ -35,13 +35,13 @@ class Role:
 
     writes: bool = False
     line: Line = ()
-    """Of the job, up to the generation that this process was last in."""
+    """History of the job's generations, up to the last one that this process was a member of."""
     since: float = 0.0
-    """When it became the writer; the same while it stays that."""
+    """Time at which this process became the writer; the same while it stays that."""
     first: int = 0
-    """Number of the first entry since then."""
+    """Number of the first entry of the journal since then."""
     until: float = float("inf")
-    """When it may no longer begin to write: it is no member of a generation for now."""
+    """Time from which it may not begin to write: it is no member of a generation for now."""
     no_other: bool = False
     """Nobody can have written to this run before."""
 

@@ -270,7 +270,7 @@ FIELDS: Final[Mapping[str, Field]] = {
         "`underflow_overflow`",
     ),
 }
-"""What becomes of each field, by name."""
+"""Fields of TrainingArguments by name, each with how ElasticTrainer treats it."""
 
 
 def unclassified(arguments: Any) -> list[str]:
