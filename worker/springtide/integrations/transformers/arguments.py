@@ -8,55 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
-
-class Treatment(StrEnum):
-    """Say what becomes of a field."""
-
-    SUPPORTED = "supported"
-    IRRELEVANT = "without meaning"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """Describe one field.
-
-    Attributes:
-        treatment: of the field.
-        note: what it means here, or why it cannot be and what to do instead.
-        is_allowed: of a refused one, which values do no harm.
-        allowed: the same in words, for the table.
-    """
-
-    treatment: Treatment
-    note: str = ""
-    is_allowed: Callable[[Any], bool] = bool
-    allowed: str = ""
-
-
-def _supported(note: str = "") -> Field:
-    return Field(Treatment.SUPPORTED, note)
-
-
-def _irrelevant(note: str) -> Field:
-    return Field(Treatment.IRRELEVANT, note)
-
-
-def _refused(note: str, *allowed: Any) -> Field:
-    """Return a field that may have these values only; without any, it has to be empty or False."""
-    if not allowed:
-        return Field(Treatment.REFUSED, note, lambda value: not value, "left out")
-    return Field(
-        Treatment.REFUSED,
-        note,
-        lambda value: getattr(value, "value", value) in allowed,
-        " or ".join(f"`{value}`" for value in allowed),
-    )
+from springtide.integrations.treatment import Field, Treatment, irrelevant, refused, supported
 
 
 def _plain_accelerator(config: Any) -> bool:
@@ -85,154 +41,154 @@ _DDP = "there is no DistributedDataParallel; the manifest's `strategy` says how 
 _PRECISION = "the model that is trained would be cast: evaluate in the precision of training (`bf16`)"
 
 FIELDS: Final[Mapping[str, Field]] = {
-    "output_dir": _supported(
+    "output_dir": supported(
         "one worker writes there and the others wait for it; use a volume that all workers mount"
     ),
     # ---- size of a step
-    "per_device_train_batch_size": _supported(
+    "per_device_train_batch_size": supported(
         "samples that a worker computes at once; times `gradient_accumulation_steps` and `reference_workers` "
         "it is the global batch"
     ),
-    "gradient_accumulation_steps": _supported(
+    "gradient_accumulation_steps": supported(
         "a factor of the global batch; a worker makes as many micro-batches as its part needs"
     ),
-    "num_train_epochs": _supported(_SAME),
-    "max_steps": _supported(_SAME),
-    "auto_find_batch_size": _refused(
+    "num_train_epochs": supported(_SAME),
+    "max_steps": supported(_SAME),
+    "auto_find_batch_size": refused(
         "one worker would begin the loop again with a batch size of its own: set per_device_train_batch_size "
         "to what fits, it bounds what is computed at once"
     ),
-    "average_tokens_across_devices": _refused(
+    "average_tokens_across_devices": refused(
         "the loss would be another one for each number of workers: leave it True", True
     ),
     # ---- optimizer, schedule, loss
-    "learning_rate": _supported(_SAME),
-    "lr_scheduler_type": _supported(_SAME),
-    "lr_scheduler_kwargs": _supported(_SAME),
-    "warmup_steps": _supported(_SAME),
-    "optim": _refused(
+    "learning_rate": supported(_SAME),
+    "lr_scheduler_type": supported(_SAME),
+    "lr_scheduler_kwargs": supported(_SAME),
+    "warmup_steps": supported(_SAME),
+    "optim": refused(
         "it steps inside of backward(), keeps its state in another form, or needs a library that was not "
         "tried: use one of the plain ones, or give your own by optimizers= or optimizer_cls_and_kwargs=",
         *OPTIMIZERS,
     ),
-    "optim_args": _supported(_SAME),
-    "optim_target_modules": _refused("it belongs to optimizers that are refused"),
-    "weight_decay": _supported(_SAME),
-    "adam_beta1": _supported(_SAME),
-    "adam_beta2": _supported(_SAME),
-    "adam_epsilon": _supported(_SAME),
-    "max_grad_norm": _supported("clips the sum of all workers' gradients, whose norm is logged"),
-    "label_smoothing_factor": _supported(_SAME),
-    "neftune_noise_alpha": _supported(_SAME),
+    "optim_args": supported(_SAME),
+    "optim_target_modules": refused("it belongs to optimizers that are refused"),
+    "weight_decay": supported(_SAME),
+    "adam_beta1": supported(_SAME),
+    "adam_beta2": supported(_SAME),
+    "adam_epsilon": supported(_SAME),
+    "max_grad_norm": supported("clips the sum of all workers' gradients, whose norm is logged"),
+    "label_smoothing_factor": supported(_SAME),
+    "neftune_noise_alpha": supported(_SAME),
     # ---- precision, memory, kernels
-    "bf16": _supported("autocast, as in Trainer"),
-    "fp16": _refused("its loss scale belongs to one process of accelerate's: use bf16"),
-    "bf16_full_eval": _refused(_PRECISION),
-    "fp16_full_eval": _refused(_PRECISION),
-    "tf32": _supported(_SAME),
-    "activation_checkpointing": _supported(_SAME),
-    "activation_checkpointing_kwargs": _supported(_SAME),
-    "gradient_checkpointing": _supported(_SAME),
-    "gradient_checkpointing_kwargs": _supported(_SAME),
-    "torch_compile": _refused(
+    "bf16": supported("autocast, as in Trainer"),
+    "fp16": refused("its loss scale belongs to one process of accelerate's: use bf16"),
+    "bf16_full_eval": refused(_PRECISION),
+    "fp16_full_eval": refused(_PRECISION),
+    "tf32": supported(_SAME),
+    "activation_checkpointing": supported(_SAME),
+    "activation_checkpointing_kwargs": supported(_SAME),
+    "gradient_checkpointing": supported(_SAME),
+    "gradient_checkpointing_kwargs": supported(_SAME),
+    "torch_compile": refused(
         "a worker that joins would compile while all others wait for it, and it was not tried: compile parts "
         "of the model yourself (torch.compile(model.layer))"
     ),
-    "torch_compile_backend": _refused("see torch_compile"),
-    "torch_compile_mode": _refused("see torch_compile"),
-    "use_liger_kernel": _refused("it was not tried: apply the kernels to the model before ElasticTrainer"),
-    "liger_kernel_config": _irrelevant("without `use_liger_kernel` it means nothing"),
-    "use_cache": _supported(_SAME),
-    "torch_empty_cache_steps": _supported(_SAME),
-    "use_cpu": _supported(_SAME),
+    "torch_compile_backend": refused("see torch_compile"),
+    "torch_compile_mode": refused("see torch_compile"),
+    "use_liger_kernel": refused("it was not tried: apply the kernels to the model before ElasticTrainer"),
+    "liger_kernel_config": irrelevant("without `use_liger_kernel` it means nothing"),
+    "use_cache": supported(_SAME),
+    "torch_empty_cache_steps": supported(_SAME),
+    "use_cpu": supported(_SAME),
     # ---- logs
-    "logging_strategy": _supported("losses are means over the whole global batch"),
-    "logging_steps": _supported(_SAME),
-    "logging_first_step": _supported(_SAME),
-    "logging_nan_inf_filter": _supported("by step"),
-    "log_on_each_node": _irrelevant("rank 0 logs"),
-    "log_level": _supported(_SAME),
-    "log_level_replica": _irrelevant("ranks change while the script runs: `log_level` holds everywhere"),
-    "disable_tqdm": _supported("the bar is rank 0's"),
-    "report_to": _supported("rank 0 reports, and the next rank 0 goes on when that one is lost"),
-    "run_name": _supported(_TRACKER),
-    "project": _supported(_TRACKER),
-    "trackio_space_id": _supported(_TRACKER),
-    "trackio_bucket_id": _supported(_TRACKER),
-    "trackio_static_space_id": _supported(_TRACKER),
-    "include_num_input_tokens_seen": _supported("over all workers"),
-    "skip_memory_metrics": _supported("of this process"),
+    "logging_strategy": supported("losses are means over the whole global batch"),
+    "logging_steps": supported(_SAME),
+    "logging_first_step": supported(_SAME),
+    "logging_nan_inf_filter": supported("by step"),
+    "log_on_each_node": irrelevant("rank 0 logs"),
+    "log_level": supported(_SAME),
+    "log_level_replica": irrelevant("ranks change while the script runs: `log_level` holds everywhere"),
+    "disable_tqdm": supported("the bar is rank 0's"),
+    "report_to": supported("rank 0 reports, and the next rank 0 goes on when that one is lost"),
+    "run_name": supported(_TRACKER),
+    "project": supported(_TRACKER),
+    "trackio_space_id": supported(_TRACKER),
+    "trackio_bucket_id": supported(_TRACKER),
+    "trackio_static_space_id": supported(_TRACKER),
+    "include_num_input_tokens_seen": supported("over all workers"),
+    "skip_memory_metrics": supported("of this process"),
     # ---- evaluation
-    "eval_strategy": _supported("each sample once over all workers; all get the same metrics"),
-    "eval_steps": _supported(_SAME),
-    "eval_delay": _supported(_SAME),
-    "eval_on_start": _supported(_SAME),
-    "per_device_eval_batch_size": _supported(_SAME),
-    "prediction_loss_only": _supported("then workers share the samples out, with `compute_metrics` too"),
-    "eval_do_concat_batches": _supported(_SAME),
-    "eval_accumulation_steps": _supported(_SAME),
-    "eval_use_gather_object": _irrelevant(
+    "eval_strategy": supported("each sample once over all workers; all get the same metrics"),
+    "eval_steps": supported(_SAME),
+    "eval_delay": supported(_SAME),
+    "eval_on_start": supported(_SAME),
+    "per_device_eval_batch_size": supported(_SAME),
+    "prediction_loss_only": supported("then workers share the samples out, with `compute_metrics` too"),
+    "eval_do_concat_batches": supported(_SAME),
+    "eval_accumulation_steps": supported(_SAME),
+    "eval_use_gather_object": irrelevant(
         "nothing is gathered: with metrics each worker predicts everything"
     ),
-    "include_for_metrics": _supported(_SAME),
-    "batch_eval_metrics": _supported(_SAME),
+    "include_for_metrics": supported(_SAME),
+    "batch_eval_metrics": supported(_SAME),
     # ---- checkpoints
-    "save_strategy": _supported(
+    "save_strategy": supported(
         "folders `checkpoint-N` with the weights in Hugging Face's format; what a job goes on from are its "
         "own checkpoints (`spec.checkpoint`)"
     ),
-    "save_steps": _supported(_SAME),
-    "save_total_limit": _supported(_SAME),
-    "save_only_model": _irrelevant(
+    "save_steps": supported(_SAME),
+    "save_total_limit": supported(_SAME),
+    "save_only_model": irrelevant(
         "`checkpoint-N` has weights and `trainer_state.json`; the optimizer's state is in the job's own "
         "checkpoints"
     ),
-    "save_on_each_node": _refused("one worker writes for all: give output_dir on a volume of all workers"),
-    "enable_jit_checkpoint": _refused(
+    "save_on_each_node": refused("one worker writes for all: give output_dir on a volume of all workers"),
+    "enable_jit_checkpoint": refused(
         "the library handles SIGTERM: set spec.checkpoint, and a job that is suspended saves before it leaves"
     ),
-    "load_best_model_at_end": _supported("all workers read it, so `output_dir` is a volume of all workers"),
-    "metric_for_best_model": _supported(_SAME),
-    "greater_is_better": _supported(_SAME),
-    "resume_from_checkpoint": _irrelevant("a field for scripts; `train(resume_from_checkpoint=)` counts"),
-    "ignore_data_skip": _irrelevant("the position in the data is a part of the job's state"),
-    "restore_callback_states_from_checkpoint": _irrelevant(
+    "load_best_model_at_end": supported("all workers read it, so `output_dir` is a volume of all workers"),
+    "metric_for_best_model": supported(_SAME),
+    "greater_is_better": supported(_SAME),
+    "resume_from_checkpoint": irrelevant("a field for scripts; `train(resume_from_checkpoint=)` counts"),
+    "ignore_data_skip": irrelevant("the position in the data is a part of the job's state"),
+    "restore_callback_states_from_checkpoint": irrelevant(
         "states of callbacks (`ExportableState`) are always a part of the job's state"
     ),
-    "push_to_hub": _refused(
+    "push_to_hub": refused(
         "uploads from a worker that may be lost: upload output_dir when the job has ended"
     ),
-    "hub_token": _irrelevant(_HUB),
-    "hub_private_repo": _irrelevant(_HUB),
-    "hub_model_id": _irrelevant(_HUB),
-    "hub_strategy": _irrelevant(_HUB),
-    "hub_always_push": _irrelevant(_HUB),
-    "hub_revision": _irrelevant(_HUB),
+    "hub_token": irrelevant(_HUB),
+    "hub_private_repo": irrelevant(_HUB),
+    "hub_model_id": irrelevant(_HUB),
+    "hub_strategy": irrelevant(_HUB),
+    "hub_always_push": irrelevant(_HUB),
+    "hub_revision": irrelevant(_HUB),
     # ---- random numbers
-    "seed": _supported("random numbers in a step belong to (seed, step, part of the batch)"),
-    "data_seed": _supported("of the order; `seed` where it is left out"),
-    "full_determinism": _supported(
+    "seed": supported("random numbers in a step belong to (seed, step, part of the batch)"),
+    "data_seed": supported("of the order; `seed` where it is left out"),
+    "full_determinism": supported(
         "in one process; for the same bits at any number of workers use `strategy.allReduce.exact`"
     ),
     # ---- data
-    "dataloader_drop_last": _supported("leaves an epoch's last short global batch out"),
-    "dataloader_num_workers": _supported("processes of each worker that read ahead"),
-    "dataloader_pin_memory": _irrelevant("what is read ahead for a GPU is pinned"),
-    "dataloader_persistent_workers": _irrelevant("they live as long as the training loop"),
-    "dataloader_prefetch_factor": _irrelevant("the library reads ahead by steps"),
-    "dataloader_multiprocessing_context": _refused(
+    "dataloader_drop_last": supported("leaves an epoch's last short global batch out"),
+    "dataloader_num_workers": supported("processes of each worker that read ahead"),
+    "dataloader_pin_memory": irrelevant("what is read ahead for a GPU is pinned"),
+    "dataloader_persistent_workers": irrelevant("they live as long as the training loop"),
+    "dataloader_prefetch_factor": irrelevant("the library reads ahead by steps"),
+    "dataloader_multiprocessing_context": refused(
         "processes that read are forked: leave it out", None, "fork"
     ),
-    "dataloader_in_order": _irrelevant("samples are dealt by their numbers"),
-    "remove_unused_columns": _supported(_SAME),
-    "label_names": _supported(_SAME),
-    "train_sampling_strategy": _refused(
+    "dataloader_in_order": irrelevant("samples are dealt by their numbers"),
+    "remove_unused_columns": supported(_SAME),
+    "label_names": supported(_SAME),
+    "train_sampling_strategy": refused(
         "a sampler of one process knows nothing of members that come and go: sort or pack the data set by "
         "length beforehand",
         "random",
         "sequential",
     ),
-    "length_column_name": _irrelevant("it belongs to samplers that are refused"),
+    "length_column_name": irrelevant("it belongs to samplers that are refused"),
     # ---- other ways to use several processes
     "accelerator_config": Field(
         Treatment.REFUSED,
@@ -241,28 +197,28 @@ FIELDS: Final[Mapping[str, Field]] = {
         _plain_accelerator,
         "the defaults",
     ),
-    "parallelism_config": _refused(
+    "parallelism_config": refused(
         "tensor, context and sequence parallelism are not elastic: run Trainer by `springtide launch "
         "--torchrun-env`"
     ),
-    "fsdp": _refused(
+    "fsdp": refused(
         "use strategy.allReduce.shard in the manifest, or Trainer by `springtide launch --torchrun-env`"
     ),
-    "fsdp_config": _irrelevant("without `fsdp` it means nothing"),
-    "deepspeed": _refused(
+    "fsdp_config": irrelevant("without `fsdp` it means nothing"),
+    "deepspeed": refused(
         "use strategy.allReduce.shard in the manifest, or Trainer by `springtide launch --torchrun-env`"
     ),
-    "ddp_backend": _refused("strategy.allReduce.backend in the manifest says it: leave it out", None),
-    "ddp_find_unused_parameters": _irrelevant(_DDP),
-    "ddp_bucket_cap_mb": _irrelevant(_DDP),
-    "ddp_broadcast_buffers": _irrelevant(_DDP),
-    "ddp_static_graph": _irrelevant(_DDP),
-    "ddp_timeout": _irrelevant(_DDP),
-    "local_rank": _irrelevant("the library knows it"),
+    "ddp_backend": refused("strategy.allReduce.backend in the manifest says it: leave it out", None),
+    "ddp_find_unused_parameters": irrelevant(_DDP),
+    "ddp_bucket_cap_mb": irrelevant(_DDP),
+    "ddp_broadcast_buffers": irrelevant(_DDP),
+    "ddp_static_graph": irrelevant(_DDP),
+    "ddp_timeout": irrelevant(_DDP),
+    "local_rank": irrelevant("the library knows it"),
     # ---- the script's own
-    "do_train": _irrelevant("a field for scripts"),
-    "do_eval": _irrelevant("a field for scripts"),
-    "do_predict": _irrelevant("a field for scripts"),
+    "do_train": irrelevant("a field for scripts"),
+    "do_eval": irrelevant("a field for scripts"),
+    "do_predict": irrelevant("a field for scripts"),
     "debug": Field(
         Treatment.REFUSED,
         "it belongs to another kind of device",

@@ -1,0 +1,56 @@
+"""What the workers of a job do together between two steps, for adapters of other libraries' trainers.
+
+The coordinator deals it as it deals the samples of an evaluation: to one worker, and again if that one is
+lost. So nobody waits in a collective, and a worker of which the others know nothing holds up nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import springtide
+from springtide import api
+from springtide.elastic.runtime import Runtime
+
+_MOST_NUMBERS = 64
+"""Numbers that one evaluation of the library's takes."""
+
+
+def the_runtime() -> Runtime:
+    """Return the runtime of this process, which has called `springtide.init()`."""
+    assert api.active_runtime is not None
+    return api.active_runtime
+
+
+def in_training() -> bool:
+    """Return whether the members have met, so that they can do things together."""
+    return the_runtime().state.opened_loops > 0
+
+
+def once(work: Callable[[], object]) -> None:
+    """Have one of the workers do something while the others wait for it; another one if it is lost.
+
+    Args:
+        work: what is to be done; it may begin again in another worker.
+    """
+    for _ in the_runtime().evaluations.errand():
+        work()
+
+
+def agreed(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers as one of the workers has them.
+
+    Last bits may differ between workers, and what follows from them (the best model, an early end) has to be
+    the same everywhere.
+
+    Args:
+        numbers: by name; all workers have the same names.
+    """
+    names, found = list(numbers), {}
+    for first in range(0, len(names), _MOST_NUMBERS):
+        some = names[first : first + _MOST_NUMBERS]
+        errand = the_runtime().evaluations.errand()
+        for _ in errand:
+            springtide.report(**{name: numbers[name] for name in some})
+        found |= {name: value for name, value in errand.values.items() if name in some}
+    return found
