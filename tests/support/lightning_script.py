@@ -44,7 +44,8 @@ class Recorder(Callback):
     def write(self, hook: str, trainer: Any, module: Any, *args: Any) -> None:
         line: dict[str, Any] = {"event": hook, "step": trainer.global_step, "first": trainer.is_global_zero}
         if hook == "on_before_optimizer_step":
-            gradients = [p.grad for p in module.parameters() if p.grad is not None]
+            stepped = [p for group in args[0].param_groups for p in group["params"]]
+            gradients = [p.grad for p in stepped if p.grad is not None]
             line["norm"] = float(torch.nn.utils.get_total_norm(gradients))
         if hook == "on_train_batch_end":
             self.ended += 1
@@ -95,7 +96,7 @@ class Classifier(pl.LightningModule):
         self.mean_of_losses.update(loss.detach(), weight=len(y))
         self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
         self.log("right", (scores.argmax(-1) == y).float().sum(), reduce_fx="sum", on_step=False, on_epoch=True)
-        self.log("per_class", scores.max(), batch_size=len(y))
+        self.log("scores", scores.mean(), batch_size=len(y))
         return {"loss": loss, "extra": 1}
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
@@ -186,7 +187,7 @@ def samples(count: int, seed: int) -> TensorDataset:
 def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     name = os.environ.get("SPRINGTIDE_POD_NAME", "plain" if options.get("plain") else "alone")
-    warnings.filterwarnings("ignore", category=UserWarning)
+    warnings.simplefilter("ignore")  # Lightning with the newest torch has some
     torch.manual_seed(0)
     module = (Players if options.get("model") == "players" else Classifier)(options)
     out = folder / f"out-{'plain' if options.get('plain') else 'elastic'}"

@@ -9,9 +9,10 @@ a step moves those counters by as many, whatever the worker computes; so `batch_
 progress are those of a run by plain Lightning with `reference_workers` processes.
 
 [Note: where hooks run] A step's body may run again. What belongs to the forward and backward pass runs in it
-as often; `on_train_batch_start` runs in it, once for each step. `on_before_optimizer_step` comes where the
-gradients of all workers are summed and the step is certain. All else comes after the commit, between two
-steps, where no state is transferred or saved.
+as often. `on_train_batch_start` comes before it, once for each step, so the first samples are read before it,
+with random numbers of their own. `on_before_optimizer_step` comes where the gradients of all workers are
+summed and the step is certain. All else comes after the commit, between two steps, where no state is
+transferred or saved.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from springtide.integrations.lightning.files import keep_earlier_rows
 from springtide.integrations.lightning.logged import StepLog, Sums
 from springtide.integrations.lightning.metrics import Whole, as_buffers
 from springtide.integrations.together import agreed, in_training, the_runtime
+from springtide.train_step.randomness import isolated
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -71,6 +73,7 @@ class ElasticFitLoop(_FitLoop):
         self._strategy = strategy
         self._data: TrainingData | None = None
         self._schedule: Schedule | None = None
+        self._progress: Progress | None = None
         self._began = False
         self._wrote = False
         self._epoch_begun = self._step_begun = -1
@@ -177,13 +180,14 @@ class ElasticFitLoop(_FitLoop):
         optimizers: Any = list(strategy.optimizers)
         if module.automatic_optimization:
             (optimizers,) = optimizers
+        self._progress = Progress(trainer, the_runtime().evaluations)
         springtide.distribute(
             module,
             optimizers,
             clip_norm=strategy.clip_norm(trainer),
             buffers=rules,
             **tracked,
-            progress=Progress(trainer, the_runtime().evaluations),
+            progress=self._progress,
         )
         for optimizer in strategy.optimizers:
             # Behind the library's own hook: gradients are summed and clipped, and the step is certain.
@@ -207,7 +211,21 @@ class ElasticFitLoop(_FitLoop):
     def _begin(self) -> None:
         """Begin training in this process, which is a member and has the job's state."""
         self._began = True
-        super().on_run_start()
+        with self._unmoved(has_begun=self.epoch_progress.total.ready > 0):
+            super().on_run_start()
+
+    @contextlib.contextmanager
+    def _unmoved(self, *, has_begun: bool) -> Iterator[None]:
+        """Hold hooks of a begin, which move no count of a job where that begin was before this process came.
+
+        Args:
+            has_begun: it was.
+        """
+        assert self._progress is not None
+        before = self._progress.state_dict() if has_begun else None
+        yield
+        if before is not None:
+            self._progress.load_state_dict(before)
 
     def _is_over(self) -> bool:
         """Return whether the run ends here; alike in all workers that hold the same state."""
@@ -226,10 +244,17 @@ class ElasticFitLoop(_FitLoop):
         before = runtime.position.cursor
         self._open_epoch(before.epoch)
         loop.stand_before(counts.batches)
-        loop.begin_body(is_new=before.step != self._step_begun)
-        self._step_begun = before.step
+        pieces = batch.split() if self.trainer.lightning_module.automatic_optimization else iter([batch])
+        first = next(pieces)
+        chosen = int(first.ids[0]) if first.samples else -1
+        with isolated(self._strategy.seed, before.step, chosen + 1):
+            data = loop.prepared(first)
+        is_new, self._step_begun = before.step != self._step_begun, before.step
+        if is_new:
+            loop.announce(data)
+        loop.begin_body(is_new=is_new)
         with springtide.step():
-            loop.run_body(batch)
+            loop.run_body(first, data, pieces)
         loop.end_body()
         if runtime.position.cursor.step == before.step:
             return  # dropped, or the first parts of an exact step
@@ -240,13 +265,14 @@ class ElasticFitLoop(_FitLoop):
     def _open_epoch(self, epoch: int) -> None:
         """Begin the epoch in the job, if this is its first step, and in this process."""
         progress = self.epoch_progress
-        if progress.current.ready == progress.current.completed:
+        if not (has_begun := progress.current.ready > progress.current.completed):
             self.epoch_loop.begin_epoch()
             progress.increment_ready()
         if self._epoch_begun != epoch:
             self._epoch_begun = epoch
-            call._call_callback_hooks(self.trainer, "on_train_epoch_start")
-            call._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
+            with self._unmoved(has_begun=has_begun):
+                call._call_callback_hooks(self.trainer, "on_train_epoch_start")
+                call._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
         if progress.current.started < progress.current.ready:
             progress.increment_started()
 
@@ -331,45 +357,64 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         finally:
             self._log.alike = self.trainer.lightning_module.automatic_optimization
 
-    def run_body(self, batch: Batch) -> None:
-        """Compute one worker's part of the global batch, and step the optimizers. It may be dropped."""
+    def run_body(self, first: Batch, data: Any, others: Iterator[Batch]) -> None:
+        """Compute one worker's part of the global batch, and step the optimizers. It may be dropped.
+
+        Args:
+            first: micro-batch.
+            data: its samples, as `prepared` gives them.
+            others: micro-batches of the part.
+        """
         module = self.trainer.lightning_module
         self._means = None
+
+        def parts() -> Iterator[Any]:
+            self._batch, self._samples = data, float(first.samples)
+            yield data
+            for micro in others:
+                self._batch, self._samples = self.prepared(micro), float(micro.samples)
+                yield self._batch
+
         with self.trainer.profiler.profile("run_training_batch"):
             if module.automatic_optimization:
-                parts = map(self._prepared, batch.split())
                 optimizer = self.trainer.optimizers[0]
                 self._outputs = self.automatic_optimization.run_parts(
-                    optimizer, self.batch_idx, parts, self._is_new, self._computed
+                    optimizer, self.batch_idx, parts(), self._is_new, self._computed
                 )
-            else:
-                data = self._prepared(batch)
-                kwargs = self._build_kwargs(OrderedDict(), data, self.batch_idx)
+                return
+            for inputs in parts():
+                kwargs = self._build_kwargs(OrderedDict(), inputs, self.batch_idx)
                 self._outputs = self.manual_optimization.run(kwargs)
                 self._computed(self._outputs.get("loss"))
-                trainer = the_runtime().trainer
-                assert trainer is not None
-                self._means = self._sums.over_all(trainer.reduction.total)
+            trainer = the_runtime().trainer
+            assert trainer is not None
+            self._means = self._sums.over_all(trainer.reduction.total)
 
-    def _prepared(self, micro: Batch) -> Any:
-        """Return the samples of a micro-batch where the module wants them, after the hooks of its begin."""
-        trainer, module = self.trainer, self.trainer.lightning_module
-        self._samples = float(micro.samples)
+    def prepared(self, micro: Batch) -> Any:
+        """Return the samples of a micro-batch where the module wants them."""
+        trainer = self.trainer
         data = trainer.precision_plugin.convert_input(micro.data)
-        data = module._on_before_batch_transfer(data, dataloader_idx=0)
-        data = call._call_strategy_hook(trainer, "batch_to_device", data, dataloader_idx=0)
-        self._batch = data
-        if self._is_new:
-            self._is_new = False
-            call._call_callback_hooks(trainer, "on_train_batch_start", data, self.batch_idx)
-            said = call._call_lightning_module_hook(trainer, "on_train_batch_start", data, self.batch_idx)
-            if said == -1:
-                raise UsageError(
-                    "on_train_batch_start() has returned -1: an epoch goes to its end here, for each of its "
-                    "samples counts once. Set trainer.should_stop, which ends the training"
-                )
-            call._call_strategy_hook(trainer, "on_train_batch_start", data, self.batch_idx)
-        return data
+        data = trainer.lightning_module._on_before_batch_transfer(data, dataloader_idx=0)
+        return call._call_strategy_hook(trainer, "batch_to_device", data, dataloader_idx=0)
+
+    def announce(self, data: Any) -> None:
+        """Call the hooks before a step.
+
+        Args:
+            data: samples of the first micro-batch.
+
+        Raises:
+            UsageError: the module wants to leave the epoch.
+        """
+        trainer = self.trainer
+        call._call_callback_hooks(trainer, "on_train_batch_start", data, self.batch_idx)
+        said = call._call_lightning_module_hook(trainer, "on_train_batch_start", data, self.batch_idx)
+        if said == -1:
+            raise UsageError(
+                "on_train_batch_start() has returned -1: an epoch goes to its end here, for each of its "
+                "samples counts once. Set trainer.should_stop, which ends the training"
+            )
+        call._call_strategy_hook(trainer, "on_train_batch_start", data, self.batch_idx)
 
     def _computed(self, loss: Any) -> None:
         """Take the loss of a micro-batch, unless the script logs one of this name."""

@@ -162,7 +162,7 @@ class SpringtideStrategy(Strategy):
         return found
 
     def clip_norm(self, trainer: pl.Trainer) -> float | None:
-        """Return the norm to which the library clips gradients; None where the module clips them itself."""
+        """Return the norm to which the library clips gradients; None where Lightning's code does."""
         value = trainer.gradient_clip_val
         return float(value) if value and not _clips_itself(trainer) else None
 
@@ -173,6 +173,8 @@ class SpringtideStrategy(Strategy):
             trainer: whose hooks they are.
             optimizer: that steps.
         """
+        if (clip := self._clips.pop(id(optimizer), None)) is not None:
+            self.precision_plugin.clip_gradients(optimizer, *clip)
         call._call_callback_hooks(trainer, "on_before_optimizer_step", optimizer)
         call._call_lightning_module_hook(trainer, "on_before_optimizer_step", optimizer)
         if _clips_itself(trainer):
@@ -182,8 +184,6 @@ class SpringtideStrategy(Strategy):
                 trainer.gradient_clip_val,
                 gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             )
-        if (clip := self._clips.pop(id(optimizer), None)) is not None:
-            self.precision_plugin.clip_gradients(optimizer, *clip)
 
     def clip_later(self, optimizer: Any, value: Any, algorithm: Any) -> None:
         """Keep a manual `clip_gradients()` for the optimizer's step, where gradients are summed."""
@@ -362,11 +362,19 @@ def _refuse(problems: list[str]) -> None:
 
 def _clips_itself(trainer: pl.Trainer) -> bool:
     """Return whether gradients are clipped by Lightning's own code, in the hook before the step."""
-    module = trainer.lightning_module
-    if not module.automatic_optimization:
-        return False
+    return trainer.lightning_module.automatic_optimization and not _steps_elsewhere()
+
+
+def _clips_by_norm(trainer: pl.Trainer) -> bool:
+    """Return whether the library can clip gradients in Lightning's place."""
     by_value = bool(trainer.gradient_clip_val) and trainer.gradient_clip_algorithm == "value"
-    return by_value or is_overridden("configure_gradient_clipping", module)
+    return not (by_value or is_overridden("configure_gradient_clipping", trainer.lightning_module))
+
+
+def _steps_elsewhere() -> bool:
+    """Return whether no worker has all gradients: servers do, or each worker has a shard."""
+    settings = the_runtime().settings
+    return not settings.alone and (settings.strategy != "AllReduce" or settings.shard != "None")
 
 
 def _impossible(trainer: pl.Trainer) -> list[str]:
@@ -413,14 +421,13 @@ def _impossible(trainer: pl.Trainer) -> list[str]:
         )
     if runtime.pod is not None:
         problems.append("a model that is divided by springtide.mesh() was not tried: write the loop yourself")
-    settings = runtime.settings
-    elsewhere = not settings.alone and (settings.strategy != "AllReduce" or settings.shard != "None")
-    if elsewhere and _clips_itself(trainer):
+    automatic = module.automatic_optimization
+    if _steps_elsewhere() and automatic and not _clips_by_norm(trainer):
         problems.append(
             "gradients are clipped by the module or by value: with parameter servers or shards they are not "
             "in one place; use gradient_clip_val with the algorithm norm"
         )
-    if settings.logical_workers and not module.automatic_optimization:
+    if runtime.settings.logical_workers and not automatic:
         problems.append("manual optimization in exact mode was not tried: use automatic optimization")
     return problems
 

@@ -1,0 +1,304 @@
+"""SpringtideStrategy with the real Lightning: the numbers of its own strategy, and each hook once for a step."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_seeds import Seed, each_seed, seconds
+from halt import Halt
+from worker_cluster import Worker, WorkerCluster, Zygote
+
+from springtide.coordination import outcome
+
+SCRIPT = Path(__file__).parents[2] / "support" / "lightning_script.py"
+SEEDS = SCRIPT.with_name("lightning_chaos_seeds.txt")
+IMPORTS = "lightning.pytorch torchmetrics lightning.pytorch.loggers"
+
+pytestmark = [
+    pytest.mark.timeout(int(300 + 2 * seconds(3))),
+    pytest.mark.skipif(
+        importlib.util.find_spec("lightning") is None,
+        reason="lightning is not installed: pip install 'springtide[worker,lightning]'",
+    ),
+]
+Train = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote(ZYGOTE_IMPORTS=IMPORTS)
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="module")
+def train_plainly(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """`train_plainly(OPTIONS, plain=True)` runs the script without a job: with Lightning's own strategy."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def train(options: dict[str, Any], *, plain: bool = True) -> dict[str, Any]:
+        key = json.dumps([options, plain])
+        if key not in known:
+            folder = tmp_path_factory.mktemp("plain")
+            argv = [str(SCRIPT), str(folder), json.dumps(options | {"plain": plain})]
+            assert zygote.wait(zygote.fork({}, argv, folder / "log"), 120.0) == 0, (folder / "log").read_text()
+            name = "plain" if plain else "alone"
+            found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+            known[key] = found | {"events": events(folder / f"{name}.events"), "rows": rows(folder)}
+        return known[key]
+
+    return train
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """What the logger has written, a row for each step or evaluation, without the names that it has not."""
+    (path,) = folder.rglob("metrics.csv")
+    with path.open(newline="") as file:
+        return [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def steps_of(found: list[dict[str, Any]], event: str) -> list[int]:
+    return [entry["step"] for entry in found if entry["event"] == event]
+
+
+def check_same(found: list[dict[str, Any]], wanted: list[dict[str, Any]], tolerance: float = 2e-5) -> None:
+    """Check that a worker's steps have the losses, norms and logged values of plain training.
+
+    Steps before the worker joined are not there.
+    """
+    for hook in ("on_train_batch_end", "on_before_optimizer_step", "on_validation_end", "on_train_epoch_end"):
+        known = {entry["step"]: entry for entry in reversed(wanted) if entry["event"] == hook}
+        for entry in found:
+            if entry["event"] != hook or not entry["step"]:
+                continue  # the sanity check comes before training
+            same = known[entry["step"]]
+            for name in ("loss", "norm", "ended", "batch_idx"):
+                assert entry.get(name) == pytest.approx(same.get(name), abs=tolerance), (hook, entry["step"])
+            metrics, like = entry.get("metrics", {}), same.get("metrics", {})
+            assert set(metrics) == set(like), (hook, entry["step"])
+            assert metrics == pytest.approx(like, abs=tolerance), (hook, entry["step"])
+
+
+def check_end(worker: Worker, wanted: dict[str, Any], cluster: WorkerCluster, tolerance: float = 1e-4) -> None:
+    assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+    found = worker.result()
+    assert found is not None
+    assert found["values"] == pytest.approx(wanted["values"], abs=tolerance)
+    for name in ("global_step", "epoch", "ended", "checkpoints"):
+        assert found[name] == wanted[name], name
+    assert found["best"] == [pytest.approx(wanted["best"][0], abs=tolerance), wanted["best"][1]]
+    for one, other in zip(found["after"], wanted["after"], strict=True):
+        assert one == pytest.approx(other, abs=2e-5)
+    assert found["audit"]["lost"] == found["audit"]["repeated"] == 0
+
+
+def start(
+    new_cluster: Callable[..., WorkerCluster], options: dict[str, Any], **settings: Any
+) -> WorkerCluster:
+    return new_cluster(options, script=SCRIPT, **settings)
+
+
+def of(worker: Worker) -> list[dict[str, Any]]:
+    return events(worker.folder / f"{worker.name}.events")
+
+
+STEPS: dict[str, Any] = {
+    "batch_size": 12,
+    "test": True,
+    "arguments": {"gradient_clip_val": 0.5, "val_check_interval": 3, "check_val_every_n_epoch": None},
+}
+"""One batch of 12 samples is a step: five in an epoch of 50."""
+SPLIT = STEPS | {"batch_size": 4, "reference_workers": 3}
+"""The same global batch, as three processes would have had it."""
+
+
+def test_alone_it_is_lightning(train_plainly: Train) -> None:
+    """One process: the same numbers, hooks and rows of the log, in the same order."""
+    wanted, found = train_plainly(STEPS), train_plainly(STEPS, plain=False)
+    assert found["values"] == pytest.approx(wanted["values"], abs=1e-6)
+    assert [entry["event"] for entry in found["events"]] == [entry["event"] for entry in wanted["events"]]
+    assert [entry["step"] for entry in found["events"]] == [entry["step"] for entry in wanted["events"]]
+    check_same(found["events"], wanted["events"])
+    for one, other in zip(found["rows"], wanted["rows"], strict=True):
+        assert {key: float(value) for key, value in one.items()} == pytest.approx(
+            {key: float(value) for key, value in other.items()}, abs=2e-5
+        )
+    assert found["after"][0] == pytest.approx(wanted["after"][0])
+
+
+def test_same_losses_through_a_kill_and_a_join(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train
+) -> None:
+    """The first of three dies in a backward pass, and one joins: nobody restarts, each hook comes once."""
+    wanted = train_plainly(STEPS)
+    cluster = start(new_cluster, SPLIT)
+    first, second, third = cluster.start(3, faults={0: "backward:5:kill"})
+    cluster.until_step(7, second)
+    joiner = cluster.add()
+    cluster.until_done(second, third, joiner)
+    assert first.code == -9, cluster.logs()
+    for worker in (second, third, joiner):
+        check_end(worker, wanted, cluster)
+        check_same(of(worker), wanted["events"])
+    for worker in (second, third):
+        seen = of(worker)
+        for event in ("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"):
+            assert steps_of(seen, event) == steps_of(wanted["events"], event), event
+        counted = Counter(entry["event"] for entry in seen)
+        assert (counted["on_train_start"], counted["on_train_epoch_start"], counted["on_train_end"]) == (1, 3, 1)
+    joined = steps_of(of(joiner), "on_train_batch_end")
+    assert joined == list(range(joined[0], 16))
+    assert 8 <= joined[0] <= 15
+    logged = [float(row["train_loss_step"]) for row in rows(cluster.folder) if "train_loss_step" in row]
+    like = [float(row["train_loss_step"]) for row in wanted["rows"] if "train_loss_step" in row]
+    assert logged == pytest.approx(like, abs=2e-5), "rank 0 of the moment logs each step, in one file"
+
+
+def test_early_stop_in_the_middle_of_an_epoch(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train
+) -> None:
+    """A metric ends the training alike on all workers, though one dies before an evaluation."""
+    options: dict[str, Any] = STEPS | {
+        "patience": 1,
+        "arguments": STEPS["arguments"] | {"max_epochs": 20},
+    }
+    wanted = train_plainly(options)
+    assert wanted["global_step"] < 100, "it stops early"
+    assert wanted["global_step"] % 5, "in the middle of an epoch of five steps"
+    cluster = start(new_cluster, options | {"batch_size": 2, "reference_workers": 6})
+    first, second, third = cluster.start(3, faults={0: "committed:3:kill"})
+    cluster.until_done(second, third)
+    assert first.code == -9, cluster.logs()
+    for worker in (second, third):
+        check_end(worker, wanted, cluster)
+        check_same(of(worker), wanted["events"])
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "two optimizers by hand, with schedules, a closure and a clipped one": {
+        "model": "players",
+        "batch_size": 12,
+        "fault": "gradients:4:kill",
+        "arguments": {"max_epochs": 2},
+    },
+    "a schedule by validation, gradients clipped by value, norm layers, processes that read": {
+        "batch_size": 12,
+        "schedule": "plateau",
+        "loader_workers": 1,
+        "arguments": {"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value", "max_steps": 8},
+    },
+    "bfloat16": {"batch_size": 12, "tolerance": 0.05, "arguments": {"precision": "bf16-mixed"}},
+}
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_two_workers_are_lightning(
+    options: dict[str, Any], new_cluster: Callable[..., WorkerCluster], train_plainly: Train
+) -> None:
+    wanted = train_plainly(options)
+    cluster = start(new_cluster, options)
+    if fault := options.get("fault"):
+        lost, *workers = cluster.start(3, faults={0: fault})
+        cluster.until_done(*workers)
+        assert lost.code == -9, cluster.logs()
+    else:
+        workers = cluster.start(2)
+        cluster.until_done()
+    tolerance = options.get("tolerance", 2e-5)
+    for worker in workers:
+        check_end(worker, wanted, cluster, max(1e-4, tolerance))
+        check_same(of(worker), wanted["events"], tolerance)
+
+
+def test_a_job_begins_again_where_all_were_lost(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
+) -> None:
+    """Counts, logs and callbacks go on from the job's checkpoint; so it ends early at the right step."""
+    options: dict[str, Any] = STEPS | {
+        "patience": 1,
+        "arguments": STEPS["arguments"] | {"max_epochs": 20},
+    }
+    wanted = train_plainly(options)
+    (tmp_path / "saved").mkdir()
+    place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "saved"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.01"}
+    cluster = start(new_cluster, options, environment=place)
+    halt = Halt(tmp_path)
+    lost = cluster.start(2, faults={0: halt.at("body:6", 0), 1: halt.at("body:6", 1)})
+    cluster.until(lambda: halt.reached(0) and halt.reached(1), "the sixth step")
+    cluster.until(lambda: any((tmp_path / "saved").rglob("manifest*.json")), "a checkpoint")
+    for worker in lost:
+        worker.kill()
+    cluster.until(lambda: not any(worker.running for worker in lost), "the loss of all")
+    again = [cluster.add(), cluster.add()]
+    cluster.until_done(*again)
+    for worker in again:
+        check_end(worker, wanted, cluster)
+        check_same(of(worker), wanted["events"])
+    assert any("restored" in worker.log() for worker in again)
+
+
+def test_another_worker_saves_when_the_writer_dies(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
+) -> None:
+    options = {"batch_size": 12, "arguments": {"max_epochs": 2}}
+    wanted = train_plainly(options)
+    cluster = start(new_cluster, options)
+    halt = Halt(tmp_path)
+    first, second = cluster.start(2, faults={0: "evaluation:5:kill", 1: halt.at("committed:5")})
+    cluster.until(lambda: not first.running, "the death of the one that writes")
+    halt.go()
+    cluster.until_done(second)
+    check_end(second, wanted, cluster)
+
+
+POINTS = ("backward", "body", "committed", "stepping", "stepped", "evaluation", "reduced", "prepared")
+"""Points of a step at which random faults come; what they mean to a seed does not change."""
+DEEDS = ("kill", "kill", "term")
+PLAYERS: dict[str, Any] = {"model": "players", "batch_size": 12, "arguments": {"max_epochs": 3}}
+
+
+def test_random_faults_change_no_number(zygote: Zygote, tmp_path: Path, train_plainly: Train) -> None:
+    """Two of four workers die or are asked to leave at random points, and others join."""
+    wanted = [train_plainly(STEPS), train_plainly(PLAYERS)]
+
+    def survive(seed: Seed) -> str:
+        folder = tmp_path / str(seed).replace(":", "-")
+        folder.mkdir()
+        drawn, which = random.Random(seed.number), seed.number % 2
+        faults = {
+            number: f"{drawn.choice(POINTS)}:{drawn.randint(1, 15)}:{drawn.choice(DEEDS)}"
+            for number in drawn.sample(range(4), 2)
+        }
+        cluster = WorkerCluster(zygote, folder, (SPLIT, PLAYERS)[which], script=SCRIPT)
+        try:
+            workers = cluster.start(4, faults=faults)
+            cluster.until_step(drawn.randint(1, 14), workers[min({0, 1, 2} - set(faults))])
+            workers += [cluster.add() for _ in range(drawn.randint(1, 2))]
+            cluster.until_done()
+            finished = [worker for worker in workers if worker.result() is not None]
+            for worker in workers:  # those that leave have no result
+                assert worker.code in ((0, -9) if worker.slot in faults else (0,)), cluster.logs()
+            assert len(finished) >= 2, cluster.logs()
+            for worker in finished:
+                check_end(worker, wanted[which], cluster)
+                check_same(of(worker), wanted[which]["events"])
+                ended = steps_of(of(worker), "on_train_batch_end")
+                assert len(ended) == len(set(ended)), "once for each step"
+        finally:
+            cluster.close()
+        return f"{faults}, {len(finished)} finished"
+
+    each_seed(SEEDS, seconds(3), survive)
