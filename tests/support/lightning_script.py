@@ -1,11 +1,12 @@
 """A training script of a user of Lightning, for the tests. argv: RESULT_FOLDER JSON_OPTIONS.
 
-With `"plain": true` the Trainer has Lightning's own strategy. Writes RESULT_FOLDER/POD.events, a line for each
-hook of a callback, and at its end RESULT_FOLDER/POD.json.
+With `"plain": true` the Trainer has Lightning's own strategy. Writes RESULT_FOLDER/POD.events, a line for
+each hook of a callback, and at its end RESULT_FOLDER/POD.json.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -16,7 +17,13 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    EMAWeightAveraging,
+    LearningRateMonitor,
+    ModelCheckpoint,
+)
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -77,7 +84,8 @@ class Classifier(pl.LightningModule):
         self.save_hyperparameters()
         self.options = options
         self.layers = torch.nn.Sequential(
-            torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12) if options.get("norm") else torch.nn.Tanh(),
+            torch.nn.Linear(6, 12),
+            torch.nn.BatchNorm1d(12) if options.get("norm") else torch.nn.Tanh(),
             torch.nn.Linear(12, 3),
         )
         self.seen = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
@@ -95,7 +103,9 @@ class Classifier(pl.LightningModule):
         self.log("seen", self.seen, on_step=False, on_epoch=True)
         self.mean_of_losses.update(loss.detach(), weight=len(y))
         self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
-        self.log("right", (scores.argmax(-1) == y).float().sum(), reduce_fx="sum", on_step=False, on_epoch=True)
+        self.log(
+            "right", (scores.argmax(-1) == y).float().sum(), reduce_fx="sum", on_step=False, on_epoch=True
+        )
         self.log("scores", scores.mean(), batch_size=len(y))
         return {"loss": loss, "extra": 1}
 
@@ -184,10 +194,85 @@ def samples(count: int, seed: int) -> TensorDataset:
     return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long())
 
 
+class Afterwards(Callback):
+    """Counts micro-batches."""
+
+    def on_after_backward(self, trainer: Any, module: Any) -> None: ...
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    """A stream of samples that have no numbers."""
+
+    def __iter__(self) -> Any:
+        while True:
+            yield samples(1, 1)[0]
+
+
+class Odd(Classifier):
+    """Does in a step what cannot be there, one thing at a time."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        odd = self.options["odd"]
+        if odd == "gather":
+            self.all_gather(batch[0])
+        if odd == "max":
+            self.log("highest", batch[0].max(), reduce_fx="max")
+        if odd == "none":
+            return None
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1 if self.options["odd"] == "skip" else None
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
+        optimizer.step(closure=optimizer_closure)
+        if self.options["odd"] == "twice":
+            optimizer_closure()
+
+
+def refused(folder: Path, options: dict[str, Any]) -> dict[str, str]:
+    """Return what `fit` says to each of these, one at a time; one in a step comes last, for it ends all."""
+    from springtide.integrations.lightning import SpringtideStrategy
+
+    said = {}
+    for text, case in options["refused"].items():
+        module = Classifier(options) if "odd" not in case else Odd(case)
+        if case.get("hook"):
+            module = type("Hooked", (Classifier,), {"on_after_backward": lambda self: None})(options)
+        dataset: Any = Endless() if case.get("data") == "endless" else samples(10, 1)
+        loader: Any = DataLoader(dataset, batch_size=4)
+        if case.get("data") == "sampler":
+            chosen = torch.utils.data.SubsetRandomSampler(range(5))
+            loader = DataLoader(dataset, batch_size=4, sampler=chosen)
+        if case.get("data") == "two":
+            loader = {"a": loader, "b": loader}
+        kinds: dict[str, Any] = {"after": Afterwards, "average": EMAWeightAveraging}
+        own: dict[str, Any] = {
+            "callbacks": [kinds[name]() for name in case.get("callbacks", ())],
+            "default_root_dir": folder,
+            "logger": False,
+            "accelerator": "cpu",
+            "max_epochs": 2,
+            "enable_checkpointing": False,
+        }
+        try:
+            trainer = pl.Trainer(strategy=SpringtideStrategy(), **own | case.get("arguments", {}))
+            trainer.fit(module, loader, DataLoader(samples(5, 2)), ckpt_path=case.get("ckpt_path"))
+            said[text] = "nothing"
+        except Exception as error:
+            said[text] = f"{type(error).__name__}: {error}"
+    return said
+
+
 def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     name = os.environ.get("SPRINGTIDE_POD_NAME", "plain" if options.get("plain") else "alone")
     warnings.simplefilter("ignore")  # Lightning with the newest torch has some
+    if "refused" in options:
+        (folder / f"{name}.json").write_text(json.dumps(refused(folder, options)))
+        return
     torch.manual_seed(0)
     module = (Players if options.get("model") == "players" else Classifier)(options)
     out = folder / f"out-{'plain' if options.get('plain') else 'elastic'}"
@@ -214,8 +299,12 @@ def main() -> None:
     size = options.get("batch_size", 4)
     loader = DataLoader(samples(50, 1), batch_size=size, num_workers=options.get("loader_workers", 0))
     trainer.fit(module, loader, DataLoader(samples(22, 2), batch_size=5))
-    after = trainer.test(module, DataLoader(samples(20, 3), batch_size=5), verbose=False) if options.get("test") else []
-    result = {
+    after = (
+        trainer.test(module, DataLoader(samples(20, 3), batch_size=5), verbose=False)
+        if options.get("test")
+        else []
+    )
+    result: dict[str, Any] = {
         "global_step": trainer.global_step,
         "epoch": trainer.current_epoch,
         "ended": recorder.ended,
@@ -225,7 +314,11 @@ def main() -> None:
         "best": [float(saver.best_model_score or 0), Path(saver.best_model_path).name],
         "checkpoints": sorted(path.name for path in out.rglob("*.ckpt")),
     }
-    if not options.get("plain"):
+    if options.get("plain"):
+        from springtide.integrations.lightning.arguments import unclassified
+
+        result["unclassified"] = unclassified(inspect.signature(pl.Trainer.__init__).parameters)
+    else:
         import springtide
 
         runtime = springtide.api.active_runtime

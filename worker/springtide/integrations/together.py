@@ -1,4 +1,4 @@
-"""What the workers of a job do together between two steps, for adapters of other libraries' trainers.
+"""Do things together with the job's other workers between two steps, for adapters of other trainers.
 
 The coordinator deals it as it deals the samples of an evaluation: to one worker, and again if that one is
 lost. So nobody waits in a collective, and a worker of which the others know nothing holds up nobody.
@@ -46,7 +46,8 @@ def agreed(numbers: Mapping[str, float]) -> dict[str, float]:
     Args:
         numbers: by name; all workers have the same names.
     """
-    names, found = list(numbers), {}
+    names = list(numbers)
+    found: dict[str, float] = {}
     for first in range(0, len(names), _MOST_NUMBERS):
         some = names[first : first + _MOST_NUMBERS]
         errand = the_runtime().evaluations.errand()

@@ -1,4 +1,4 @@
-"""What becomes of an argument of another library's trainer in an elastic job. PURE.
+"""Say what becomes of an argument of another library's trainer in an elastic job. PURE.
 
 An argument is supported, without meaning there, or refused unless it has one of a few values, so that none is
 ignored without a word.
@@ -38,15 +38,22 @@ class Field:
 
 
 def supported(note: str = "") -> Field:
+    """Return a field that counts."""
     return Field(Treatment.SUPPORTED, note)
 
 
 def irrelevant(note: str) -> Field:
+    """Return a field that means nothing in a job."""
     return Field(Treatment.IRRELEVANT, note)
 
 
 def refused(note: str, *allowed: Any) -> Field:
-    """Return a field that may have these values only; without any, it has to be empty or False."""
+    """Return a field that may have some values only.
+
+    Args:
+        note: why, and what to do instead.
+        allowed: the values; without any, it has to be empty or False.
+    """
     if not allowed:
         return Field(Treatment.REFUSED, note, lambda value: not value, "left out")
     return Field(

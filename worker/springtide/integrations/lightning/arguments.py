@@ -1,4 +1,4 @@
-"""Every argument of Lightning's `Trainer`, what becomes of it in an elastic job, and the steps that a run has.
+"""Every argument of Lightning's `Trainer`, what becomes of it in an elastic job, and the steps of a run.
 
 PURE: imports no lightning. A Trainer does not keep its arguments: what of it tells their values is looked at
 when training begins.
@@ -93,7 +93,7 @@ CALLBACKS: Final[Mapping[str, str]] = {
     "GradientAccumulationScheduler": "the global batch would change while training runs",
     "LearningRateFinder": "it trains once more in each worker: find the learning rate in a run without a job",
     "ModelPruning": "it changes parameters while training runs",
-    "OnExceptionCheckpoint": "the job's own checkpoints (spec.checkpoint) are whole at any time: leave it out",
+    "OnExceptionCheckpoint": "the job's own checkpoints (spec.checkpoint) are always whole: leave it out",
     "SpikeDetection": "it looks at a worker's own batches: look at the logged losses in on_train_batch_end()",
     "StochasticWeightAveraging": "the average would be each worker's own: average by a torch.optim.swa_utils."
     "AveragedModel in the module",

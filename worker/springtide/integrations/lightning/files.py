@@ -1,4 +1,4 @@
-"""Where the loggers and checkpoints of a job's workers lie: in one place, whichever worker writes."""
+"""Have loggers and checkpoints in one place, whichever worker of the job writes."""
 
 from __future__ import annotations
 

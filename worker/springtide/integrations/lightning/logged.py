@@ -1,4 +1,4 @@
-"""What a LightningModule logs in a step: kept until the step is committed, as means over all workers.
+"""Keep what a LightningModule logs in a step until that is committed, as means over all workers.
 
 [Note: logged values] `self.log()` in a step's body writes into a collection of ours, since the step may be
 dropped, and since a worker has a part of the batch only. In automatic optimization values are reported to the
@@ -56,7 +56,12 @@ class Sums:
     weights: dict[str, float] = field(default_factory=dict)
 
     def add(self, values: Mapping[str, float], weight: float) -> None:
-        """Take values that are means over so many samples."""
+        """Take values of a micro-batch.
+
+        Args:
+            values: means over its samples, by name.
+            weight: number of its samples.
+        """
         for name, value in values.items():
             self.totals[name] = self.totals.get(name, 0.0) + (value * weight if weight else 0.0)
             self.weights[name] = self.weights.get(name, 0.0) + weight
@@ -116,10 +121,25 @@ class StepLog(_ResultCollection):
         return {name for _, name in self._entries}
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
-        """Do nothing: values of a body are not added up here."""
+        """Do nothing: values of a body are not added up here.
+
+        Args:
+            metrics: unused.
+            fx: unused.
+        """
 
     def log(self, fx: str, name: str, value: Any, **arguments: Any) -> None:
-        """Keep a value that the script logs. Raise UsageError for one that cannot be averaged."""
+        """Keep a value that the script logs.
+
+        Args:
+            fx: hook in which it does.
+            name: of the value.
+            value: a number, a tensor with one, or a Metric.
+            arguments: of `_ResultCollection.log`.
+
+        Raises:
+            UsageError: the value cannot be averaged.
+        """
         entry = _Entry({"fx": fx, "name": name, **arguments})
         shown = arguments.get("reduce_fx", torch.mean)
         entry.kind = shown if isinstance(shown, str) else getattr(shown, "__name__", str(shown))
@@ -214,7 +234,9 @@ def results_state(results: _ResultCollection) -> list[Any]:
         meta = {name: getattr(metric.meta, name) for name in _META}
         sync = metric.meta.sync
         sums = [float(metric.value), str(metric.value.dtype)] if metric.is_tensor else None
-        counted = int(metric.cumulated_batch_size) if metric.is_tensor and metric.meta.is_mean_reduction else 0
+        counted = (
+            int(metric.cumulated_batch_size) if metric.is_tensor and metric.meta.is_mean_reduction else 0
+        )
         found.append(
             {
                 "key": key,

@@ -8,8 +8,8 @@ counters are Lightning's own methods, called as its loop calls them, so what a s
 a step moves those counters by as many, whatever the worker computes; so `batch_idx`, `val_check_interval` and
 progress are those of a run by plain Lightning with `reference_workers` processes.
 
-[Note: where hooks run] A step's body may run again. What belongs to the forward and backward pass runs in it
-as often. `on_train_batch_start` comes before it, once for each step, so the first samples are read before it,
+[Note: where hooks run] A step's body may run again, and hooks of the forward and backward pass run in it as
+often. `on_train_batch_start` comes before it, once for each step, so the first samples are read before it,
 with random numbers of their own. `on_before_optimizer_step` comes where the gradients of all workers are
 summed and the step is certain. All else comes after the commit, between two steps, where no state is
 transferred or saved.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from lightning.pytorch.loggers.utilities import _log_hyperparams
@@ -48,7 +48,32 @@ from springtide.train_step.randomness import isolated
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from springtide.integrations.lightning.strategy import SpringtideStrategy
+
+class Guide(Protocol):
+    """The strategy, as far as the loops ask it.
+
+    Attributes:
+        reference_workers: number of processes for which batch size and learning rate were chosen.
+        optimizers: of the module.
+        lr_scheduler_configs: of the module.
+    """
+
+    reference_workers: int
+    optimizers: list[torch.optim.Optimizer]
+    lr_scheduler_configs: list[Any]
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def is_global_zero(self) -> bool: ...
+
+    def clip_norm(self, trainer: pl.Trainer) -> float | None: ...
+
+    @property
+    def before_step(self) -> Callable[[pl.Trainer, torch.optim.Optimizer], None]: ...
+
+    def show_rank(self, rank: int | None = None) -> None: ...
 
 
 class ElasticFitLoop(_FitLoop):
@@ -56,7 +81,7 @@ class ElasticFitLoop(_FitLoop):
 
     epoch_loop: ElasticEpochLoop
 
-    def __init__(self, trainer: pl.Trainer, strategy: SpringtideStrategy) -> None:
+    def __init__(self, trainer: pl.Trainer, strategy: Guide) -> None:
         """Stand in for the loop that a Trainer has.
 
         Args:
@@ -229,7 +254,7 @@ class ElasticFitLoop(_FitLoop):
 
     def _is_over(self) -> bool:
         """Return whether the run ends here; alike in all workers that hold the same state."""
-        return (
+        return bool(
             _is_max_limit_reached(self.epoch_loop.global_step, self.max_steps)
             or _is_max_limit_reached(
                 self.epoch_progress.current.processed, -1 if self.max_epochs is None else self.max_epochs
@@ -457,7 +482,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         for counter in (self.batch_progress.current, self.batch_progress.total):
             counter.completed = counter.ready
         connector.update_train_step_metrics()
-        self.on_advance_end(None)  # type: ignore[arg-type]  # it looks at its class alone
+        self.on_advance_end(None)  # it looks at the class of the fetcher alone
 
     def _is_writer(self) -> bool:
         return springtide.rank() == 0
@@ -484,7 +509,7 @@ class PartsOptimization(_AutomaticOptimization):
             computed: takes the loss of each micro-batch.
 
         Returns:
-            What the module's `training_step` has returned for the last one.
+            The output of the module's `training_step` for the last one.
 
         Raises:
             UsageError: the module computed no loss, or its `optimizer_step` is no plain step.
@@ -496,7 +521,8 @@ class PartsOptimization(_AutomaticOptimization):
                 "LightningModule.optimizer_step() has not called its optimizer_closure: each batch makes a "
                 "step here; call optimizer.step(closure=optimizer_closure)"
             )
-        return closure.result.asdict()
+        found: dict[str, Any] = closure.result.asdict()
+        return found
 
     def closure_parts(
         self, kwargs: OrderedDict[str, Any]
@@ -508,7 +534,13 @@ class PartsOptimization(_AutomaticOptimization):
         return result, self._make_backward_fn(self.trainer.optimizers[0])
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, batch_idx: int, *, is_new: bool) -> None:
-        """Zero the gradients before the first backward pass of a body."""
+        """Zero the gradients before the first backward pass of a body.
+
+        Args:
+            optimizer: whose they are.
+            batch_idx: of Lightning's batch in which the step is.
+            is_new: this process begins the step for the first time.
+        """
         if is_new:
             self._on_before_zero_grad(optimizer)
         self._optimizer_zero_grad(batch_idx, optimizer)
@@ -531,7 +563,7 @@ class PartsClosure:
         self._parts, self._is_new, self._computed = parts, is_new, computed
         self.result: ClosureResult | None = None
 
-    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    @torch.enable_grad()
     def __call__(self) -> torch.Tensor | None:
         """Compute all micro-batches; return the last one's loss. Raise UsageError when it is called again."""
         if self.result is not None:

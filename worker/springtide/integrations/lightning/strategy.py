@@ -129,7 +129,7 @@ class SpringtideStrategy(Strategy):
     def setup(self, trainer: pl.Trainer) -> None:
         """Put the model on its device, and make the optimizers. Raise UsageError for those that cannot be."""
         if self._layer_sync is not None:
-            self.model = self._layer_sync.apply(self.model)
+            self.model = self._layer_sync.apply(self.lightning_module)
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             _refuse(_impossible_optimizers(trainer))
@@ -156,7 +156,7 @@ class SpringtideStrategy(Strategy):
         if closure is do_nothing_closure:
             return optimizer.step(**kwargs)
         if isinstance(optimizer, torch.optim.LBFGS):
-            return optimizer.step(closure, **kwargs)
+            return optimizer.step(closure, **kwargs)  # type: ignore[no-untyped-call]
         found = closure()
         optimizer.step(**kwargs)
         return found
@@ -186,30 +186,61 @@ class SpringtideStrategy(Strategy):
             )
 
     def clip_later(self, optimizer: Any, value: Any, algorithm: Any) -> None:
-        """Keep a manual `clip_gradients()` for the optimizer's step, where gradients are summed."""
+        """Keep a manual `clip_gradients()` for the optimizer's step, where gradients are summed.
+
+        Args:
+            optimizer: of the script, or Lightning's around it.
+            value: to which gradients are clipped.
+            algorithm: "norm" or "value".
+        """
         self._clips[id(getattr(optimizer, "optimizer", optimizer))] = (value, algorithm)
 
     # ---- what strategies of several processes do
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return the value itself: what is logged is over all workers' samples already."""
+        """Return the value itself: what is logged is over all workers' samples already.
+
+        Args:
+            tensor: the value.
+            group: unused.
+            reduce_op: unused.
+        """
         return tensor
 
     def barrier(self, name: str | None = None) -> None:
         """Do nothing: nobody waits for a worker that may be lost."""
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return a number as one of the workers has it; anything else is the same on all of them."""
+        """Return a number as one of the workers has it; anything else is the same on all of them.
+
+        Args:
+            obj: the number.
+            src: unused.
+        """
         if in_training() and isinstance(obj, bool | int | float):
             return type(obj)(agreed({"broadcast": float(obj)})["broadcast"])
         return obj
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Return the decision of one of the workers."""
+        """Return the decision of one of the workers.
+
+        Args:
+            decision: this one's.
+            all: unused.
+        """
         return bool(self.broadcast(bool(decision)))
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """Return the tensor: in evaluations each worker has all samples. Raise UsageError in a step."""
+        """Return the tensor: in evaluations each worker has all samples.
+
+        Args:
+            tensor: of this worker.
+            group: unused.
+            sync_grads: unused.
+
+        Raises:
+            UsageError: it is called in a step.
+        """
         if the_runtime().trainers.in_body:
             raise UsageError(
                 "all_gather() in a training step: the number of workers changes, and a step may run again. "
@@ -255,7 +286,8 @@ class SpringtideStrategy(Strategy):
         trainer = the_runtime().trainer
         if trainer is not None and (trainer.shards is not None or trainer.servers is not None):
             return {}
-        return super().optimizer_state(optimizer)
+        found: dict[str, Any] = super().optimizer_state(optimizer)
+        return found
 
     def teardown(self) -> None:
         """End without moving the model to the CPU, where the library would not find it."""
@@ -308,11 +340,16 @@ class SpringtideStrategy(Strategy):
         if not trainer.lightning_module.automatic_optimization:
             vars(trainer.lightning_module)["clip_gradients"] = self.clip_later_for
 
-
     def clip_later_for(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Stand in for a LightningModule's `clip_gradients` in manual optimization."""
+        """Stand in for a LightningModule's `clip_gradients` in manual optimization.
+
+        Args:
+            optimizer: as the script has it.
+            gradient_clip_val: to which gradients are clipped.
+            gradient_clip_algorithm: "norm", unless it is "value".
+        """
         if gradient_clip_val:
             self.clip_later(optimizer, gradient_clip_val, gradient_clip_algorithm or "norm")
 
@@ -341,7 +378,7 @@ class ElasticLauncher(_Launcher):
             kwargs: of it.
 
         Returns:
-            What it returns.
+            The result of `function`.
         """
         assert trainer is not None
         if trainer.state.fn == TrainerFn.FITTING:

@@ -127,9 +127,7 @@ FIELDS: Final[Mapping[str, Field]] = {
     "prediction_loss_only": supported("then workers share the samples out, with `compute_metrics` too"),
     "eval_do_concat_batches": supported(_SAME),
     "eval_accumulation_steps": supported(_SAME),
-    "eval_use_gather_object": irrelevant(
-        "nothing is gathered: with metrics each worker predicts everything"
-    ),
+    "eval_use_gather_object": irrelevant("nothing is gathered: with metrics each worker predicts everything"),
     "include_for_metrics": supported(_SAME),
     "batch_eval_metrics": supported(_SAME),
     # ---- checkpoints

@@ -37,8 +37,8 @@ import springtide
 from springtide import api
 from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
-from springtide.elastic.runtime import Runtime
 from springtide.errors import UsageError
+from springtide.integrations.together import agreed, in_training, once, the_runtime
 from springtide.integrations.transformers.alone import hide_local_rank, show_rank, use_own_device
 from springtide.integrations.transformers.arguments import Schedule, refusals, schedule
 from springtide.integrations.transformers.carried import Progress
@@ -46,8 +46,6 @@ from springtide.integrations.transformers.carried import Progress
 log = logging.getLogger(__name__)
 hide_local_rank(os.environ)  # before TrainingArguments are made, which ask accelerate for the device
 
-_MOST_METRICS = 64
-"""Numbers that one evaluation of the library's takes."""
 _BY_METRIC = (ReduceLROnPlateau, GreedyLR)
 """Schedulers that the Trainer steps after an evaluation."""
 
@@ -96,7 +94,7 @@ class ElasticTrainer(Trainer):
         self._total_loss_scalar = 0.0
         self._globalstep_last_logged = 0
         super().__init__(*arguments, **named)
-        self._progress = Progress(self, _runtime().evaluations)
+        self._progress = Progress(self, the_runtime().evaluations)
         _refuse(_impossible(self))
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(_ProgressBar)
@@ -104,7 +102,7 @@ class ElasticTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Make accelerate's part for arguments that can be. Raise UsageError for those that cannot."""
         _refuse(refusals(self.args, TrainingArguments))
-        use_own_device(self.args, _runtime().settings)
+        use_own_device(self.args, the_runtime().settings)
         super().create_accelerator_and_postprocess()
 
     def add_callback(self, callback: Any) -> None:
@@ -148,7 +146,7 @@ class ElasticTrainer(Trainer):
                 "ElasticTrainer.train() was called already: a job trains one model once. Put further "
                 "training into another job, or raise num_train_epochs"
             )
-        if resume_from_checkpoint and not _runtime().saver.checkpoints.able:
+        if resume_from_checkpoint and not the_runtime().saver.checkpoints.able:
             raise UsageError(
                 f"train(resume_from_checkpoint={resume_from_checkpoint!r}): checkpoint-N folders have no "
                 "optimizer state here. Set spec.checkpoint in the manifest: a job goes on from its own "
@@ -168,7 +166,7 @@ class ElasticTrainer(Trainer):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        loader, runtime = self.get_train_dataloader(), _runtime()
+        loader, runtime = self.get_train_dataloader(), the_runtime()
         dataset = loader.dataset
         counts = schedule(
             len(dataset),
@@ -315,7 +313,7 @@ class ElasticTrainer(Trainer):
         Raises:
             UsageError: a callback wants to leave the epoch.
         """
-        runtime, state = _runtime(), self.state
+        runtime, state = the_runtime(), self.state
         assert runtime.trainer is not None
         values, weight = runtime.steps.committed_values, runtime.trainer.total_weight
         loss = values.get("loss", math.nan)
@@ -354,7 +352,7 @@ class ElasticTrainer(Trainer):
     @property
     def _began(self) -> float:
         """Unix seconds at which the job's first step began; now, before it is committed."""
-        return _runtime().position.began_unix or time.time()
+        return the_runtime().position.began_unix or time.time()
 
     def _event(self, name: str) -> None:
         self.control = getattr(self.callback_handler, name)(self.args, self.state, self.control)
@@ -392,13 +390,13 @@ class ElasticTrainer(Trainer):
         """
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
-        shared = _in_training() and prediction_loss_only and _has_samples(dataloader.dataset)
+        shared = in_training() and prediction_loss_only and _has_samples(dataloader.dataset)
         if shared:
             return self._evaluate_together(dataloader, metric_key_prefix, ignore_keys)
         output: EvalLoopOutput = super().evaluation_loop(
             dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        if _in_training():
+        if in_training():
             output.metrics.update(_agreed(output.metrics))
         return output
 
@@ -432,7 +430,7 @@ class ElasticTrainer(Trainer):
             output_dir: folder, on a volume that all workers mount; None: the arguments' one.
             _internal_call: it is a part of another save.
         """
-        if _internal_call or not _in_training():
+        if _internal_call or not in_training():
             super().save_model(output_dir, _internal_call)
             return
         self._once(lambda: super(ElasticTrainer, self).save_model(output_dir, _internal_call))
@@ -466,9 +464,12 @@ class ElasticTrainer(Trainer):
 
         The coordinator deals that work as it deals the samples of an evaluation: again if its worker is lost.
         """
-        for _ in _runtime().evaluations.errand():
+
+        def as_first() -> None:
             show_rank(0)
             work()
+
+        once(as_first)
         self._show_rank()
 
 
@@ -488,16 +489,6 @@ class _ProgressBar(ProgressCallback):
             self.training_bar = None
 
 
-def _runtime() -> Runtime:
-    assert api.active_runtime is not None
-    return api.active_runtime
-
-
-def _in_training() -> bool:
-    """Return whether the members have met, so that they can do things together."""
-    return _runtime().state.opened_loops > 0
-
-
 def _has_samples(dataset: Any) -> bool:
     """Return whether samples can be read by their numbers."""
     ranges = callable(getattr(dataset, "read_range", None))
@@ -506,19 +497,9 @@ def _has_samples(dataset: Any) -> bool:
 
 
 def _agreed(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers among the metrics as one of the workers has them: last bits may differ, and what
-    follows from them (the best model, an early end) has to be the same everywhere."""
-    names = [name for name, value in metrics.items() if isinstance(value, int | float)]
-    found: dict[str, Any] = {}
-    for first in range(0, len(names), _MOST_METRICS):
-        some = names[first : first + _MOST_METRICS]
-        evaluation = springtide.batches([0], batch_size=1, train=False)
-        for _ in evaluation:
-            springtide.report(**{name: metrics[name] for name in some})
-        found |= {
-            name: type(metrics[name])(value) for name, value in evaluation.values.items() if name in some
-        }
-    return found
+    """Return the numbers among the metrics as one of the workers has them."""
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    return {name: type(metrics[name])(value) for name, value in agreed(numbers).items()}
 
 
 def _refuse(problems: list[str]) -> None:
@@ -528,7 +509,7 @@ def _refuse(problems: list[str]) -> None:
 
 def _impossible(trainer: ElasticTrainer) -> list[str]:
     """Return a sentence for each thing besides the arguments that cannot be in an elastic job."""
-    runtime, kind = _runtime(), type(trainer)
+    runtime, kind = the_runtime(), type(trainer)
     problems = [
         f"{kind.__name__}.{name}() is overridden, and samples are dealt by the library: give a data set in "
         "the wanted order and train_sampling_strategy='sequential'"
