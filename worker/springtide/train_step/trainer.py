@@ -878,8 +878,21 @@ class Trainer:
         self._leave_finished()
 
     def _before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        self.sum_gradients("scaler.unscale_()")
+
+    def sum_gradients(self, call: str) -> None:
+        """Wait for the sums of all workers' gradients before optimizer.step(), which then takes them as they
+        have become.
+
+        Args:
+            call: of the script, in words.
+
+        Raises:
+            Dropped: the step is dropped.
+            UsageError: this is the wrong place.
+        """
         self._end_finishing()
-        self.transaction.require_open("scaler.unscale_()")
+        self.transaction.require_open(call)
         body = self._running()
         if not body.reduced:
             self._complete(body)
