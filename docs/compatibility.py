@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -10,7 +11,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from compatibility import CASES, STRATEGIES, Case  # after its folder is on the path
 
-from springtide.integrations.transformers.arguments import FIELDS, Treatment
+from springtide.integrations.accelerate import arguments as accelerate
+from springtide.integrations.lightning import arguments as lightning
+from springtide.integrations.transformers import arguments as transformers
+from springtide.integrations.treatment import Field, Treatment
 
 _HEAD = """\
 # Which scripts work
@@ -46,15 +50,55 @@ A refused one is refused by name when the trainer is made, unless it has the val
 """
 
 
-def _trainer() -> str:
-    """Return the section on the arguments of transformers' Trainer."""
+_LIGHTNING = """\
+
+## Lightning's Trainer
+
+Every argument, for [`SpringtideStrategy`](trainers.md#lightning); made of the table in
+`springtide.integrations.lightning.arguments`.
+A refused one is refused by name when `fit()` is called, unless it has the value in parentheses.
+
+| argument | | |
+|---|---|---|
+"""
+_CALLBACKS = """\
+
+## Lightning's callbacks
+
+Those that are refused, with classes derived from them.
+
+| callback | why |
+|---|---|
+"""
+_ACCELERATE = """\
+
+## Accelerate's Accelerator
+
+Every argument, for [`ElasticAccelerator`](trainers.md#accelerate); made of the table in
+`springtide.integrations.accelerate.arguments`.
+A refused one is refused by name when it is made, unless it has the value in parentheses.
+
+| argument | | |
+|---|---|---|
+"""
+
+
+def _rows(fields: Mapping[str, Field]) -> str:
+    """Return the rows of a table of arguments."""
     rows = []
     for treatment in Treatment:
-        for name, field in FIELDS.items():
+        for name, field in fields.items():
             if field.treatment is treatment:
                 only = f" ({field.allowed})" if field.allowed else ""
                 rows.append(f"| `{name}` | {treatment}{only} | {field.note} |\n")
-    return _TRAINER + "".join(rows)
+    return "".join(rows)
+
+
+def _trainers() -> str:
+    """Return the sections on the arguments of other libraries' trainers."""
+    callbacks = "".join(f"| `{name}` | {why} |\n" for name, why in lightning.CALLBACKS.items())
+    parts = [_TRAINER, _rows(transformers.FIELDS), _LIGHTNING, _rows(lightning.ARGUMENTS), _CALLBACKS]
+    return "".join([*parts, callbacks, _ACCELERATE, _rows(accelerate.ARGUMENTS)])
 
 
 def _outcome(case: Case, strategy: str) -> str:
@@ -77,7 +121,7 @@ def markdown() -> str:
             outcomes = " | ".join(_outcome(case, strategy) for strategy in STRATEGIES)
             lines.append(f"| {case.title} | {outcomes} |")
         lines.append("")
-    return "\n".join(lines) + "\n" + _trainer()
+    return "\n".join(lines) + "\n" + _trainers()
 
 
 if __name__ == "__main__":

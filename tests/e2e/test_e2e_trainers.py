@@ -39,8 +39,18 @@ def _pace(*_):
 register_optimizer_step_post_hook(_pace)
 '''
 JOBS: dict[str, dict[str, Any]] = {
-    "transformers": {"example": "trainer", "environment": {"STEPS": "40"}, "samples": 40 * 32, "value": "loss"},
-    "lightning": {"example": "lightning", "environment": {"EPOCHS": "2"}, "samples": 2 * 1438, "value": "train_loss"},
+    "transformers": {
+        "example": "trainer",
+        "environment": {"STEPS": "40"},
+        "samples": 40 * 32,
+        "value": "loss",
+    },
+    "lightning": {
+        "example": "lightning",
+        "environment": {"EPOCHS": "2"},
+        "samples": 2 * 1438,
+        "value": "train_loss",
+    },
 }
 """By the library that has to be installed: steps are 40 and 46."""
 

@@ -38,7 +38,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="module")
 def train_plainly(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """`train_plainly(OPTIONS, plain=True)` runs the script without a job: with accelerate's own Accelerator."""
+    """`train_plainly(OPTIONS, plain=True)` runs the script without a job, by default with Accelerator."""
     known: dict[str, dict[str, Any]] = {}
 
     def train(options: dict[str, Any], *, plain: bool = True) -> dict[str, Any]:
@@ -46,7 +46,9 @@ def train_plainly(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> T
         if key not in known:
             folder = tmp_path_factory.mktemp("plain")
             argv = [str(SCRIPT), str(folder), json.dumps(options | {"plain": plain})]
-            assert zygote.wait(zygote.fork({}, argv, folder / "log"), 120.0) == 0, (folder / "log").read_text()
+            assert zygote.wait(zygote.fork({}, argv, folder / "log"), 120.0) == 0, (
+                folder / "log"
+            ).read_text()
             name = "plain" if plain else "alone"
             found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
             known[key] = found | {"events": events(folder / f"{name}.events")}
@@ -70,7 +72,9 @@ def start(
     return new_cluster(options, script=SCRIPT, **settings)
 
 
-def check_end(worker: Worker, wanted: dict[str, Any], cluster: WorkerCluster, tolerance: float = 2e-5) -> None:
+def check_end(
+    worker: Worker, wanted: dict[str, Any], cluster: WorkerCluster, tolerance: float = 2e-5
+) -> None:
     """Check that a worker has the numbers of plain training, for the steps since it came."""
     assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
     found = worker.result()
@@ -102,7 +106,9 @@ def test_alone_it_is_the_accelerator(train_plainly: Train) -> None:
         assert found["patience"]["best"] == pytest.approx(wanted["patience"]["best"], abs=1e-5)
         for one, other in zip(found["events"], wanted["events"], strict=True):
             # Accelerate's loss in a step of several batches is that of the last one.
-            assert one == pytest.approx(other | {"loss": one.get("loss")} if "loss" in one else other, abs=2e-5)
+            assert one == pytest.approx(
+                other | {"loss": one.get("loss")} if "loss" in one else other, abs=2e-5
+            )
         assert wanted["unclassified"] == [], "each argument of the installed release has its place"
 
 
@@ -123,3 +129,130 @@ def test_same_losses_through_a_kill_and_a_join(
     assert [entry["step"] for entry in of(second) if "step" in entry] == list(range(1, wanted["steps"] + 1))
     (joined, *_) = [entry["step"] for entry in of(joiner) if "step" in entry]
     assert joined > 6
+
+
+def test_break_after_so_many_steps(new_cluster: Callable[..., WorkerCluster], train_plainly: Train) -> None:
+    """The script leaves its loop in the middle of an epoch, and so does a worker that came later."""
+    options = {"max_train_steps": 10}
+    wanted = train_plainly(WHOLE | options)
+    cluster = start(new_cluster, SPLIT | options)
+    workers = cluster.start(2)
+    cluster.until_step(5)
+    workers.append(cluster.add())
+    cluster.until_done()
+    for worker in workers:
+        check_end(worker, wanted, cluster)
+        found = worker.result()
+        assert found is not None
+        assert found["steps"] == 10
+
+
+def test_a_job_begins_again_where_all_were_lost(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
+) -> None:
+    """Loops that are over, schedules and registered objects go on from the job's checkpoint."""
+    options = SPLIT | {"patience": 1, "epochs": 30}
+    wanted = train_plainly(WHOLE | {"patience": 1, "epochs": 30})
+    (tmp_path / "saved").mkdir()
+    place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "saved"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.01"}
+    cluster = start(new_cluster, options, environment=place)
+    halt = Halt(tmp_path)
+    lost = cluster.start(2, faults={0: halt.at("body:10", 0), 1: halt.at("body:10", 1)})
+    cluster.until(lambda: halt.reached(0) and halt.reached(1), "the tenth step")
+    cluster.until(lambda: any((tmp_path / "saved").rglob("manifest*.json")), "a checkpoint")
+    for worker in lost:
+        worker.kill()
+    cluster.until(lambda: not any(worker.running for worker in lost), "the loss of all")
+    again = [cluster.add(), cluster.add()]
+    cluster.until_done(*again)
+    for worker in again:
+        check_end(worker, wanted, cluster)
+    assert any("restored" in worker.log() for worker in again)
+
+
+def test_another_worker_saves_when_the_writer_dies(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
+) -> None:
+    wanted = train_plainly(WHOLE)
+    cluster = start(new_cluster, SPLIT)
+    halt = Halt(tmp_path)
+    first, second = cluster.start(2, faults={0: "evaluation:4:kill", 1: halt.at("committed:4")})
+    cluster.until(lambda: not first.running, "the death of the one that saves")
+    halt.go()
+    cluster.until_done(second)
+    check_end(second, wanted, cluster)
+    assert (second.folder / "out-elastic" / "epoch_0" / "model.safetensors").exists()
+
+
+POINTS = ("backward", "body", "committed", "stepping", "stepped", "evaluation", "reduced", "prepared")
+"""Points of a step at which random faults come; what they mean to a seed does not change."""
+DEEDS = ("kill", "kill", "term")
+
+
+def test_random_faults_change_no_number(zygote: Zygote, tmp_path: Path, train_plainly: Train) -> None:
+    """Two of four workers die or are asked to leave at random points, and others join."""
+    kinds: list[dict[str, Any]] = [{"patience": 2, "epochs": 20}, {"max_train_steps": 14, "epochs": 5}]
+
+    def survive(seed: Seed) -> str:
+        folder = tmp_path / str(seed).replace(":", "-")
+        folder.mkdir()
+        drawn, options = random.Random(seed.number), kinds[seed.number % 2]
+        wanted = train_plainly(WHOLE | options)
+        last = wanted["steps"]
+        faults = {
+            number: f"{drawn.choice(POINTS)}:{drawn.randint(1, last)}:{drawn.choice(DEEDS)}"
+            for number in drawn.sample(range(4), 2)
+        }
+        cluster = WorkerCluster(zygote, folder, SPLIT | options, script=SCRIPT)
+        try:
+            workers = cluster.start(4, faults=faults)
+            cluster.until_step(drawn.randint(1, last - 1), workers[min({0, 1, 2} - set(faults))])
+            workers += [cluster.add() for _ in range(drawn.randint(1, 2))]
+            cluster.until_done()
+            finished = [worker for worker in workers if worker.result() is not None]
+            for worker in workers:  # those that leave have no result
+                assert worker.code in ((0, -9) if worker.slot in faults else (0,)), cluster.logs()
+            assert len(finished) >= 2, cluster.logs()
+            for worker in finished:
+                check_end(worker, wanted, cluster)
+        finally:
+            cluster.close()
+        return f"{faults}, {len(finished)} finished"
+
+    each_seed(SEEDS, seconds(3), survive)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "ElasticAccelerator(): mixed_precision='fp16'": {"arguments": {"mixed_precision": "fp16"}},
+    "the DataLoader has a NoneType for its batches": {"data": "batches"},
+    "set_trigger(): decide by what all workers have alike": {"call": "accelerator.set_trigger()"},
+    "no_sync(): use `with accelerator.accumulate(model):`": {"call": "accelerator.no_sync(model)"},
+    "accumulate() outside of a training loop": {"call": "accelerator.accumulate(model).__enter__()"},
+    "load_state('some'): the position in the data": {"call": "accelerator.load_state('some')"},
+}
+IN_STEPS: dict[str, dict[str, Any]] = {
+    "gather() in a training step: the number of workers changes": {"step": "accelerator.gather(x)"},
+    "a micro-batch was not trained: put the code of the training loop into": {"step": "none"},
+}
+
+
+def test_what_cannot_be_is_refused_by_name(train_plainly: Train) -> None:
+    found = train_plainly({"refused": REFUSED}, plain=False)
+    for text in REFUSED:
+        assert text in found[text]
+    for text, case in IN_STEPS.items():
+        assert text in train_plainly({"refused": {text: case}}, plain=False)[text]
+
+
+def test_the_example_survives_a_kill(new_cluster: Callable[..., WorkerCluster], tmp_path: Path) -> None:
+    example = Path(__file__).parents[3] / "examples" / "accelerate" / "train.py"
+    # LOCAL_RANK is what `springtide launch` sets; accelerate would form a group of its own by it.
+    environment = {"EPOCHS": "2", "OUTPUT": str(tmp_path / "out"), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    cluster = new_cluster({}, script=example, environment=environment)
+    first, second = cluster.start(2, faults={0: "backward:3:kill"})
+    cluster.until_done(second)
+    end = second.outcome()
+    assert isinstance(end, outcome.Finished), cluster.logs()
+    assert (first.code, end.step, end.data["totalSeen"]) == (-9, 46, 2 * 1438)
+    assert "epoch 2: accuracy" in second.log()
+    assert (tmp_path / "out" / "model.safetensors").exists()

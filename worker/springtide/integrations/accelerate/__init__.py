@@ -21,10 +21,11 @@ if not TYPE_CHECKING:
         try:
             from springtide.integrations.accelerate.accelerator import ElasticAccelerator
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "accelerate":
+            missing = (error.name or "").partition(".")[0]
+            if missing != "accelerate":
                 raise
             raise ImportError(
-                f"springtide.integrations.accelerate needs {error.name}, which is not installed: "
+                f"springtide.integrations.accelerate needs {missing}, which is not installed: "
                 "pip install 'springtide[worker,accelerate]'"
             ) from error
         globals()[name] = ElasticAccelerator

@@ -1,7 +1,7 @@
 """`ElasticAccelerator`: a script's own loop with Accelerate, in a job whose workers come and go.
 
-[Note: steps] A step of ours is one global batch. A prepared loader deals its micro-batches, and
-the `accumulate()` block of the first one opens the step, that of the last one commits it. If it is dropped, the
+[Note: steps] A step of ours is one global batch. A prepared loader deals its micro-batches; the
+`accumulate()` block of the first one opens the step, that of the last one commits it. If it is dropped, the
 block is left, `sync_gradients` is False behind it, and the loader deals the samples anew.
 
 [Note: workers that join] They run the script from its beginning. Loops that the job is past are empty for
@@ -61,8 +61,8 @@ class ElasticAccelerator(Accelerator):
         Args:
             arguments: of the Accelerator.
             reference_workers: number of processes for which the batch size and the learning rate were chosen:
-                what `accelerate launch --num_processes` was. It is not the number of workers that the job has.
-            max_train_steps: steps of the whole run, where the script leaves its loop by `break` after so many.
+                what `accelerate launch --num_processes` was. It is not the number of the job's workers.
+            max_train_steps: steps of the whole run, where the script leaves its loop after so many.
             clip_norm: norm to which the library clips the gradients, with parameter servers or shards, where
                 `clip_grad_norm_()` cannot.
             seed: of the samples' order and of random numbers in a step.
@@ -72,9 +72,14 @@ class ElasticAccelerator(Accelerator):
             UsageError: an argument cannot be in an elastic job; each of them is named.
             ValueError: a number is out of its range.
         """
-        for name, value in (("reference_workers", reference_workers), ("max_train_steps", max_train_steps or 1)):
+        for name, value in (
+            ("reference_workers", reference_workers),
+            ("max_train_steps", max_train_steps or 1),
+        ):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"ElasticAccelerator(): {name} must be an integer of 1 or more, got {value!r}")
+                raise ValueError(
+                    f"ElasticAccelerator(): {name} must be an integer of 1 or more, got {value!r}"
+                )
         bound = inspect.signature(Accelerator.__init__).bind_partial(self, *arguments, **named).arguments
         given = {name: value for name, value in bound.items() if name != "self"}
         _refuse(refusals(given))
@@ -91,6 +96,7 @@ class ElasticAccelerator(Accelerator):
             PartialState().device = self.state.device = own
         # Prepared schedulers step once for each process that the script was written for.
         AcceleratorState._shared_state["num_processes"] = self.state.num_processes = reference_workers
+        self._optimizers: list[Any]
         self._progress = Progress(the_runtime().evaluations)
         self._tracked: dict[str, Any] = {}
         self._distributed = False
@@ -199,8 +205,8 @@ class ElasticAccelerator(Accelerator):
         if not models or len(optimizers) != 1:
             raise UsageError(
                 f"ElasticAccelerator: prepare() was given {len(models)} models and {len(optimizers)} "
-                "optimizers: give it the model, or all of them, and one optimizer; several are for a loop over "
-                "springtide.batches()"
+                "optimizers: give it the model, or all of them, and one optimizer; several are for a loop "
+                "over springtide.batches()"
             )
         schedulers = {f"scheduler_{n}": item.scheduler for n, item in enumerate(self._schedulers)}
         self._tracked = schedulers | {f"registered_{n}": item for n, item in enumerate(self._custom_objects)}
@@ -256,7 +262,7 @@ class ElasticAccelerator(Accelerator):
             loader_workers=data.loader_workers,
             until=self._is_over,
         )
-        steps = self._steps = TrainingSteps(batches, data, self._seed, place, self._dealt, self._leave)
+        steps = self._steps = TrainingSteps(batches, data, self._seed, place, self._begin_batch, self._leave)
         for inputs in steps:
             yield inputs
             if self._step is None and steps.is_waiting:
@@ -279,7 +285,7 @@ class ElasticAccelerator(Accelerator):
         most = self._max_train_steps
         return self._progress.is_left or (most is not None and self.completed_steps >= most)
 
-    def _dealt(self) -> int:
+    def _begin_batch(self) -> int:
         self._show_rank()
         return self.completed_steps
 
@@ -296,8 +302,8 @@ class ElasticAccelerator(Accelerator):
         self._progress.is_left = True
         if not steps.finish():
             raise UsageError(
-                "the training loop was left by `break`, and goes on in other workers: decide by what all have "
-                "alike (accelerator.completed_steps, registered objects), or give max_train_steps"
+                "the training loop was left by `break`, and goes on in other workers: decide by what all "
+                "have alike (accelerator.completed_steps, registered objects), or give max_train_steps"
             )
         self._end_loop(steps)
 
@@ -413,15 +419,17 @@ class ElasticAccelerator(Accelerator):
 
     def no_sync(self, model: torch.nn.Module) -> Any:
         """Raise UsageError: micro-batches are those of `accumulate()`."""
-        raise UsageError("no_sync(): use `with accelerator.accumulate(model):`, which knows the last micro-batch")
+        raise UsageError(
+            "no_sync(): use `with accelerator.accumulate(model):`, which knows the last micro-batch"
+        )
 
     # ---- what processes tell each other
 
     def _outside(self, call: str) -> None:
         if the_runtime().trainers.in_body:
             raise UsageError(
-                f"{call} in a training step: the number of workers changes, and a step may run again. The mean "
-                "loss is accelerator.step_values['loss'] behind the step, and so are values of "
+                f"{call} in a training step: the number of workers changes, and a step may run again. The "
+                "mean loss is accelerator.step_values['loss'] behind the step, and so are values of "
                 "springtide.report()"
             )
 
@@ -457,7 +465,9 @@ class ElasticAccelerator(Accelerator):
         self._outside("reduce()")
         return tensor
 
-    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+    def pad_across_processes(
+        self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
+    ) -> Any:
         """Return the value: there is nothing to fit.
 
         Args:
@@ -499,7 +509,8 @@ class ElasticAccelerator(Accelerator):
             named: of `Accelerator.save_state`.
         """
         self.project_configuration.iteration = self._progress.saves
-        optimizers, trainer = self._optimizers, the_runtime().trainer
+        optimizers = self._optimizers
+        trainer = the_runtime().trainer
         if trainer is not None and (trainer.shards is not None or trainer.servers is not None):
             self._optimizers = []  # workers or servers have parts of it
         try:

@@ -65,8 +65,8 @@ def refusals(given: Mapping[str, Any]) -> list[str]:
         known = ARGUMENTS.get(name)
         if known is None:
             found.append(
-                f"{name}={value!r}: this release of springtide does not know what becomes of it in an elastic "
-                "job: leave it out"
+                f"{name}={value!r}: this release of springtide does not know what becomes of it in an "
+                "elastic job: leave it out"
             )
         elif known.treatment is Treatment.REFUSED and not known.is_allowed(value):
             found.append(f"{name}={value!r}: {known.note}")

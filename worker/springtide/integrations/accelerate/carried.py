@@ -1,4 +1,4 @@
-"""Where a script stands among its training loops, as a part of the job's committed state."""
+"""Carry where a script stands among its training loops, as a part of the job's committed state."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ class Unmoved:
         self._tracked, self._optimizers = tracked, optimizers
         self._states = {name: copy.deepcopy(item.state_dict()) for name, item in tracked.items()}
         self._options = [
-            [{name: value for name, value in group.items() if name != "params"} for group in item.param_groups]
+            [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in item.param_groups
+            ]
             for item in optimizers
         ]
 

@@ -58,7 +58,7 @@ class TrainingSteps:
         data: TrainingData,
         seed: int,
         place: Callable[[Any], Any],
-        dealt: Callable[[], int],
+        begin_batch: Callable[[], int],
         leave: Callable[[BaseException], bool],
     ) -> None:
         """Begin before the first batch.
@@ -68,11 +68,11 @@ class TrainingSteps:
             data: of the loop.
             seed: of the loop.
             place: brings samples to the device.
-            dealt: is told of each batch; returns the number of the last committed step.
+            begin_batch: is told of each batch; returns the number of the last committed step.
             leave: leaves the open step for an error; returns whether that is swallowed.
         """
         self._batches, self._data, self._seed = batches, data, seed
-        self._place, self._dealt, self._leave = place, dealt, leave
+        self._place, self._begin_batch, self._leave = place, begin_batch, leave
         self._pieces: Iterator[Batch] | None = None
         self._batch: Batch | None = None
         self.any_dealt = False
@@ -110,6 +110,6 @@ class TrainingSteps:
             self._batch = next(self._batches)
             self.any_dealt = self.is_waiting = True
             self._pieces = self._batch.split()
-            step, micro = self._dealt(), next(self._pieces)
+            step, micro = self._begin_batch(), next(self._pieces)
             with isolated(self._seed, step, int(micro.ids[0]) + 1 if micro.samples else 0):
                 return self._place(micro.data)

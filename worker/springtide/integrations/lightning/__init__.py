@@ -21,10 +21,11 @@ if not TYPE_CHECKING:
         try:
             from springtide.integrations.lightning.strategy import SpringtideStrategy
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in ("lightning", "torchmetrics"):
+            missing = (error.name or "").partition(".")[0]
+            if missing not in ("lightning", "torchmetrics"):
                 raise
             raise ImportError(
-                f"springtide.integrations.lightning needs {error.name}, which is not installed: "
+                f"springtide.integrations.lightning needs {missing}, which is not installed: "
                 "pip install 'springtide[worker,lightning]'"
             ) from error
         globals()[name] = SpringtideStrategy

@@ -143,15 +143,6 @@ class Schedule:
     epochs: int
     known: int
 
-    def batches_of(self, step: int, accumulation: int) -> int:
-        """Return how many of Lightning's batches a step stands for.
-
-        Args:
-            step: of its epoch, from 0.
-            accumulation: `accumulate_grad_batches`.
-        """
-        return min(accumulation, self.batches - step * accumulation)
-
 
 _ENDLESS: Final = 1 << 30
 """Passes of a run that ends by a decision alone."""

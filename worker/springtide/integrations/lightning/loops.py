@@ -310,7 +310,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     def __init__(self, trainer: pl.Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps=min_steps, max_steps=max_steps)
         self.automatic_optimization: PartsOptimization = PartsOptimization(trainer)
-        self._kept = self._results
+        self._own_results = self._results
         self._sums = Sums()
         self._samples = 0.0
         self._log = StepLog(self._report, lambda: self._samples)
@@ -357,7 +357,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         self._is_new = is_new
         module = self.trainer.lightning_module
         self._trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
-        self._kept, self._results = self._results, self._log
+        self._own_results, self._results = self._results, self._log
         self._log.begin()
         self._sums = Sums()
         if self._whole is not None:
@@ -365,7 +365,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
 
     def end_body(self) -> None:
         """End a body, committed or dropped: what an exception has left half done is put right."""
-        self._results = self._kept
+        self._results = self._own_results
         module = self.trainer.lightning_module
         module._current_fx_name = None
         module._param_requires_grad_state = {}
