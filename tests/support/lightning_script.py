@@ -50,7 +50,7 @@ class Recorder(Callback):
 
     def write(self, hook: str, trainer: Any, module: Any, *args: Any) -> None:
         line: dict[str, Any] = {"event": hook, "step": trainer.global_step, "first": trainer.is_global_zero}
-        if hook == "on_before_optimizer_step":
+        if hook == "on_before_optimizer_step" and not module.options.get("quiet"):
             stepped = [p for group in args[0].param_groups for p in group["params"]]
             gradients = [p.grad for p in stepped if p.grad is not None]
             line["norm"] = float(torch.nn.utils.get_total_norm(gradients))
@@ -111,7 +111,8 @@ class Classifier(pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
-        self.log("norm", norm)
+        if not self.options.get("quiet"):
+            self.log("norm", norm)
 
     def on_train_epoch_end(self) -> None:
         self.log("mean_of_losses", self.mean_of_losses.compute())
@@ -200,6 +201,13 @@ class Afterwards(Callback):
     def on_after_backward(self, trainer: Any, module: Any) -> None: ...
 
 
+class Odds(Callback):
+    """Has something in its state that no other process can have."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lock": object()}
+
+
 class Endless(torch.utils.data.IterableDataset[Any]):
     """A stream of samples that have no numbers."""
 
@@ -248,7 +256,7 @@ def refused(folder: Path, options: dict[str, Any]) -> dict[str, str]:
             loader = DataLoader(dataset, batch_size=4, sampler=chosen)
         if case.get("data") == "two":
             loader = {"a": loader, "b": loader}
-        kinds: dict[str, Any] = {"after": Afterwards, "average": EMAWeightAveraging}
+        kinds: dict[str, Any] = {"after": Afterwards, "odds": Odds, "average": EMAWeightAveraging}
         own: dict[str, Any] = {
             "callbacks": [kinds[name]() for name in case.get("callbacks", ())],
             "default_root_dir": folder,

@@ -240,6 +240,27 @@ def test_two_workers_are_lightning(
         check_same(of(worker), wanted["events"], tolerance)
 
 
+PLACES: dict[str, dict[str, str]] = {
+    "exact": {"SPRINGTIDE_LOGICAL_WORKERS": "4"},
+    "shards": {"SPRINGTIDE_SHARD": "Gradients"},
+}
+
+
+@pytest.mark.parametrize("environment", PLACES.values(), ids=PLACES)
+def test_other_ways_to_sum_are_lightning(
+    environment: dict[str, str], new_cluster: Callable[..., WorkerCluster], train_plainly: Train
+) -> None:
+    """Gradients that the hook before a step sees are a part of them in shards, and are not compared."""
+    options = STEPS | {"quiet": True}
+    wanted = train_plainly(options)
+    cluster = start(new_cluster, SPLIT | {"quiet": True}, environment=environment)
+    workers = cluster.start(2)
+    cluster.until_done()
+    for worker in workers:
+        check_end(worker, wanted, cluster)
+        check_same(of(worker), wanted["events"])
+
+
 def test_a_job_begins_again_where_all_were_lost(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
 ) -> None:
@@ -335,6 +356,7 @@ BEFORE: dict[str, dict[str, Any]] = {
 DATA: dict[str, dict[str, Any]] = {
     "the data set is a Endless without samples by number": {"data": "endless"},
     "a SubsetRandomSampler is a sampler of one process": {"data": "sampler"},
+    "Odds_0.lock: builtins.object cannot be part of the job's state": {"callbacks": ["odds"]},
     "a dict is no torch.utils.data.DataLoader": {"data": "two"},
     "limit_train_batches=1 in more than one epoch": {"arguments": {"limit_train_batches": 1}},
     "validation after 1 batches is in the middle of a step": {

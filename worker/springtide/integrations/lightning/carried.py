@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from springtide.comm.codec import flatten
 from springtide.elastic.evaluation import Evaluations
+from springtide.errors import UsageError
 from springtide.integrations.lightning.logged import load_results, results_state
 
 if TYPE_CHECKING:
@@ -49,10 +51,10 @@ class Progress:
             "place": [connector._first_loop_iter, connector._current_fx],
             "evaluations": self._evaluations.begun,
         }
-        others = [callback.state_dict() for callback in trainer.callbacks]
-        if trainer.datamodule is not None:
-            others.append(trainer.datamodule.state_dict())
-        return {"now": json.dumps(now), "others": others}
+        return {
+            "now": json.dumps(now),
+            "of": {name: item.state_dict() for name, item in self._owners().items()},
+        }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Take the counts of another worker, of a checkpoint, or those from before a dropped step.
@@ -75,10 +77,21 @@ class Progress:
         connector._first_loop_iter, connector._current_fx = now["place"]
         step, evaluations, errands = now["evaluations"]
         self._evaluations.count_from((step, evaluations, errands))
-        owners: list[Any] = [*trainer.callbacks, *([trainer.datamodule] if trainer.datamodule else [])]
-        for owner, before, state in zip(owners, own["others"], values["others"], strict=True):
-            if not _same(before, state):
-                owner.load_state_dict(copy.deepcopy(state))
+        for name, owner in self._owners().items():
+            if not _same(own["of"][name], values["of"][name]):
+                owner.load_state_dict(copy.deepcopy(values["of"][name]))
+
+    def check(self) -> None:
+        """Raise UsageError for a state of a callback or data module that cannot be given to other workers."""
+        try:
+            flatten(self.state_dict()["of"], "state_dict()")
+        except TypeError as error:
+            raise UsageError(f"SpringtideStrategy: a callback's or data module's {error}") from None
+
+    def _owners(self) -> dict[str, Any]:
+        """Return callbacks and the data module, by a name that is the same in all workers."""
+        items = [*self._trainer.callbacks, *([self._trainer.datamodule] if self._trainer.datamodule else [])]
+        return {f"{type(item).__name__}_{number}": item for number, item in enumerate(items)}
 
     def _counters(self) -> list[Any]:
         loop = self._trainer.fit_loop

@@ -206,6 +206,7 @@ class ElasticFitLoop(_FitLoop):
         if module.automatic_optimization:
             (optimizers,) = optimizers
         self._progress = Progress(trainer, the_runtime().evaluations)
+        self._progress.check()
         springtide.distribute(
             module,
             optimizers,
