@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -104,6 +105,17 @@ def read_loader(loader: Any, caller: str) -> TrainingData:
         loader.drop_last,
         loader.num_workers,
     )
+
+
+def smallest_part(models: Iterable[torch.nn.Module], at_once: int | None) -> int:
+    """Return the fewest samples that a worker computes at once: statistics of one are none.
+
+    Args:
+        models: of the script.
+        at_once: most samples of a micro-batch; None: a part is computed as a whole.
+    """
+    has_norms = any(isinstance(item, _BatchNorm) for model in models for item in model.modules())
+    return 2 if has_norms and (at_once is None or at_once > 2) else 1
 
 
 def _kind(value: object) -> str:

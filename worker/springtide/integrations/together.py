@@ -27,6 +27,41 @@ def in_training() -> bool:
     return the_runtime().state.opened_loops > 0
 
 
+def check_count(caller: str, name: str, value: object) -> None:
+    """Raise ValueError for a number of workers or steps that is no integer of 1 or more.
+
+    Args:
+        caller: names the class in the error.
+        name: of the argument.
+        value: of it.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{caller}(): {name} must be an integer of 1 or more, got {value!r}")
+
+
+def impossible_settings(counted: str) -> list[str]:
+    """Return a sentence for each setting of the job with which no other library's trainer can be.
+
+    Args:
+        counted: names what counts the steps that all workers make.
+    """
+    runtime, problems = the_runtime(), []
+    if runtime.settings.asynchronous:
+        problems.append(
+            f"consistency {runtime.settings.consistency} has no common steps, which {counted} count: set "
+            "strategy.parameterServer.consistency to Synchronous"
+        )
+    if runtime.pod is not None:
+        problems.append("a model that is divided by springtide.mesh() was not tried: write the loop yourself")
+    return problems
+
+
+def steps_elsewhere() -> bool:
+    """Return whether no worker has all gradients: servers do, or each worker has a shard."""
+    settings = the_runtime().settings
+    return not settings.alone and (settings.strategy != "AllReduce" or settings.shard != "None")
+
+
 def once(work: Callable[[], object]) -> None:
     """Have one of the workers do something while the others wait for it; another one if it is lost.
 

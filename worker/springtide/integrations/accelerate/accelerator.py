@@ -23,7 +23,6 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import send_to_device
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 
 import springtide
@@ -32,8 +31,15 @@ from springtide.errors import UsageError
 from springtide.integrations.accelerate.arguments import refusals
 from springtide.integrations.accelerate.carried import Progress, Unmoved
 from springtide.integrations.accelerate.loader import ElasticLoader, TrainingSteps
-from springtide.integrations.dataloader import TrainingData, read_loader
-from springtide.integrations.together import in_training, once, the_runtime
+from springtide.integrations.dataloader import TrainingData, read_loader, smallest_part
+from springtide.integrations.together import (
+    check_count,
+    impossible_settings,
+    in_training,
+    once,
+    steps_elsewhere,
+    the_runtime,
+)
 from springtide.integrations.transformers.alone import hide_local_rank, show_rank
 
 log = logging.getLogger(__name__)
@@ -72,21 +78,16 @@ class ElasticAccelerator(Accelerator):
             UsageError: an argument cannot be in an elastic job; each of them is named.
             ValueError: a number is out of its range.
         """
-        for name, value in (
-            ("reference_workers", reference_workers),
-            ("max_train_steps", max_train_steps or 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"ElasticAccelerator(): {name} must be an integer of 1 or more, got {value!r}"
-                )
+        check_count("ElasticAccelerator", "reference_workers", reference_workers)
+        if max_train_steps is not None:
+            check_count("ElasticAccelerator", "max_train_steps", max_train_steps)
         bound = inspect.signature(Accelerator.__init__).bind_partial(self, *arguments, **named).arguments
         given = {name: value for name, value in bound.items() if name != "self"}
         _refuse(refusals(given))
         if api.active_runtime is None:
             springtide.init()
         super().__init__(*arguments, **named)
-        _refuse([*refusals({"mixed_precision": self.mixed_precision}), *_impossible()])
+        _refuse([*refusals({"mixed_precision": self.mixed_precision}), *impossible_settings("scripts")])
         self.reference_workers = reference_workers
         self._max_train_steps, self._clip_norm, self._seed = max_train_steps, clip_norm, seed
         settings = the_runtime().settings
@@ -248,12 +249,11 @@ class ElasticAccelerator(Accelerator):
         self._index += 1
         progress = self._progress
         progress.opened, progress.is_left = max(progress.opened, self._index), False
-        norms = any(isinstance(item, _BatchNorm) for model in self._models for item in model.modules())
         batches = springtide.batches(
             data.dataset,
             batch_size=data.batch_size * self.gradient_accumulation_steps * self.reference_workers,
             micro_batch=data.batch_size,
-            min_part=2 if norms and data.batch_size > 2 else 1,
+            min_part=smallest_part(self._models, data.batch_size),
             seed=self._seed * 1_000_003 + self._index,  # each epoch has an order of its own
             shuffle=data.shuffle,
             weights=data.weights,
@@ -404,8 +404,7 @@ class ElasticAccelerator(Accelerator):
     def _summed(self, call: str) -> bool:
         """Wait for the sums of gradients; return False where more micro-batches come."""
         self._check_step(call)
-        settings = the_runtime().settings
-        if not settings.alone and (settings.strategy != "AllReduce" or settings.shard != "None"):
+        if steps_elsewhere():
             raise UsageError(
                 f"{call}: with parameter servers or shards gradients are not in one place: give "
                 "ElasticAccelerator(clip_norm=...), and leave it out"
@@ -625,16 +624,3 @@ class ElasticAccelerator(Accelerator):
 def _refuse(problems: list[str]) -> None:
     if problems:
         raise UsageError("ElasticAccelerator(): " + "; ".join(problems))
-
-
-def _impossible() -> list[str]:
-    """Return a sentence for each thing besides the arguments that cannot be in an elastic job."""
-    runtime, problems = the_runtime(), []
-    if runtime.settings.asynchronous:
-        problems.append(
-            f"consistency {runtime.settings.consistency} has no common steps, which a script counts: set "
-            "strategy.parameterServer.consistency to Synchronous"
-        )
-    if runtime.pod is not None:
-        problems.append("a model that is divided by springtide.mesh() was not tried: write the loop yourself")
-    return problems

@@ -31,12 +31,11 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import springtide
 from springtide.data.batch import Batch
 from springtide.errors import UsageError
-from springtide.integrations.dataloader import TrainingData, read_loader
+from springtide.integrations.dataloader import TrainingData, read_loader, smallest_part
 from springtide.integrations.lightning.arguments import Schedule, schedule
 from springtide.integrations.lightning.carried import Progress
 from springtide.integrations.lightning.files import keep_earlier_rows
@@ -167,13 +166,12 @@ class ElasticFitLoop(_FitLoop):
         self._distribute(module)
         if counts.known:
             springtide.set_total_steps(counts.known)
-        norms = any(isinstance(item, _BatchNorm) for item in module.modules())
         at_once = data.batch_size if module.automatic_optimization else None
         for batch in springtide.batches(
             data.dataset,
             batch_size=counts.global_batch,
             micro_batch=at_once,
-            min_part=2 if norms and (at_once or 3) > 2 else 1,
+            min_part=smallest_part([module], at_once),
             epochs=counts.epochs,
             seed=self._strategy.seed,
             shuffle=data.shuffle,

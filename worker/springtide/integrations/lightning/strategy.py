@@ -30,7 +30,15 @@ from springtide.errors import UsageError
 from springtide.integrations.lightning.arguments import CALLBACKS, HOOKS, refusals
 from springtide.integrations.lightning.files import use_one_version
 from springtide.integrations.lightning.loops import ElasticEvaluationLoop, ElasticFitLoop
-from springtide.integrations.together import agreed, in_training, once, the_runtime
+from springtide.integrations.together import (
+    agreed,
+    check_count,
+    impossible_settings,
+    in_training,
+    once,
+    steps_elsewhere,
+    the_runtime,
+)
 
 if TYPE_CHECKING:
     from lightning.fabric.utilities.types import _PATH
@@ -61,14 +69,7 @@ class SpringtideStrategy(Strategy):
         Raises:
             ValueError: an argument is out of its range.
         """
-        if isinstance(reference_workers, bool) or not isinstance(reference_workers, int):
-            raise ValueError(
-                f"SpringtideStrategy(): reference_workers must be an integer, got {reference_workers!r}"
-            )
-        if reference_workers < 1:
-            raise ValueError(
-                f"SpringtideStrategy(): reference_workers must be 1 or more, got {reference_workers}"
-            )
+        check_count("SpringtideStrategy", "reference_workers", reference_workers)
         super().__init__(**named)
         self.reference_workers = reference_workers
         self._seed = seed
@@ -399,7 +400,7 @@ def _refuse(problems: list[str]) -> None:
 
 def _clips_itself(trainer: pl.Trainer) -> bool:
     """Return whether gradients are clipped by Lightning's own code, in the hook before the step."""
-    return trainer.lightning_module.automatic_optimization and not _steps_elsewhere()
+    return trainer.lightning_module.automatic_optimization and not steps_elsewhere()
 
 
 def _clips_by_norm(trainer: pl.Trainer) -> bool:
@@ -408,15 +409,9 @@ def _clips_by_norm(trainer: pl.Trainer) -> bool:
     return not (by_value or is_overridden("configure_gradient_clipping", trainer.lightning_module))
 
 
-def _steps_elsewhere() -> bool:
-    """Return whether no worker has all gradients: servers do, or each worker has a shard."""
-    settings = the_runtime().settings
-    return not settings.alone and (settings.strategy != "AllReduce" or settings.shard != "None")
-
-
 def _impossible(trainer: pl.Trainer) -> list[str]:
     """Return a sentence for each thing that cannot be in an elastic job."""
-    runtime, module = the_runtime(), trainer.lightning_module
+    module = trainer.lightning_module
     kinds = {CPUAccelerator: "cpu", CUDAAccelerator: "cuda"}
     problems = refusals(
         {
@@ -451,20 +446,14 @@ def _impossible(trainer: pl.Trainer) -> list[str]:
             f"{type(module).__name__}.on_after_backward(): gradients are not summed there; use "
             "on_before_optimizer_step(), where they are those of all workers"
         )
-    if runtime.settings.asynchronous:
-        problems.append(
-            f"consistency {runtime.settings.consistency} has no common steps, which logs and callbacks "
-            "count: set strategy.parameterServer.consistency to Synchronous"
-        )
-    if runtime.pod is not None:
-        problems.append("a model that is divided by springtide.mesh() was not tried: write the loop yourself")
+    problems += impossible_settings("logs and callbacks")
     automatic = module.automatic_optimization
-    if _steps_elsewhere() and automatic and not _clips_by_norm(trainer):
+    if steps_elsewhere() and automatic and not _clips_by_norm(trainer):
         problems.append(
             "gradients are clipped by the module or by value: with parameter servers or shards they are not "
             "in one place; use gradient_clip_val with the algorithm norm"
         )
-    if runtime.settings.logical_workers and not automatic:
+    if the_runtime().settings.logical_workers and not automatic:
         problems.append("manual optimization in exact mode was not tried: use automatic optimization")
     return problems
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
@@ -38,7 +37,15 @@ from springtide import api
 from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
 from springtide.errors import UsageError
-from springtide.integrations.together import agreed, in_training, once, the_runtime
+from springtide.integrations.dataloader import smallest_part
+from springtide.integrations.together import (
+    agreed,
+    check_count,
+    impossible_settings,
+    in_training,
+    once,
+    the_runtime,
+)
 from springtide.integrations.transformers.alone import hide_local_rank, show_rank, use_own_device
 from springtide.integrations.transformers.arguments import Schedule, refusals, schedule
 from springtide.integrations.transformers.carried import Progress
@@ -77,14 +84,7 @@ class ElasticTrainer(Trainer):
             UsageError: an argument cannot be in an elastic job; each of them is named.
             ValueError: reference_workers is no integer of 1 or more.
         """
-        if isinstance(reference_workers, bool) or not isinstance(reference_workers, int):
-            raise ValueError(
-                f"ElasticTrainer(): reference_workers must be an integer, got {reference_workers!r}"
-            )
-        if reference_workers < 1:
-            raise ValueError(
-                f"ElasticTrainer(): reference_workers must be 1 or more, got {reference_workers}"
-            )
+        check_count("ElasticTrainer", "reference_workers", reference_workers)
         self.reference_workers = reference_workers
         if api.active_runtime is None:
             springtide.init()
@@ -179,13 +179,12 @@ class ElasticTrainer(Trainer):
         )
         model = self._distribute(counts, loader)
         micro_batch = self.args.per_device_train_batch_size
-        norms = any(isinstance(module, _BatchNorm) for module in model.modules())
         epoch_begun = step_begun = -1
         for batch in springtide.batches(
             dataset,
             batch_size=counts.global_batch,
             micro_batch=micro_batch,
-            min_part=2 if norms and micro_batch > 2 else 1,
+            min_part=smallest_part([model], micro_batch),
             epochs=counts.epochs,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             shuffle=self.args.train_sampling_strategy != "sequential",
@@ -509,7 +508,7 @@ def _refuse(problems: list[str]) -> None:
 
 def _impossible(trainer: ElasticTrainer) -> list[str]:
     """Return a sentence for each thing besides the arguments that cannot be in an elastic job."""
-    runtime, kind = the_runtime(), type(trainer)
+    kind = type(trainer)
     problems = [
         f"{kind.__name__}.{name}() is overridden, and samples are dealt by the library: give a data set in "
         "the wanted order and train_sampling_strategy='sequential'"
@@ -526,13 +525,7 @@ def _impossible(trainer: ElasticTrainer) -> list[str]:
             f"train_dataset is a {type(dataset).__name__} without samples by number, so none can be dealt "
             "again: give a map-style data set, or one with __len__() and read_range(start, stop)"
         )
-    if runtime.settings.asynchronous:
-        problems.append(
-            f"consistency {runtime.settings.consistency} has no common steps, which logs and callbacks "
-            "count: set strategy.parameterServer.consistency to Synchronous"
-        )
-    if runtime.pod is not None:
-        problems.append("a model that is divided by springtide.mesh() was not tried: write the loop yourself")
+    problems += impossible_settings("logs and callbacks")
     if trainer.is_model_parallel:
         problems.append(
             "the model lies on several devices (device_map): a worker has one, leave device_map out"
