@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
-from halt import Halt
+from trainer_jobs import PlainRuns, checkpoints_in, events_of, lose_all_at, lose_the_writer, survive
 from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide.coordination import outcome
@@ -39,31 +37,7 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture(scope="module")
 def train_plainly(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Train:
     """`train_plainly(OPTIONS, plain=True)` runs the script without a job, by default with Accelerator."""
-    known: dict[str, dict[str, Any]] = {}
-
-    def train(options: dict[str, Any], *, plain: bool = True) -> dict[str, Any]:
-        key = json.dumps([options, plain])
-        if key not in known:
-            folder = tmp_path_factory.mktemp("plain")
-            argv = [str(SCRIPT), str(folder), json.dumps(options | {"plain": plain})]
-            assert zygote.wait(zygote.fork({}, argv, folder / "log"), 120.0) == 0, (
-                folder / "log"
-            ).read_text()
-            name = "plain" if plain else "alone"
-            found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
-            known[key] = found | {"events": events(folder / f"{name}.events")}
-        return known[key]
-
-    return train
-
-
-def events(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def of(worker: Worker) -> list[dict[str, Any]]:
-    return events(worker.folder / f"{worker.name}.events")
+    return PlainRuns(zygote, SCRIPT, tmp_path_factory)
 
 
 def start(
@@ -82,14 +56,14 @@ def check_end(
     assert found["values"] == pytest.approx(wanted["values"], abs=max(1e-4, tolerance))
     assert (found["saved"], found["audit"]["lost"], found["audit"]["repeated"]) == (wanted["saved"], 0, 0)
     known = {entry["step"]: entry for entry in wanted["events"] if "step" in entry}
-    steps = [entry for entry in of(worker) if "step" in entry]
+    steps = [entry for entry in events_of(worker) if "step" in entry]
     for entry in steps:
         assert entry == pytest.approx(known[entry["step"]], abs=tolerance), entry["step"]
     numbers = [entry["step"] for entry in steps]
     assert numbers == sorted(set(numbers)), "once for each step"
     if steps:
         last = {entry["epoch"]: entry["evaluated"] for entry in wanted["events"] if "epoch" in entry}
-        own = [entry for entry in of(worker) if "epoch" in entry][-1]
+        own = [entry for entry in events_of(worker) if "epoch" in entry][-1]
         assert own["evaluated"] == pytest.approx(last[own["epoch"]], abs=tolerance)
 
 
@@ -126,8 +100,10 @@ def test_same_losses_through_a_kill_and_a_join(
     assert first.code == -9, cluster.logs()
     for worker in (second, third, joiner):
         check_end(worker, wanted, cluster)
-    assert [entry["step"] for entry in of(second) if "step" in entry] == list(range(1, wanted["steps"] + 1))
-    (joined, *_) = [entry["step"] for entry in of(joiner) if "step" in entry]
+    assert [entry["step"] for entry in events_of(second) if "step" in entry] == list(
+        range(1, wanted["steps"] + 1)
+    )
+    (joined, *_) = [entry["step"] for entry in events_of(joiner) if "step" in entry]
     assert joined > 6
 
 
@@ -153,21 +129,9 @@ def test_a_job_begins_again_where_all_were_lost(
     """Loops that are over, schedules and registered objects go on from the job's checkpoint."""
     options = SPLIT | {"patience": 1, "epochs": 30}
     wanted = train_plainly(WHOLE | {"patience": 1, "epochs": 30})
-    (tmp_path / "saved").mkdir()
-    place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "saved"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.01"}
-    cluster = start(new_cluster, options, environment=place)
-    halt = Halt(tmp_path)
-    lost = cluster.start(2, faults={0: halt.at("body:10", 0), 1: halt.at("body:10", 1)})
-    cluster.until(lambda: halt.reached(0) and halt.reached(1), "the tenth step")
-    cluster.until(lambda: any((tmp_path / "saved").rglob("manifest*.json")), "a checkpoint")
-    for worker in lost:
-        worker.kill()
-    cluster.until(lambda: not any(worker.running for worker in lost), "the loss of all")
-    again = [cluster.add(), cluster.add()]
-    cluster.until_done(*again)
-    for worker in again:
+    cluster = start(new_cluster, options, environment=checkpoints_in(tmp_path))
+    for worker in lose_all_at(cluster, 10, tmp_path):
         check_end(worker, wanted, cluster)
-    assert any("restored" in worker.log() for worker in again)
 
 
 def test_another_worker_saves_when_the_writer_dies(
@@ -175,51 +139,24 @@ def test_another_worker_saves_when_the_writer_dies(
 ) -> None:
     wanted = train_plainly(WHOLE)
     cluster = start(new_cluster, SPLIT)
-    halt = Halt(tmp_path)
-    first, second = cluster.start(2, faults={0: "evaluation:4:kill", 1: halt.at("committed:4")})
-    cluster.until(lambda: not first.running, "the death of the one that saves")
-    halt.go()
-    cluster.until_done(second)
+    second = lose_the_writer(cluster, 4, tmp_path)
     check_end(second, wanted, cluster)
     assert (second.folder / "out-elastic" / "epoch_0" / "model.safetensors").exists()
-
-
-POINTS = ("backward", "body", "committed", "stepping", "stepped", "evaluation", "reduced", "prepared")
-"""Points of a step at which random faults come; what they mean to a seed does not change."""
-DEEDS = ("kill", "kill", "term")
 
 
 def test_random_faults_change_no_number(zygote: Zygote, tmp_path: Path, train_plainly: Train) -> None:
     """Two of four workers die or are asked to leave at random points, and others join."""
     kinds: list[dict[str, Any]] = [{"patience": 2, "epochs": 20}, {"max_train_steps": 14, "epochs": 5}]
 
-    def survive(seed: Seed) -> str:
+    def try_once(seed: Seed) -> str:
         folder = tmp_path / str(seed).replace(":", "-")
         folder.mkdir()
-        drawn, options = random.Random(seed.number), kinds[seed.number % 2]
+        options = kinds[seed.number % 2]
         wanted = train_plainly(WHOLE | options)
-        last = wanted["steps"]
-        faults = {
-            number: f"{drawn.choice(POINTS)}:{drawn.randint(1, last)}:{drawn.choice(DEEDS)}"
-            for number in drawn.sample(range(4), 2)
-        }
         cluster = WorkerCluster(zygote, folder, SPLIT | options, script=SCRIPT)
-        try:
-            workers = cluster.start(4, faults=faults)
-            cluster.until_step(drawn.randint(1, last - 1), workers[min({0, 1, 2} - set(faults))])
-            workers += [cluster.add() for _ in range(drawn.randint(1, 2))]
-            cluster.until_done()
-            finished = [worker for worker in workers if worker.result() is not None]
-            for worker in workers:  # those that leave have no result
-                assert worker.code in ((0, -9) if worker.slot in faults else (0,)), cluster.logs()
-            assert len(finished) >= 2, cluster.logs()
-            for worker in finished:
-                check_end(worker, wanted, cluster)
-        finally:
-            cluster.close()
-        return f"{faults}, {len(finished)} finished"
+        return survive(cluster, seed, wanted["steps"], lambda worker: check_end(worker, wanted, cluster))
 
-    each_seed(SEEDS, seconds(3), survive)
+    each_seed(SEEDS, seconds(3), try_once)
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import json
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
-from halt import Halt
+from trainer_jobs import PlainRuns, checkpoints_in, events_of, lose_all_at, lose_the_writer, survive
 from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide.coordination import outcome
@@ -41,29 +39,8 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="module")
 def train_plainly(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """`train_plainly(OPTIONS, plain=True)` runs the script without a job: with Lightning's own strategy."""
-    known: dict[str, dict[str, Any]] = {}
-
-    def train(options: dict[str, Any], *, plain: bool = True) -> dict[str, Any]:
-        key = json.dumps([options, plain])
-        if key not in known:
-            folder = tmp_path_factory.mktemp("plain")
-            argv = [str(SCRIPT), str(folder), json.dumps(options | {"plain": plain})]
-            assert zygote.wait(zygote.fork({}, argv, folder / "log"), 120.0) == 0, (
-                folder / "log"
-            ).read_text()
-            name = "plain" if plain else "alone"
-            found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
-            written = {} if "refused" in options else {"rows": rows(folder)}
-            known[key] = found | {"events": events(folder / f"{name}.events")} | written
-        return known[key]
-
-    return train
-
-
-def events(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    """`train_plainly(OPTIONS, plain=True)` runs the script without a job, with Lightning's own strategy."""
+    return PlainRuns(zygote, SCRIPT, tmp_path_factory, lambda folder: {"rows": rows(folder)})
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -123,10 +100,6 @@ def start(
     return new_cluster(options, script=SCRIPT, **settings)
 
 
-def of(worker: Worker) -> list[dict[str, Any]]:
-    return events(worker.folder / f"{worker.name}.events")
-
-
 STEPS: dict[str, Any] = {
     "batch_size": 12,
     "test": True,
@@ -165,9 +138,9 @@ def test_same_losses_through_a_kill_and_a_join(
     assert first.code == -9, cluster.logs()
     for worker in (second, third, joiner):
         check_end(worker, wanted, cluster)
-        check_same(of(worker), wanted["events"])
+        check_same(events_of(worker), wanted["events"])
     for worker in (second, third):
-        seen = of(worker)
+        seen = events_of(worker)
         for event in ("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"):
             assert steps_of(seen, event) == steps_of(wanted["events"], event), event
         counted = Counter(entry["event"] for entry in seen)
@@ -176,7 +149,7 @@ def test_same_losses_through_a_kill_and_a_join(
             3,
             1,
         )
-    joined = steps_of(of(joiner), "on_train_batch_end")
+    joined = steps_of(events_of(joiner), "on_train_batch_end")
     assert joined == list(range(joined[0], 16))
     assert 8 <= joined[0] <= 15
     logged = [float(row["train_loss_step"]) for row in rows(cluster.folder) if "train_loss_step" in row]
@@ -201,7 +174,7 @@ def test_early_stop_in_the_middle_of_an_epoch(
     assert first.code == -9, cluster.logs()
     for worker in (second, third):
         check_end(worker, wanted, cluster)
-        check_same(of(worker), wanted["events"])
+        check_same(events_of(worker), wanted["events"])
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -237,7 +210,7 @@ def test_two_workers_are_lightning(
     tolerance = options.get("tolerance", 2e-5)
     for worker in workers:
         check_end(worker, wanted, cluster, max(1e-4, tolerance))
-        check_same(of(worker), wanted["events"], tolerance)
+        check_same(events_of(worker), wanted["events"], tolerance)
 
 
 PLACES: dict[str, dict[str, str]] = {
@@ -258,7 +231,7 @@ def test_other_ways_to_sum_are_lightning(
     cluster.until_done()
     for worker in workers:
         check_end(worker, wanted, cluster)
-        check_same(of(worker), wanted["events"])
+        check_same(events_of(worker), wanted["events"])
 
 
 def test_a_job_begins_again_where_all_were_lost(
@@ -270,22 +243,10 @@ def test_a_job_begins_again_where_all_were_lost(
         "arguments": STEPS["arguments"] | {"max_epochs": 20},
     }
     wanted = train_plainly(options)
-    (tmp_path / "saved").mkdir()
-    place = {"SPRINGTIDE_CHECKPOINT_URI": str(tmp_path / "saved"), "SPRINGTIDE_CHECKPOINT_SECONDS": "0.01"}
-    cluster = start(new_cluster, options, environment=place)
-    halt = Halt(tmp_path)
-    lost = cluster.start(2, faults={0: halt.at("body:6", 0), 1: halt.at("body:6", 1)})
-    cluster.until(lambda: halt.reached(0) and halt.reached(1), "the sixth step")
-    cluster.until(lambda: any((tmp_path / "saved").rglob("manifest*.json")), "a checkpoint")
-    for worker in lost:
-        worker.kill()
-    cluster.until(lambda: not any(worker.running for worker in lost), "the loss of all")
-    again = [cluster.add(), cluster.add()]
-    cluster.until_done(*again)
-    for worker in again:
+    cluster = start(new_cluster, options, environment=checkpoints_in(tmp_path))
+    for worker in lose_all_at(cluster, 6, tmp_path):
         check_end(worker, wanted, cluster, has_files=False)  # those of steps that were lost are there, too
-        check_same(of(worker), wanted["events"])
-    assert any("restored" in worker.log() for worker in again)
+        check_same(events_of(worker), wanted["events"])
 
 
 def test_another_worker_saves_when_the_writer_dies(
@@ -294,17 +255,10 @@ def test_another_worker_saves_when_the_writer_dies(
     options = {"batch_size": 12, "arguments": {"max_epochs": 2}}
     wanted = train_plainly(options)
     cluster = start(new_cluster, options)
-    halt = Halt(tmp_path)
-    first, second = cluster.start(2, faults={0: "evaluation:5:kill", 1: halt.at("committed:5")})
-    cluster.until(lambda: not first.running, "the death of the one that writes")
-    halt.go()
-    cluster.until_done(second)
+    second = lose_the_writer(cluster, 5, tmp_path)
     check_end(second, wanted, cluster)
 
 
-POINTS = ("backward", "body", "committed", "stepping", "stepped", "evaluation", "reduced", "prepared")
-"""Points of a step at which random faults come; what they mean to a seed does not change."""
-DEEDS = ("kill", "kill", "term")
 PLAYERS: dict[str, Any] = {"model": "players", "batch_size": 12, "arguments": {"max_epochs": 3}}
 
 
@@ -312,34 +266,21 @@ def test_random_faults_change_no_number(zygote: Zygote, tmp_path: Path, train_pl
     """Two of four workers die or are asked to leave at random points, and others join."""
     wanted = [train_plainly(STEPS), train_plainly(PLAYERS)]
 
-    def survive(seed: Seed) -> str:
+    def try_once(seed: Seed) -> str:
         folder = tmp_path / str(seed).replace(":", "-")
         folder.mkdir()
-        drawn, which = random.Random(seed.number), seed.number % 2
-        faults = {
-            number: f"{drawn.choice(POINTS)}:{drawn.randint(1, 15)}:{drawn.choice(DEEDS)}"
-            for number in drawn.sample(range(4), 2)
-        }
+        which = seed.number % 2
         cluster = WorkerCluster(zygote, folder, (SPLIT, PLAYERS)[which], script=SCRIPT)
-        try:
-            workers = cluster.start(4, faults=faults)
-            cluster.until_step(drawn.randint(1, 14), workers[min({0, 1, 2} - set(faults))])
-            workers += [cluster.add() for _ in range(drawn.randint(1, 2))]
-            cluster.until_done()
-            finished = [worker for worker in workers if worker.result() is not None]
-            for worker in workers:  # those that leave have no result
-                assert worker.code in ((0, -9) if worker.slot in faults else (0,)), cluster.logs()
-            assert len(finished) >= 2, cluster.logs()
-            for worker in finished:
-                check_end(worker, wanted[which], cluster)
-                check_same(of(worker), wanted[which]["events"])
-                ended = steps_of(of(worker), "on_train_batch_end")
-                assert len(ended) == len(set(ended)), "once for each step"
-        finally:
-            cluster.close()
-        return f"{faults}, {len(finished)} finished"
 
-    each_seed(SEEDS, seconds(3), survive)
+        def check(worker: Worker) -> None:
+            check_end(worker, wanted[which], cluster)
+            check_same(events_of(worker), wanted[which]["events"])
+            ended = steps_of(events_of(worker), "on_train_batch_end")
+            assert len(ended) == len(set(ended)), "once for each step"
+
+        return survive(cluster, seed, 15, check)
+
+    each_seed(SEEDS, seconds(3), try_once)
 
 
 BEFORE: dict[str, dict[str, Any]] = {
