@@ -44,7 +44,8 @@ def main():
             with accelerator.accumulate(model):
                 loss = torch.nn.functional.cross_entropy(model(images), digits)
                 accelerator.backward(loss)
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
-from trainer_jobs import PlainRuns, checkpoints_in, events_of, lose_all_at, lose_the_writer, survive
+from trainer_jobs import PlainRuns, checkpoints_in, events_of, lose_all_at, survive
 from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide.coordination import outcome
@@ -135,18 +135,20 @@ def test_a_job_begins_again_where_all_were_lost(
 
 
 def test_another_worker_saves_when_the_writer_dies(
-    new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train
 ) -> None:
-    wanted = train_plainly(WHOLE)
-    cluster = start(new_cluster, SPLIT)
-    second = lose_the_writer(cluster, 4, tmp_path)
+    wanted = train_plainly(WHOLE | {"epochs": 2})
+    cluster = start(new_cluster, SPLIT | {"epochs": 2, "late": "worker-1"})
+    first, second = cluster.start(2, faults={0: "evaluation:4:kill"})
+    cluster.until_done(second)
+    assert first.code == -9, cluster.logs()
     check_end(second, wanted, cluster)
     assert (second.folder / "out-elastic" / "epoch_0" / "model.safetensors").exists()
 
 
 def test_random_faults_change_no_number(zygote: Zygote, tmp_path: Path, train_plainly: Train) -> None:
     """Two of four workers die or are asked to leave at random points, and others join."""
-    kinds: list[dict[str, Any]] = [{"patience": 2, "epochs": 20}, {"max_train_steps": 14, "epochs": 5}]
+    kinds: list[dict[str, Any]] = [{"patience": 2, "epochs": 6}, {"max_train_steps": 14, "epochs": 5}]
 
     def try_once(seed: Seed) -> str:
         folder = tmp_path / str(seed).replace(":", "-")
