@@ -69,7 +69,7 @@ def test_pods_that_were_members_are_told_of() -> None:
     assert former_members(room.m) == (), "who asks has no standbys"
 
 
-def test_former_members_are_bounded_and_forgotten_when_they_return() -> None:
+def test_former_members_are_bounded_and_may_return() -> None:
     room, base = trained(target=2)
     for number in range(2, MOST_FORMER + 6):
         come(room, f"w{number}")
