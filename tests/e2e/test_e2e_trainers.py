@@ -52,7 +52,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "value": "train_loss",
     },
 }
-"""By the library that has to be installed: steps are 40 and 46."""
+"""Examples by the library that has to be installed; they have 40, 46 and 46 steps."""
 
 
 def test_trainers_survive_a_kill_and_grow(

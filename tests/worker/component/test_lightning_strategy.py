@@ -188,7 +188,13 @@ CASES: dict[str, dict[str, Any]] = {
         "batch_size": 12,
         "schedule": "plateau",
         "loader_workers": 1,
-        "arguments": {"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value", "max_steps": 8},
+        "norm": True,
+        "arguments": {
+            "gradient_clip_val": 0.02,
+            "gradient_clip_algorithm": "value",
+            "max_steps": 8,
+            "sync_batchnorm": True,
+        },
     },
     "bfloat16": {"batch_size": 12, "tolerance": 0.05, "arguments": {"precision": "bf16-mixed"}},
 }

@@ -109,7 +109,7 @@ class StepLog(_ResultCollection):
         self._report, self._weight = report, weight
         self._entries: dict[tuple[str, str], _Entry] = {}
         self.alike = False
-        """What is logged now is the same on all workers: gradients are summed."""
+        """Whether values that come now are the same on all workers, since gradients are summed."""
 
     def begin(self) -> None:
         """Begin a body."""
