@@ -32,7 +32,7 @@ Train = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    zygote = Zygote(ZYGOTE_IMPORTS=IMPORTS)
+    zygote = Zygote(ZYGOTE_IMPORTS=IMPORTS, MKL_CBWR="AVX2,STRICT")  # of exact mode
     yield zygote
     zygote.close()
 
