@@ -43,13 +43,11 @@ JOBS: dict[str, dict[str, Any]] = {
         "example": "trainer",
         "environment": {"STEPS": "40"},
         "samples": 40 * 32,
-        "value": "loss",
     },
     "lightning": {
         "example": "lightning",
         "environment": {"EPOCHS": "2"},
         "samples": 2 * 1438,
-        "value": "train_loss",
     },
 }
 """Examples by the library that has to be installed; they have 40, 46 and 46 steps."""
@@ -83,4 +81,4 @@ def test_trainers_survive_a_kill_and_grow(
         assert (status["data"]["repeated"], status["data"]["lost"]) == (0, 0)
         assert status["data"]["totalSeen"] == found[name]["samples"]
         assert (status["restarts"]["failures"], status["statesLost"]) == (0, 0)
-        assert found[name]["value"] in status["values"]
+        assert status["values"]
