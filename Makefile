@@ -16,7 +16,7 @@ export PYTHONSAFEPATH := 1
 # Hundreds of processes start: each would compile our modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos compatibility fuzz gpu skew e2e images kind-load clean venv
+.PHONY: help demo test unit tools lint compiled format generate docs lock sbom bench chaos compatibility fuzz gpu skew e2e images kind-load clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,19 @@ generate: $(STAMP) tools ## write the generated files again: the protocol, the C
 	python docs/compatibility.py > docs/compatibility.md.new
 	mv docs/compatibility.md.new docs/compatibility.md
 	python charts/generate.py
+
+# What builds the site is large, and only this target and one test need it: it is not among what `make venv` installs.
+DOCS_STAMP := $(VENV)/.springtide-docs-installed
+# MkDocs says at each build which other projects would like to follow it.
+export NO_MKDOCS_2_WARNING := 1
+
+docs: $(STAMP) $(DOCS_STAMP) ## build the documentation's site into build/site; index.html opens without a server
+	@python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+$(DOCS_STAMP): $(STAMP)
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $(DOCS_STAMP)
 
 # uv chooses versions; nothing but this target needs it, so it is in no environment.
 UV_PACKAGE := uv==0.13.9

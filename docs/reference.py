@@ -59,8 +59,9 @@ def markdown() -> str:
             parts.append(_entry(f"{title}.{one.__name__}", one, "###"))
         for one in classes:
             parts.extend(_class(one, title if one.__name__ in module.__all__ else ""))
-        parts.append(f"### Errors of {title}\n\n| error | when |\n|---|---|")
-        parts[-1] += "".join(f"\n| {_bases(one)} | {_cell(one)} |" for one in errors) + "\n"
+        if errors:
+            parts.append(f"### Errors of {title}\n\n| error | when |\n|---|---|")
+            parts[-1] += "".join(f"\n| {_bases(one)} | {_cell(one)} |" for one in errors) + "\n"
     return "\n".join(parts)
 
 
