@@ -7,6 +7,7 @@ in this order.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,23 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         _search(page, boost=0.3)
     outside = {name: path for path, name in repository.PAGES.items()}
     return repository.with_site_links(outside.get(uri, f"docs/{uri}"), markdown, ROOT)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put a recording of a terminal below the paragraph that links to it; player.js plays it.
+
+    It stands in the page itself, since a page that was opened as a file may fetch no other.
+    """
+
+    def with_recording(found: re.Match[str]) -> str:
+        path = Path(config.docs_dir) / Path(page.file.src_uri).parent / found[1]
+        # A script's text ends where a tag closes it.
+        text = path.read_text().replace("<", "\\u003c")
+        return f'{found[0]}<div class="springtide-recording"><script type="text/plain">{text}</script></div>'
+
+    if page.file.src_uri.startswith("recordings/"):
+        return html
+    return re.sub(r'<p>(?:(?!</p>).)*<a href="([^":]+\.cast)">.*?</p>', with_recording, html, flags=re.DOTALL)
 
 
 def _search(page: Page, **how: Any) -> None:

@@ -63,6 +63,7 @@ RUN_BY: dict[Key, str] = {
     ("docs/trackers.md", "python"): _PAGES,
     ("docs/trainers.md", "python"): "tests/docs/unit/test_trainers_docs.py",
     ("docs/troubleshooting.md", "console"): _COMMANDS,
+    ("docs/tutorial.md", "console"): _COMMANDS,
     ("docs/troubleshooting.md", "yaml"): _READ,
 }
 

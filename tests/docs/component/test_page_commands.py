@@ -189,6 +189,32 @@ def test_suspended_job_resumes(terminal: Terminal) -> None:
     terminal.run("kubectl wait --for=condition=Running stj/digits --timeout=2m")
 
 
+def test_tutorial_takes_a_worker_away_and_adds_two(terminal: Terminal) -> None:
+    """All commands of tutorial.md but those that wait for the job's end and stop the cluster."""
+    start, export, nodes, *lines = (
+        line for piece in pieces_of("docs/tutorial.md", "console") for line in commands(piece)
+    )
+    assert f"export KUBECONFIG={terminal.cluster.kubeconfig}" in terminal.run(start)
+    assert export.startswith("export KUBECONFIG=$PWD/")
+    assert terminal.run(nodes).count(" Ready ") == 4
+    # The job is one of other pages: of five workers, with other names, and it may have recovered before.
+    terminal.run("kubectl scale stj/digits --replicas=3")
+    terminal.until(".status.workers.summary", "3/3")
+    worker = terminal.get(".items[1].metadata.name", "pods -l springtide.dev/role=worker")
+    recoveries = int(terminal.get(".status.recoveries"))
+    *disturbing, succeeded, values, audit, stop = lines
+    for line in disturbing:
+        here = line.replace("digits-worker-1-0", worker).replace(
+            "recoveries}'=1", f"recoveries}}'={recoveries + 1}"
+        )
+        terminal.run(here)
+    assert terminal.get(".status.workers.summary") == "5/5"
+    assert "condition=Succeeded" in succeeded
+    assert "loss" in terminal.run(values)
+    assert "exactly once" in terminal.run(audit)
+    assert stop == "springtide local stop"
+
+
 def test_disturbances_of_the_first_page_are_survived(terminal: Terminal) -> None:
     delete, scale, drain, crash, kill, describe = section("getting-started.md", "Watch it")[-6:]
     terminal.until(".status.workers.summary", "5/5")
