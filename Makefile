@@ -16,7 +16,7 @@ export PYTHONSAFEPATH := 1
 # Hundreds of processes start: each would compile our modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test unit tools lint compiled format generate docs recording lock sbom bench chaos compatibility fuzz gpu skew e2e images kind-load clean venv
+.PHONY: help demo test unit tools lint compiled format generate docs recording pictures lock sbom bench chaos compatibility fuzz gpu skew e2e images kind-load clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ docs: $(STAMP) $(DOCS_STAMP) ## build the documentation's site into build/site; 
 
 recording: $(STAMP) ## run the commands of docs/tutorial.md in a terminal and record it into docs/recordings/ (two minutes; needs kubectl)
 	@PYTHONPATH=. python -m docs.site.record
+
+pictures: $(STAMP) ## run the demo beside a Prometheus (on PATH) and draw the dashboard's pictures in docs/pictures/
+	@PYTHONPATH=. python -m docs.site.pictures $(ARGS)
 
 $(DOCS_STAMP): $(STAMP)
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[docs]'

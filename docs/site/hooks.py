@@ -17,6 +17,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
+# Pages whose tables need the room of the table of contents.
+WIDE = {"comparison.md"}
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -41,6 +43,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     if uri.startswith(f"{repository.SOURCE}/"):
         _search(page, exclude=not uri.endswith("README.md"))
         return markdown
+    if uri in WIDE:
+        page.meta["hide"] = ["toc"]
     if uri.startswith("decisions/") or uri == "changelog.md":
         _search(page, boost=0.3)
     outside = {name: path for path, name in repository.PAGES.items()}

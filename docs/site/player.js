@@ -155,6 +155,7 @@
         shown.append("\n");
       }
       this.output.replaceChildren(shown);
+      this.output.scrollTop = this.output.scrollHeight; // long lines take several
     }
   }
 
