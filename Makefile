@@ -16,7 +16,7 @@ export PYTHONSAFEPATH := 1
 # Hundreds of processes start: each would compile our modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test unit tools lint compiled format generate docs recording pictures lock sbom bench chaos compatibility fuzz gpu skew e2e images kind-load clean venv
+.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos compatibility fuzz gpu skew e2e images kind-load clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,7 @@ DOCS_STAMP := $(VENV)/.springtide-docs-installed
 # MkDocs says at each build which other projects would like to follow it.
 export NO_MKDOCS_2_WARNING := 1
 
+.PHONY: docs recording pictures
 docs: $(STAMP) $(DOCS_STAMP) ## build the documentation's site into build/site; index.html opens without a server
 	@python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"
