@@ -10,6 +10,7 @@ that fails ends the recording with an error, and the files stay as they were.
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -70,6 +71,7 @@ class Terminal:
     def __init__(self, folder: Path, environ: Mapping[str, str], hidden: Sequence[tuple[str, str]]) -> None:
         self._hidden = hidden
         self._begun = time.monotonic()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._left = ""  # output whose end is not there yet
         self._codes: list[int] = []  # exit codes since the last line was typed
         self.events: list[tuple[float, str]] = []
@@ -109,13 +111,13 @@ class Terminal:
         self._codes.clear()
         for letter in f"{text}\n":
             os.write(self._master, letter.encode())
-            self._read(KEY_SECONDS)
+            self.pause(KEY_SECONDS)
 
     def pause(self, seconds: float) -> None:
         """Record for a while, in which a reader reads."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self._read(0.05)
+            self._read(min(0.05, max(0.0, deadline - time.monotonic())))
 
     def close(self) -> None:
         """End bash and wait for it."""
@@ -140,12 +142,12 @@ class Terminal:
             data = os.read(self._master, 65536)
         except OSError as error:  # Linux says EIO when bash has ended
             raise RecordingError(f"bash has ended:\n{self.shown()}") from error
-        text = self._left + data.decode(errors="replace")
+        text = self._left + self._decoder.decode(data)
         cut = _PARTIAL.search(text)
         self._left = text[cut.start() :] if cut else ""
         text = text[: cut.start()] if cut else text
         self._codes += map(int, _DONE.findall(text))
-        text = _DONE.sub("", text).replace("\r\n", "\n")
+        text = _DONE.sub("", text)
         for found, instead in self._hidden:
             text = text.replace(found, instead)
         if text:

@@ -27,6 +27,7 @@ def recorded(folder: Path, *lines: str) -> Cast:
 def test_commands_are_typed_and_their_output_recorded(tmp_path: Path) -> None:
     lines = [
         "# a comment",
+        "echo 'ä'",
         r"printf '\033[1mbold\033[0m\n'",
         "pwd; cd; pwd",
         "x=5",
@@ -39,8 +40,11 @@ def test_commands_are_typed_and_their_output_recorded(tmp_path: Path) -> None:
     assert "$ # a comment" in shown
     assert shown[shown.index("$ pwd; cd; pwd") + 1 :][:2] == ["~/springtide", "~/springtide/home"]
     assert "5 110" in shown
+    assert shown[shown.index("$ echo 'ä'") + 1] == "ä"
     assert "\x1b[1mbold\x1b[0m" in cast.output
     assert "\x1b]9" not in cast.output
+    # Letters come one after the other.
+    assert sum(len(text) == 1 for _, text in cast.events) > 50
     times = [seconds for seconds, _ in cast.events]
     assert times == sorted(times)
     assert load(cast.dump()).output == cast.output

@@ -44,6 +44,7 @@ def test_transcript_says_what_the_recording_shows(name: str) -> None:
 def test_recording_names_no_machine_and_fits_the_player(name: str) -> None:
     output = cast(name).output
     assert unknown(output) == []
+    assert re.findall(r"(?<!\r)\n", output) == [], "a terminal needs both, and so do players of others"
     assert re.findall(r"(?<![\w~.])/(?:home|root|tmp|work|Users|var)/\S*", output) == []
     assert cast(name).seconds < 300
 
