@@ -44,7 +44,7 @@ LIMIT_STEPS, LIMIT_SECONDS = 2.0, 0.5
 """Limit of the time from a worker's kill until a standby trains in its place: so many steps, and seconds."""
 SPREAD_STEPS = 1.5
 NAMES = ("gap_seconds", "step_seconds", "seconds_to_full_size")
-_WIDTH = "BENCHMARK_WIDTH"
+_WIDTH, _OPTIMIZER = "BENCHMARK_WIDTH", "BENCHMARK_OPTIMIZER"
 
 
 # ---- a worker
@@ -66,7 +66,10 @@ def train() -> None:
         for parameter in model.parameters():
             parameter.fill_(1.0 / width)  # random numbers take longer than all the rest of a start
     # The decay changes every bit pattern in each step, so that a joiner has nothing of it beforehand.
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, weight_decay=1e-2)
+    if os.environ.get(_OPTIMIZER) == "AdamW":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=1e-2)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, weight_decay=1e-2)
     model, optimizer = springtide.distribute(model, optimizer)
     x = torch.randn(4096, width)
     for (inputs,) in springtide.batches((x,), batch_size=BATCH, epochs=10_000, seed=0):

@@ -388,7 +388,7 @@ def form(
             size,
         )
     for connection in connections:
-        _notice_silence(connection, connect_seconds)
+        notice_silence(connection, connect_seconds)
         congestion.choose(connection)
     group.adopt(store, connections)
     if nccl_device is not None:
@@ -413,7 +413,7 @@ def form(
     return group
 
 
-def _notice_silence(connection: socket.socket, seconds: float) -> None:
+def notice_silence(connection: socket.socket, seconds: float) -> None:
     """Have the connection fail when the peer's machine acknowledges nothing for so long.
 
     It takes the kernel a quarter of an hour otherwise, or for ever where this side only waits. The peer's
