@@ -47,6 +47,8 @@ def feeding_members(m: Membership, follower: Record) -> list[tuple[int, str]]:
 
     There are none where values are on servers, while a generation forms or ends, when the process is one of
     its members or has parked, when it is going to stand by, or while as many others as may follow at once do.
+    Nor where a pod has several processes: each would take the state over the pod's link, which as members
+    they pass on among themselves.
 
     Args:
         m: facts of the membership.
@@ -55,7 +57,9 @@ def feeding_members(m: Membership, follower: Record) -> list[tuple[int, str]]:
     current = m.current
     if current is None or not current.complete or current.closing or current.consistency is not None:
         return []
-    if m.superseded or m.in_current(follower.info.id) or follower.standing is not Standing.STARTING:
+    if m.superseded or m.processes_per_pod > 1:
+        return []
+    if m.in_current(follower.info.id) or follower.standing is not Standing.STARTING:
         return []
     others = [
         record

@@ -74,7 +74,7 @@ def test_two_joiners_follow_at_once(new_cluster: Callable[..., WorkerCluster], r
     assert all(has_followed(worker) for worker in members[2:])
 
 
-@pytest.mark.parametrize("who", ["a member", "the joiner", "both members"])
+@pytest.mark.parametrize("who", ["a member", "the joiner", "a member in the middle"])
 def test_killed_while_the_state_is_sent_beside_training(
     new_cluster: Callable[..., WorkerCluster], reference: Reference, who: str
 ) -> None:
@@ -83,7 +83,7 @@ def test_killed_while_the_state_is_sent_beside_training(
     first, second = cluster.start(2, faults)
     cluster.until_step(4, second)
     joiner = cluster.add("following:*:kill" if who == "the joiner" else "")
-    if who == "both members":
+    if who == "a member in the middle":
         cluster.until(lambda: RECEIVING in joiner.log(), "the joiner to follow")
         first.kill()
     if who == "the joiner":
@@ -104,9 +104,11 @@ def test_member_lost_in_a_step_while_another_follows(
     cluster = new_cluster(OPTIONS | {"split": 2}, environment=ALWAYS | {"SPRINGTIDE_SALVAGE": "Always"})
     first, second, third = cluster.start(3, {2: "gradients:9:kill"})
     cluster.until_step(4)
-    joiner = cluster.add(hold=False)
+    joiner = cluster.add("following:*:sleep=2", hold=False)
     cluster.until_done(first, second, joiner)
     assert not third.running
+    assert has_followed(joiner)
+    assert joiner.commits()[0]["step"] > 9, "the step was dropped before it was a member"
     check(cluster, reference, [first, second, joiner])
 
 
@@ -125,6 +127,21 @@ def test_joiner_that_nobody_is_left_for_begins_no_mixture(
     beginner = cluster.add()
     cluster.until_done(beginner)
     assert beginner.code == 0, cluster.logs()
+
+
+def test_joiner_in_a_loop_before_the_others_follows(
+    new_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What its script does before the loop that the job is in, it does with its own values."""
+    options = OPTIONS | {"loops": 2, "epochs": 3}
+    reference = train_alone(zygote, tmp_path_factory.mktemp("alone"), options)
+    cluster = new_cluster(options, environment=ALWAYS)
+    members = cluster.start(2)
+    cluster.until_step(28)
+    members.append(cluster.add())
+    cluster.until_done(*members)
+    check(cluster, reference, members)
+    assert reused(members[2]) > 0.95, members[2].log()
 
 
 @pytest.fixture(scope="module")

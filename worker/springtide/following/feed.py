@@ -2,9 +2,9 @@
 
 Threads and locks: each feed has a thread that connects, copies and sends. `_stepping` is held by the script's
 thread while the optimizer changes parameters, and by a feed's thread while it copies one bunch. So a bunch is
-copied as it is between two steps, and a feed's frames are queued in the order of the steps.
-A feed's condition guards its queue, its buffers and why it is over, and is held for moments only. The script's
-thread never waits for a follower: what a feed cannot keep for it ends the feed.
+copied as it is between two steps, and a feed's frames are queued in the order of the steps. A feed's
+condition guards its queue, its buffers and why it is over, and is held for moments only. The script's thread
+never waits for a follower: what a feed cannot keep for it ends the feed.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import secrets
@@ -145,10 +146,12 @@ class Follower:
                     lambda: all(feed.over or feed.step >= step for feed in self._feeds), seconds
                 )
             feeds = list(self._feeds)
-        self._listener.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for a connection
         for feed in feeds:
             feed.connection.shut()
         self._accepting.join()
+        self._listener.close()
         for feed in feeds:
             if feed.thread is not None:
                 feed.thread.join()
@@ -177,7 +180,7 @@ class Follower:
             except TimeoutError:
                 continue
             except OSError:
-                return  # it was closed
+                return  # it was shut
             if connection is None:
                 log.warning("a connection without the secret of this process was refused")
                 continue
