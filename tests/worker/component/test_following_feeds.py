@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -30,7 +30,10 @@ LONG_SECONDS = 20.0  # of a wait that ends sooner
 class Trained:
     """A model with Adam, as a member or a joiner has it; parameters of 12 KB, 4 KB and some bytes."""
 
+    made: ClassVar[list[Trained]] = []
+
     def __init__(self, seed: int, layout: str = LAYOUT) -> None:
+        self.made.append(self)
         torch.manual_seed(seed)
         self.parameters = [
             torch.nn.Parameter(torch.randn(shape)) for shape in ((64, 48), (1024,), (3,), (2, 2), (1,))
@@ -76,8 +79,13 @@ Made = tuple[Trained, Follower]
 
 
 @pytest.fixture(autouse=True)
-def small_bunches(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_bunches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shares, "MOST_BUNCH_BYTES", 4096)
+    yield
+    for member in Trained.made:
+        member.feeds.stop("the test is over")
+    Trained.made.clear()
+    until(no_feed, "the end of all feeds")
 
 
 @contextlib.contextmanager
@@ -125,7 +133,8 @@ STEPS = st.one_of(st.integers(0, 4), st.none(), st.just("skip"), st.just("wait")
 def test_followers_have_equal_bits_whatever_the_order(count: int, before: int, steps: list[Any]) -> None:
     """Steps of the members come between any two bunches; parameters are left out, and whole steps."""
     member, overwritten = Trained(1), list[int]()
-    with following(overwritten) as (joiner, follower):
+    with following(overwritten) as (joiner, follower), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feed_module, "KEPT_STEPS", 100)  # nobody waits here as long as a step takes
         for _ in range(before):
             member.step()
         for index in range(count):
@@ -211,7 +220,9 @@ def test_steps_that_need_more_than_gradients_end_a_feed(made: Made, why: str) ->
     follower.expect(1)
     assert follower.wait(LONG_SECONDS)
     if why == "scaled":
+        member.optimizer.param_groups[0]["fused"] = True
         member.optimizer.grad_scale = torch.tensor(2.0)  # type: ignore[attr-defined]
+        member.optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
     else:
         member.optimizer.param_groups[0]["lr"] = torch.tensor(0.01)
     member.step()

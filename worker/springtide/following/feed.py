@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MAX_FEEDS: Final = 4
 """Most processes that one member sends to at once."""
-_KEPT_STEPS: Final = 2
+KEPT_STEPS: Final = 3
 """Gradients of so many steps are kept for a follower; one that is further behind is left."""
 _REST: Final = 1.0
 """After a bunch a feed rests so many times as long as it took to send it: gradients need the link, too."""
@@ -217,7 +217,7 @@ class _Feed:
                 continue
             room = self._room(bunch)
             if room is None:
-                self.give_up(f"it is more than {_KEPT_STEPS} steps behind")
+                self.give_up(f"it is more than {KEPT_STEPS} steps behind")
                 return
             end = 0
             for number in used:
@@ -264,7 +264,7 @@ class _Feed:
         with self._changed:
             if free := self._free.setdefault(bunch, []):
                 return free.pop()
-            if self._made.get(bunch, 0) >= _KEPT_STEPS:
+            if self._made.get(bunch, 0) >= KEPT_STEPS:
                 return None
             self._made[bunch] = self._made.get(bunch, 0) + 1
         size = sum(self._feeds.parameters[number].nbytes for number in self._bunches[bunch])
@@ -293,7 +293,7 @@ class _Feed:
 
     def _check_room(self) -> None:
         own = [self._feeds.parameters[number].nbytes for bunch in self._bunches for number in bunch]
-        left, wanted = memory_left(), _KEPT_STEPS * sum(own) + 4 * max(own, default=0) + _SPARE_BYTES
+        left, wanted = memory_left(), KEPT_STEPS * sum(own) + 4 * max(own, default=0) + _SPARE_BYTES
         if left is not None and left < wanted:
             raise _GivenUpError("memory is short")
 
