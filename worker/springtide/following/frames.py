@@ -11,6 +11,7 @@ import hmac
 import json
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from springtide_ps.wire import congestion
 
 _HEAD: Final = struct.Struct("!IQ")
 _MOST_HEADER_BYTES: Final = 16 << 20
+_SECRET_SECONDS: Final = 2.0
+"""Limit for the secret to come once a connection is there: others wait for it meanwhile."""
 
 
 class FrameError(ValueError):
@@ -148,7 +151,7 @@ def accept(listener: socket.socket, secret: bytes, seconds: float) -> Connection
     Args:
         listener: whose timeout limits the wait for a connection.
         secret: that was made for this.
-        seconds: limit for the secret to come, and then of the silence of the peer's machine.
+        seconds: limit of the silence of the peer's machine, once it has said the secret.
 
     Raises:
         OSError: nobody connects in time, or the listener was closed.
@@ -156,8 +159,11 @@ def accept(listener: socket.socket, secret: bytes, seconds: float) -> Connection
     sock, _ = listener.accept()
     told = bytearray()
     try:
-        sock.settimeout(seconds)
-        while len(told) < FOLLOW_SECRET_BYTES and (more := sock.recv(FOLLOW_SECRET_BYTES - len(told))):
+        deadline = time.monotonic() + _SECRET_SECONDS
+        while len(told) < FOLLOW_SECRET_BYTES and (left := deadline - time.monotonic()) > 0:
+            sock.settimeout(left)
+            if not (more := sock.recv(FOLLOW_SECRET_BYTES - len(told))):
+                break
             told += more
         if hmac.compare_digest(bytes(told), secret):
             return Connection(sock, seconds)
