@@ -115,7 +115,7 @@ def test_member_lost_in_a_step_while_another_follows(
 def test_joiner_that_nobody_is_left_for_begins_no_mixture(
     new_cluster: Callable[..., WorkerCluster],
 ) -> None:
-    """It has written into its own initial state, and there is no checkpoint: another process begins anew."""
+    """A joiner whose initial state is gone leaves the beginning to another process."""
     cluster = new_cluster(OPTIONS | {"epochs": 3}, environment=ALWAYS)
     (first,) = cluster.start(1)
     cluster.until_step(4)
@@ -132,7 +132,7 @@ def test_joiner_that_nobody_is_left_for_begins_no_mixture(
 def test_joiner_in_a_loop_before_the_others_follows(
     new_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What its script does before the loop that the job is in, it does with its own values."""
+    """The state is written once more after the script's code before the loop that the job is in."""
     options = OPTIONS | {"loops": 2, "epochs": 3}
     reference = train_alone(zygote, tmp_path_factory.mktemp("alone"), options)
     cluster = new_cluster(options, environment=ALWAYS)

@@ -418,6 +418,10 @@ def notice_silence(connection: socket.socket, seconds: float) -> None:
 
     It takes the kernel a quarter of an hour otherwise, or for ever where this side only waits. The peer's
     kernel answers for a process that computes or is stopped: what that means the coordinator knows.
+
+    Args:
+        connection: to the peer, by TCP.
+        seconds: limit of the silence.
     """
     whole = max(1, int(seconds))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

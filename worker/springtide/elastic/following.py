@@ -98,19 +98,27 @@ class Following:
             self._end(None)
             return
         log.info("receiving the state from %d members while they train", count)
-        received, moved_at = 0, began
-        while not follower.wait(_LOOK_SECONDS):
-            check()
-            now = time.monotonic()
-            if follower.received > received:
-                received, moved_at = follower.received, now
-            if membership.leaving or now - moved_at > STALL_SECONDS or now - began > MOST_SECONDS:
-                break
+        try:
+            self._wait(follower, check)
+        except BaseException:
+            self._end(None)
+            raise
         log.info(
             "received %d KiB of the state beside training in %.3f s",
             follower.received >> 10,
             time.monotonic() - began,
         )
+
+    def _wait(self, follower: Follower, check: Callable[[], object]) -> None:
+        """Return when all has come, when nothing comes any more, or when this process is to go."""
+        received, moved_at = 0, (began := time.monotonic())
+        while not follower.wait(_LOOK_SECONDS):
+            check()
+            now = time.monotonic()
+            if follower.received > received:
+                received, moved_at = follower.received, now
+            if self._membership.leaving or now - moved_at > STALL_SECONDS or now - began > MOST_SECONDS:
+                return
 
     def begin_generation(self, start: Start) -> None:
         """End what this process follows, when what the others begin from is here, and feeds of new members.

@@ -111,7 +111,10 @@ class Feeds:
             for parameter in group["params"]
         }
         for feed in feeds:
-            feed.take_gradients(plain, group_of)
+            try:
+                feed.take_gradients(plain, group_of)
+            except (RuntimeError, MemoryError) as error:  # none of it is the step's trouble
+                feed.give_up(f"its gradients could not be copied: {error}")
 
     def after_step(self) -> None:
         """Note that the optimizer has changed the parameters."""

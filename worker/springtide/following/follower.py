@@ -36,7 +36,7 @@ MAX_LATE_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a process that follows has of its script.
+    """Name what a process that follows has of its script.
 
     Attributes:
         parameters: that are trained, in the order that all members have.

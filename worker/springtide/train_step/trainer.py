@@ -281,6 +281,8 @@ class Trainer:
         self._undeclared.close()
         self._repeated.close()
         self._gradients.close()
+        if self.feeds is not None:
+            self.feeds.stop("this process ends")
         self.pending.close()
         if self.servers is not None:
             self.servers.close()
