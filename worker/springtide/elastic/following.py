@@ -16,6 +16,7 @@ from springtide.coordination.park_reply import Start
 from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.following.follower import Follower, Script
+from springtide.memory.optimizer_state import known_state_bytes
 from springtide.settings import Settings
 from springtide_protocol.codec import state_from_proto
 
@@ -67,12 +68,12 @@ class Following:
         trainer, membership = self._trainers.require("batches()"), self._membership
         if trainer.feeds is None or not membership.can_follow:
             return
-        forms = trainer.missing_state()
-        size = sum(form.nbytes for form in forms) + sum(item.nbytes for item in trainer.feeds.parameters)
-        # Without any state of the optimizer's, a gradient is as large as what it is to spare.
-        if not forms or size < self._settings.follow_mib * (1 << 20):
-            return
         feeds = trainer.feeds
+        state_bytes = known_state_bytes(feeds.optimizer) or 0
+        size = state_bytes + sum(item.nbytes for item in feeds.parameters)
+        # Without any state of the optimizer's, the last gradient is as large as what is to be spared.
+        if not state_bytes or size < self._settings.follow_mib * (1 << 20):
+            return
         script = Script(
             parameters=feeds.parameters,
             optimizer=feeds.optimizer,
