@@ -5,6 +5,7 @@ than time.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -39,14 +40,23 @@ def has_followed(worker: Worker) -> bool:
     return "of the state beside training" in worker.log()
 
 
+def follower(cluster: WorkerCluster, fault: str = "") -> Worker:
+    """Start a worker, and return when it begins to follow; until then the members stand still."""
+    worker, deadline = cluster.add(fault, hold=False), time.monotonic() + 60.0
+    while RECEIVING not in worker.log():
+        assert time.monotonic() < deadline, f"it did not begin to follow\n{cluster.logs()}"
+        time.sleep(0.01)
+    return worker
+
+
 def test_joiner_has_the_state_before_it_is_a_member(
     new_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
-    """Also where steps go on meanwhile, with an option of the optimizer that changes in each."""
+    """An option of the optimizer changes in each step that it follows."""
     cluster = new_cluster(OPTIONS, environment=ALWAYS)
     members = cluster.start(3)
     cluster.until_step(4)
-    members.append(cluster.add(hold=False))
+    members.append(cluster.add())
     cluster.until_done(*members)
     check(cluster, reference, members)
     assert has_followed(members[3]), members[3].log()
@@ -104,7 +114,7 @@ def test_member_lost_in_a_step_while_another_follows(
     cluster = new_cluster(OPTIONS | {"split": 2}, environment=ALWAYS | {"SPRINGTIDE_SALVAGE": "Always"})
     first, second, third = cluster.start(3, {2: "gradients:9:kill"})
     cluster.until_step(4)
-    joiner = cluster.add("following:*:sleep=2", hold=False)
+    joiner = follower(cluster, "following:*:sleep=2")
     cluster.until_done(first, second, joiner)
     assert not third.running
     assert has_followed(joiner)
@@ -156,7 +166,7 @@ def test_skipped_steps_are_no_steps_of_the_joiner(
     cluster = new_cluster(OPTIONS | {"scaler": 1, "infinite": 40}, environment=ALWAYS)
     members = cluster.start(2)
     cluster.until_step(2)
-    members.append(cluster.add(hold=False))
+    members.append(follower(cluster))
     cluster.until_done(*members)
     check(cluster, scaled, members)
     assert has_followed(members[2])
