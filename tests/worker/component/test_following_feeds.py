@@ -154,6 +154,9 @@ def test_followers_have_equal_bits_whatever_the_order(count: int, before: int, s
         ended = follower.end(member.steps, LONG_SECONDS)
         assert ended == []
         assert all(same(member, joiner)), same(member, joiner)
+        assert list(joiner.optimizer.state) == [
+            item for item in joiner.parameters if item in joiner.optimizer.state
+        ], "as the optimizer's own step would have it"
         assert overwritten
     until(no_threads, "the end of all threads")
 

@@ -156,10 +156,17 @@ class Follower:
             if feed.thread is not None:
                 feed.thread.join()
             feed.connection.close()
-            for number, state in feed.replay.states.items():
-                if state:
-                    self._script.optimizer.state[self._script.parameters[number]] = state
+        self._give_states([feed.replay.states for feed in feeds])
         return [feed.over for feed in feeds if feed.over and step is not None and feed.step < step]
+
+    def _give_states(self, states: Sequence[dict[int, dict[str, Any]]]) -> None:
+        """Give the optimizer the state that is here, in the order in which its own step would make it."""
+        numbers = {id(parameter): number for number, parameter in enumerate(self._script.parameters)}
+        found = {number: state for some in states for number, state in some.items() if state}
+        for group in self._script.optimizer.param_groups:
+            for parameter in group["params"]:
+                if (number := numbers.get(id(parameter))) in found:
+                    self._script.optimizer.state[parameter] = found[number]
 
     def _is_settled(self) -> bool:
         if self._expected is None or len(self._feeds) < self._expected:
