@@ -9,7 +9,8 @@ deal the batch, forward, backward, optimizer step; both sides read the same samp
 over gloo on loopback. A turn is ten steps, of which the first does not count: a job's steps follow each
 other, while one that comes after another trainer's step finds the processor's caches full of that, which
 costs either side a tenth of its step, and ours a little more. Each worker takes its own times; a pair's
-figure is the slower worker's, as a job waits for it. With `--device cuda` both processes share the first device.
+figure is the slower worker's, as a job waits for it. With `--device cuda` both processes share the first
+device.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MOST_SECONDS: Final = 600.0
 """Longest time that a process follows before it asks to be admitted."""
 STALL_SECONDS: Final = 10.0
-"""After so long without a byte it asks all the same."""
+"""Longest time without a byte before it asks all the same."""
 LAST_STEP_SECONDS: Final = 10.0
 """Longest time that it waits, as a member, for what is left of the last step."""
 ANSWER_SECONDS: Final = 2.0

@@ -30,7 +30,7 @@ MAX_FEEDS: Final = 4
 KEPT_STEPS: Final = 3
 """Gradients of so many steps are kept for a follower; one that is further behind is left."""
 _REST: Final = 1.0
-"""After a bunch a feed rests so many times as long as it took to send it: gradients need the link, too."""
+"""Rest of a feed after a bunch, as a multiple of the time to send it: gradients need the link, too."""
 _SPARE_BYTES: Final = 256 << 20
 """Memory that is left to the process when a feed has taken its own."""
 

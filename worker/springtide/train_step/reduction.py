@@ -1,4 +1,4 @@
-"""All sums of a step over the members of its group: gradients, the side reduction, buffers; and what follows
+"""All sums of a step over the members of its group: gradients, the commit vote, buffers; and what follows
 when one fails."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from springtide.train_step.late_buffers import adopt_arrived
 from springtide.train_step.replicas import Found, Replicas
 from springtide.train_step.transaction import Phase, Transaction
 
-_MAX_BACKWARD_PASSES = 64  # told apart in the side reduction's step number
+_MAX_BACKWARD_PASSES = 64  # told apart in the commit vote's step number
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Reduced:
     correction: float
     combined: dict[int, torch.Tensor]
     norm: float | None = None
-    """Of the sums of gradients in the step's home (on servers, say), without the correction."""
+    """Norm of the sums of gradients in the step's home (on servers, say), without the correction."""
 
     @property
     def norm_elsewhere(self) -> float:
@@ -200,7 +200,7 @@ class Reduction:
         self._tables = None if home is None else StepTables(tables or {}, home)
         self._buffers = buffers
         self._summed: dict[int, torch.Tensor] = {}
-        """Of the running body: buffers whose changes were added up, as that has left them."""
+        """Buffers whose changes the running body has added up, as it has left them."""
         self._exact = exact
         self._transaction = transaction
         self._body: StepContext | None = None
@@ -217,7 +217,7 @@ class Reduction:
         self.in_batches: Callable[[], bool] = lambda: False
         self.figure: Callable[[], Figure] = Figure
         self.newcomer = True
-        """It was given the state that the generation began from, and has made no step since."""
+        """Whether it was given the state that the generation began from, and has made no step since."""
         self._hyperparameters = Hyperparameters(optimizers)
         self._order = BucketOrder(buckets, home is None or not home.dense)
 
@@ -550,7 +550,7 @@ class Reduction:
         return body.assignment.group.size > 1 and not body.backward_pass and not self.in_batches()
 
     def _expected_buffers(self, group: Group) -> list[int]:
-        """The buffers that ride with the side reduction: those that moved in the group's last step, which all
+        """The buffers that ride with the commit vote: those that moved in the group's last step, which all
         members know alike. A buffer that moves for the first time takes a second round.
         """
         known, moved = self._moving

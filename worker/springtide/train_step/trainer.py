@@ -123,7 +123,8 @@ class Trainer:
         self._multi_step = multi_step
         self._depth = 0
         self._stepping: list[torch.optim.Optimizer] = []
-        """Whose `step()` is running, outermost first; one may call another's, or that of its own base."""
+        """Optimizers whose `step()` is running, outermost first; one may call another's, or its own base's.
+        """
         self.buffers = self._buffers = Buffers(model, rules)
         self.transaction = Transaction()
         if logical_workers:
@@ -269,7 +270,7 @@ class Trainer:
         )
         self._undeclared = UndeclaredOptimizers(optimizers, self._scalings.scalers, self.transaction)
         self.feeds: Feeds | None = None
-        """What is sent to joiners beside training; None where they get the state as members only."""
+        """Feeds of processes that are about to join; None where they get the state as members only."""
         whole_state = self._home is None and pod is None and not multi_step and not masters
         if whole_state and len(optimizers) == 1 and can_follow(optimizers[0]):
             self.feeds = Feeds(self._gradients.parameters, optimizers[0], self.layout_hash)
@@ -506,7 +507,7 @@ class Trainer:
         body.note(values, body.assignment.batch.micro.current_weight)
 
     def want_change(self, wanted: bool) -> None:
-        """Whether this member asks all to stop after the running step; the next side reduction says so.
+        """Whether this member asks all to stop after the running step; the next commit vote says so.
 
         Any thread.
         """
