@@ -148,7 +148,7 @@ class Consistency(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., staleness: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "evaluate", "checkpoint", "transferring", "bound_to_steps", "memory", "heartbeat")
+    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "evaluate", "checkpoint", "transferring", "bound_to_steps", "memory", "follow", "heartbeat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     STORE_SET_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +165,7 @@ class WorkerMessage(_message.Message):
     TRANSFERRING_FIELD_NUMBER: _ClassVar[int]
     BOUND_TO_STEPS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     parked: Parked
@@ -182,8 +183,9 @@ class WorkerMessage(_message.Message):
     transferring: Transferring
     bound_to_steps: BoundToSteps
     memory: Memory
+    follow: Follow
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ..., bound_to_steps: _Optional[_Union[BoundToSteps, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ..., bound_to_steps: _Optional[_Union[BoundToSteps, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "keeps_applied_batches", "bound_to_steps", "at_epoch_end", "storage", "speaks", "largest_group", "together")
@@ -260,6 +262,14 @@ class Memory(_message.Message):
     limit_bytes: int
     limited_by: str
     def __init__(self, parameter_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., bucket_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., shard: _Optional[str] = ..., limit_bytes: _Optional[int] = ..., limited_by: _Optional[str] = ...) -> None: ...
+
+class Follow(_message.Message):
+    __slots__ = ("port", "secret")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    secret: bytes
+    def __init__(self, port: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class Parked(_message.Message):
     __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "at_epoch_end", "cannot_go_back", "reached", "largest_group", "together", "hands_over")
@@ -567,7 +577,7 @@ class Bye(_message.Message):
     def __init__(self, outcome: _Optional[str] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save", "store_entries")
+    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save", "store_entries", "feed", "feeding")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -580,6 +590,8 @@ class CoordinatorMessage(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     STORE_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    FEED_FIELD_NUMBER: _ClassVar[int]
+    FEEDING_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
     start: Start
@@ -592,7 +604,29 @@ class CoordinatorMessage(_message.Message):
     evaluation: Evaluation
     save: Save
     store_entries: StoreEntries
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., store_entries: _Optional[_Union[StoreEntries, _Mapping]] = ...) -> None: ...
+    feed: Feed
+    feeding: Feeding
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., store_entries: _Optional[_Union[StoreEntries, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., feeding: _Optional[_Union[Feeding, _Mapping]] = ...) -> None: ...
+
+class Feed(_message.Message):
+    __slots__ = ("follower", "address", "secret", "index", "count")
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    follower: str
+    address: str
+    secret: bytes
+    index: int
+    count: int
+    def __init__(self, follower: _Optional[str] = ..., address: _Optional[str] = ..., secret: _Optional[bytes] = ..., index: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Feeding(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("incarnation", "protocol_version", "known", "training", "wanted", "speaks")

@@ -129,6 +129,16 @@ def test_equal_bits_over_kills_and_joins(make_cluster: Callable[..., WorkerClust
     assert fifth.commits()[0]["step"] > 3
 
 
+def test_equal_bits_when_a_joiner_follows(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
+    cluster = make_cluster({"SPRINGTIDE_FOLLOW_MIB": "0"})
+    cluster.start(2)
+    cluster.until_step(4)
+    joiner = cluster.add()
+    cluster.until_done()
+    assert re.search(r"of the state, \S+ \S+ were here", joiner.log()), joiner.log()
+    check(cluster, alone(), cluster.workers)
+
+
 def test_equal_bits_with_parts_by_speed(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
     """The slow one of three has fewer of the seven parts; the bits are those of one process."""
     cluster = make_cluster(epochs=8, part_seconds={"0": 0.01, "1": 0.01, "2": 0.03})

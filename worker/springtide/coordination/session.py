@@ -1,8 +1,8 @@
 """Talk with the coordinator: own the stream, and the thread that reports commits on it.
 
 Threads and locks: the stream's thread (`SessionClient`) hands messages to the membership and calls the
-listener's `on_over` and `on_boundary`; the reporting thread sends times, activity and commits, and asks
-`current_activity`; the script's thread asks, checks for SIGTERM and closes. State lies in the membership
+listener's `on_over`, `on_boundary` and `on_feed`; the reporting thread sends times, activity and commits, and
+asks `current_activity`; the script's thread asks, checks for SIGTERM and closes. State lies in the membership
 under its condition; `_end` is the only lock here: it makes the first of two threads that find the coordinator
 unheard end the process, while the other one waits.
 """
@@ -64,6 +64,9 @@ class SessionListener(Protocol):
 
     def on_boundary(self) -> None:
         """Stop after the running step. Called from the stream's thread."""
+
+    def on_feed(self, order: pb.Feed) -> None:
+        """Send the state to a process that is about to join. Called from the stream's thread."""
 
     def current_activity(self) -> Now | None:
         """Return what the script's thread does now. Called from the reporting thread."""
@@ -213,6 +216,8 @@ class Session:
         self.membership.receive(message)
         if kind == "evaluation":
             self._questions.answered(message.evaluation)
+        if kind == "feed":
+            self._listener.on_feed(message.feed)
         if kind == "welcome":
             self._sources.commits.rewind(self.membership.known)
             if (question := self._questions.open) is not None:

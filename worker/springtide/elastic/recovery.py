@@ -28,6 +28,7 @@ from springtide.elastic.accounting import Accounting
 from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.data_check import DataCheck, own_row
+from springtide.elastic.following import Following
 from springtide.elastic.local_shards_restore import LocalShardsRestore
 from springtide.elastic.own_faults import in_words, own_fault
 from springtide.elastic.retry import RetryBlocks
@@ -96,6 +97,7 @@ class RecoveryParts:
     memory: MemoryReport
     balancer: Balancer
     salvage: Salvage
+    following: Following
     check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
     depart: Callable[[Leave], None]  # ends the process because the coordinator lets it go
 
@@ -210,6 +212,7 @@ class Recovery:
         if reason == pb.STANDBY:
             set_aside()  # before anybody waits for this process
             self._take_memory()
+            self._parts.following.follow(self._check)
         step, why = state.position.cursor.step, detail or _WHY.get(reason, "")
         if self._parts.accounting.tracking is not None:
             self._parts.accounting.tracking.pause()
@@ -247,9 +250,11 @@ class Recovery:
             # All members are parked, so nobody needs the old group any more.
             self._release_groups(detach=False)
         if isinstance(answer, Leave):
+            self._parts.following.close()
             self._parts.depart(answer)
             return
         self._parts.memory.check(answer.message, membership.state is not None)
+        self._parts.following.begin_generation(answer)
         try:
             self._form(answer, stage)
             self._unformed = 0
@@ -278,6 +283,10 @@ class Recovery:
             if self._unformed >= CALM_TRIES:
                 # Whoever fails for a reason of its own would make generations as fast as it can.
                 time.sleep(min(CALM_LIMIT_SECONDS, 0.1 * 2.0 ** min(self._unformed - CALM_TRIES, 10)))
+
+    def _check(self) -> None:
+        self._membership.check()
+        self._parts.check_term()
 
     def _take_memory(self) -> None:
         """Take memory for the optimizer's state while a job trains that this process is about to join."""

@@ -22,6 +22,7 @@ from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.exit import ExitParts, ProcessExit
+from springtide.elastic.following import Following
 from springtide.elastic.loop import LoopParts, TrainingLoops
 from springtide.elastic.recovery import Recovery, RecoveryParts
 from springtide.elastic.replica_check import ReplicaCheck
@@ -34,6 +35,7 @@ from springtide.elastic.step_runner import StepParts, StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.elastic.warm_up import WarmUp
+from springtide.following.feed import FeedOrder
 from springtide.loggers.logger import Logger
 from springtide.loggers.tracking import Tracking
 from springtide.memory.report import MemoryReport
@@ -43,6 +45,7 @@ from springtide.ps.forward_waits import wait_for_values
 from springtide.settings import Settings
 from springtide.train_step.state import Position
 from springtide.train_step.trainer import Trainer
+from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.lobby import raise_descriptor_limit
 
 
@@ -190,6 +193,13 @@ class Runtime:
                 memory=self._memory,
                 balancer=self._balancer,
                 salvage=self._salvage,
+                following=Following(
+                    self.settings,
+                    self.trainers,
+                    session.membership,
+                    self._state_transfer,
+                    self.accounting.metrics,
+                ),
                 check_term=session.check_term,
                 depart=self.exit.depart,
             )
@@ -233,6 +243,9 @@ class Runtime:
                 self.consistencies, self.async_loop_parts(), trainer.servers, tracked, check
             )
         trainer.on_figure(self._balancer.own)
+        if trainer.feeds is not None:
+            trainer.feeds.connect_seconds = self.settings.connect_seconds
+            trainer.feeds.on_bytes = self.accounting.metrics.transfer_bytes.inc
         trainer.on_save_wish(lambda rank: self.saver.checkpoints.wish(rank == 0))
         if self.membership is not None:
             together = 1 if trainer.pod is None else trainer.pod.processes
@@ -342,6 +355,20 @@ class Runtime:
             self.trainers.trainer.want_change(True)
         if self.consistencies.async_loop is not None:
             self.consistencies.async_loop.interrupt()
+
+    def on_feed(self, order: pb.Feed) -> None:
+        """Send the state to a process that is about to join, where it can be sent beside training."""
+        trainer = self.trainers.trainer
+        if trainer is not None and trainer.feeds is not None:
+            trainer.feeds.begin(
+                FeedOrder(
+                    follower=order.follower,
+                    address=order.address,
+                    secret=order.secret,
+                    index=order.index,
+                    count=order.count,
+                )
+            )
 
     def current_activity(self) -> Now | None:
         """Return what the script's thread does now."""

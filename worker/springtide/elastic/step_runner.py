@@ -199,6 +199,8 @@ class StepRunner:
         if parts.membership is not None:
             parts.membership.hold(name)
         trainer.transaction.end()
+        if trainer.feeds is not None:
+            trainer.feeds.committed(cursor.step)
         parts.all_together()
         if trainer.servers is not None and trainer.servers.copied():
             trainer.want_change(True)
