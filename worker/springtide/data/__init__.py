@@ -10,6 +10,7 @@ from springtide.data.ledger import Ledger, contribution, join_halves, split_halv
 from springtide.data.loop import LoopPlan, plan_loop
 from springtide.data.partition import Part, partition, pieces
 from springtide.data.permutation import shuffled
+from springtide.data.shards import ShardedDataset, Shards
 from springtide.data.source import Source, make_source
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "LoopPlan",
     "Micro",
     "Part",
+    "ShardedDataset",
+    "Shards",
     "Source",
     "contribution",
     "join_halves",

@@ -163,9 +163,7 @@ class StepRunner:
         trained = self._assignment is not None or self._broken
         if plan is None or not trained or self._state.failed_outside or self._state.warming_up:
             return 0, ""
-        last = min(cursor.position + plan.batch_size, plan.order.size) - 1
-        order = "" if not plan.order.shuffle else f" in the order of seed {plan.seed}"
-        return cursor.step + 1, f"samples {cursor.position} to {last} of pass {cursor.epoch + 1}{order}"
+        return cursor.step + 1, plan.describe_samples(cursor)
 
     def _break_off(self, problem: str) -> None:
         self._broken = True
@@ -187,11 +185,12 @@ class StepRunner:
         assert plan is not None
         cursor, ledger = plan.commit(
             state.position.ledger,
-            state.position.cursor,
+            body.assignment.cursor or state.position.cursor,
             result.count,
             result.hash_lo,
             result.hash_hi,
             skipped=body.skipped,
+            found=result.found,
         )
         seconds = time.perf_counter() - body.began
         state.commit(cursor, ledger, seconds + parts.salvage.committed(body, trainer, seconds))
