@@ -34,7 +34,8 @@ class StreamJob:
     """Hold the committed position; each verb is what a job may live through between two commits.
 
     lengths: samples of the shards, which are (shard, number). options: of `plan_loop`. unknown: nobody knows
-    how many shards there are. seeks: the data set can begin in the middle of a shard.
+    how many shards there are. seeks: the data set can begin in the middle of a shard. dataset: one in shards,
+    in place of those of `lengths`.
     """
 
     lengths: Sequence[int]
@@ -42,6 +43,7 @@ class StreamJob:
     unknown: bool = False
     seeks: bool = False
     processes: int = 0
+    dataset: Any = None
     cursor: Cursor = field(default_factory=Cursor)
     ledger: Ledger = field(default_factory=Ledger)
     steps: list[tuple[int, list[Sample]]] = field(default_factory=list)
@@ -132,9 +134,12 @@ class StreamJob:
         return [] if batch.standin else samples
 
     def _plan(self) -> LoopPlan:
+        options = {"seed": 3, "min_part": 1} | self.options
+        if self.dataset is not None:
+            return plan_loop(self.dataset, **options)
         numbers: Any = Endless(len(self.lengths)) if self.unknown else list(range(len(self.lengths)))
         read: Any = self._from if self.seeks else self._whole
-        return plan_loop(Shards(numbers, read), **({"seed": 3, "min_part": 1} | self.options))
+        return plan_loop(Shards(numbers, read), **options)
 
     def _whole(self, shard: int) -> Iterator[Sample]:
         yield from self._from(shard, 0)

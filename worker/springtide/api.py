@@ -24,6 +24,7 @@ from springtide.elastic.runtime import Runtime
 from springtide.elastic.warm_up import MAX_BODIES
 from springtide.errors import UsageError
 from springtide.exact.settings import check_gpu, on_gpu, prepare
+from springtide.integrations.sources import given
 from springtide.loading.device_copies import copier_for, with_copies
 from springtide.loading.marking import check_count
 from springtide.loading.marking import read_marks as read_marks_of
@@ -326,6 +327,8 @@ def batches(
     if not train:
         source = with_copies(make_source(dataset, collate_fn), copier)
         return runtime.evaluations.evaluate(source, batch_size, epochs)
+    source_given = given(dataset, collate_fn, shuffle)
+    dataset, collate_fn, shuffle = source_given.dataset, source_given.collate_fn, source_given.shuffle
     plan = plan_loop(
         dataset,
         batch_size=batch_size,

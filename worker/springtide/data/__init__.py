@@ -8,6 +8,7 @@ from springtide.data.batch import Batch, Micro
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger, contribution, join_halves, split_halves
 from springtide.data.loop import LoopPlan, plan_loop
+from springtide.data.packing import pack_tokens
 from springtide.data.partition import Part, partition, pieces
 from springtide.data.permutation import shuffled
 from springtide.data.shards import ShardedDataset, Shards
@@ -26,6 +27,7 @@ __all__ = [
     "contribution",
     "join_halves",
     "make_source",
+    "pack_tokens",
     "partition",
     "pieces",
     "plan_loop",
