@@ -17,6 +17,7 @@ from springtide import faults
 from springtide.comm.nccl import take_gpu, tame_nccl
 from springtide.data.batch import Batch
 from springtide.data.loop import DEFAULT_SHUFFLE_BUFFER, plan_loop
+from springtide.data.shards import ShardedDataset
 from springtide.data.source import make_source
 from springtide.elastic.evaluation import Evaluation
 from springtide.elastic.retry import RetryAttempt
@@ -324,11 +325,16 @@ def batches(
         raise TypeError(f"batches(): until must be a function without arguments, got {until!r}")
     device = None if runtime.trainer is None else runtime.trainer.device
     copier = copier_for(device) if to_device else None
+    found = given(dataset, collate_fn, shuffle)
+    dataset, collate_fn, shuffle = found.dataset, found.collate_fn, found.shuffle
     if not train:
+        if isinstance(dataset, ShardedDataset):
+            raise UsageError(
+                "batches(..., train=False): an evaluation takes samples by number, and data in shards have "
+                "none: give a data set with __len__ and __getitem__"
+            )
         source = with_copies(make_source(dataset, collate_fn), copier)
         return runtime.evaluations.evaluate(source, batch_size, epochs)
-    source_given = given(dataset, collate_fn, shuffle)
-    dataset, collate_fn, shuffle = source_given.dataset, source_given.collate_fn, source_given.shuffle
     plan = plan_loop(
         dataset,
         batch_size=batch_size,

@@ -10,7 +10,7 @@ from stream_job import Endless, StreamJob, keys
 
 from springtide.data import Cursor, Shards, contribution, plan_loop, streams
 from springtide.data.stream_order import StreamOrder
-from springtide.data.streams import Finding, StreamPosition, deal
+from springtide.data.streams import Finding, StreamPosition, share_batch
 from springtide.errors import SpringtideError
 from springtide.loading.streams import make_stream_loader
 
@@ -102,7 +102,7 @@ def test_intervals_are_those_of_the_samples_taken(
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.integers(1, 200), st.integers(0, 19))
 def test_a_batch_is_dealt_as_evenly_as_streams_allow(counts: list[int], batch: int, first: int) -> None:
-    dealt = deal(counts, batch, first % len(counts))
+    dealt = share_batch(counts, batch, first % len(counts))
     assert sum(dealt) == min(batch, sum(counts))
     assert all(0 <= own <= count for own, count in zip(dealt, counts, strict=True))
     most = max(dealt)

@@ -1,7 +1,8 @@
-"""Which samples each step takes, who computes them, and the proof that each counted exactly once.
+"""The samples that each step takes, who computes them, and the proof that each counted exactly once.
 
-Everything here is a pure function of (cursor, world size, rank): nothing talks to peers, nothing waits. The
-runtime asks for a batch, and moves cursor and ledger with its commit.
+Scripts use `Shards` and `pack_tokens`. All else is the library's own: pure functions of (cursor, world size,
+rank), of which nothing talks to peers and nothing waits. The runtime asks for a batch, and moves cursor and
+ledger with its commit.
 """
 
 from springtide.data.batch import Batch, Micro

@@ -189,7 +189,8 @@ class Ledger:
             ValueError: the step does not belong to the running epoch, or a sum is no exact integer.
         """
         ledger = dataclasses.replace(
-            self._in_pass(before)._counted(count, hash_lo, hash_hi, skipped=skipped), expected=dataset_size
+            self._in_pass(before)._with_samples(count, hash_lo, hash_hi, skipped=skipped),
+            expected=dataset_size,
         )
         dataset_sum(dataset_size).advance(int(count), dataset_size - before.position)
         if (after.stage, after.epoch) == (ledger.stage, ledger.epoch):
@@ -226,7 +227,7 @@ class Ledger:
             ValueError: as for `commit`.
         """
         dealt = contribution(ids, before.stage, before.epoch)
-        went_in = self._in_pass(before)._counted(count, hash_lo, hash_hi, skipped=skipped)
+        went_in = self._in_pass(before)._with_samples(count, hash_lo, hash_hi, skipped=skipped)
         repeated, lost = max(0, int(count) - dealt.samples), max(0, dealt.samples - int(count))
         if not repeated and not lost and join_halves(hash_lo, hash_hi) != join_halves(*dealt[1:]):
             repeated = lost = 1
@@ -254,7 +255,7 @@ class Ledger:
             )
         return ledger
 
-    def _counted(self, count: float, hash_lo: float, hash_hi: float, *, skipped: bool) -> Ledger:
+    def _with_samples(self, count: float, hash_lo: float, hash_hi: float, *, skipped: bool) -> Ledger:
         """Return the ledger with a step's samples. Raise ValueError when a sum is no exact integer."""
         if count < 0 or count != int(count):
             raise ValueError(f"the number of samples of a step must be an integer >= 0, got {count!r}")

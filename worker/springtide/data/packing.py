@@ -26,13 +26,10 @@ def pack_tokens(
     The documents of a shard follow each other; a block takes them up where the one before ends. Only the last
     block of a shard is filled up. So a block follows from its shard alone, whoever reads it.
 
-    A block is a dict of int64 tensors of shape (length,):
-
-    * `input_ids`: the tokens;
-    * `labels`: the same, and IGNORED where there is none;
-    * `position_ids`: the token's place in its document, as far as that is in the block;
-    * `segment_ids`: the number of the document in the block, from 0, and -1 where there is no token: tokens
-      of different documents should not attend to each other.
+    A block is a dict of int64 tensors of shape (length,). `input_ids` are the tokens, `labels` the same and
+    -100 where there is no token. `position_ids` are the tokens' places in their document, as far as that is
+    in the block. `segment_ids` are the numbers of the documents in the block, from 0, and -1 where there is
+    no token: tokens of different documents should not attend to each other.
 
     Args:
         dataset: its samples are documents.

@@ -78,7 +78,7 @@ class StreamOrder:
             batch_size: samples of the global batch.
         """
         known = [streams.usable(position, self.window) for position in _positions(cursor)]
-        return streams.deal(known, batch_size, cursor.position % self.streams)
+        return streams.share_batch(known, batch_size, cursor.position % self.streams)
 
     def draws(self, seed: int, cursor: Cursor, batch_size: int) -> list[Draw]:
         """Return what the step at the cursor takes, stream after stream: the places of its global batch.

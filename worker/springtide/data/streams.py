@@ -167,7 +167,7 @@ def lookahead(batch_size: int, positions: Sequence[StreamPosition]) -> int:
     return 2 * -(-batch_size // max(1, going))
 
 
-def deal(counts: Sequence[int], batch_size: int, first: int) -> list[int]:
+def share_batch(counts: Sequence[int], batch_size: int, first: int) -> list[int]:
     """Return how many samples of a batch come from each stream: as evenly as what they have allows.
 
     Args:

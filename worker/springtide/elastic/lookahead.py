@@ -63,13 +63,13 @@ class Lookahead:
         known = order.opened(cursor)
         # Again where streams turned out to end soon: then more of the others is needed.
         while not plan.is_known(known):
-            known = order.extended(known, self._told(loader, known, group))
+            known = order.extended(known, self._announced(loader, known, group))
         if all(position.is_finished for position in known.streams or ()):
             raise SpringtideError("dataset: none of its shards has a sample: check what reads them")
         self._known = group, cursor, known
         return known
 
-    def _told(self, loader: StreamLoader, cursor: Cursor, group: Group) -> dict[int, Finding]:
+    def _announced(self, loader: StreamLoader, cursor: Cursor, group: Group) -> dict[int, Finding]:
         """Return what all members have found of streams, each in its share of them."""
         own = loader.look(cursor, group.rank, group.size)
         text = json.dumps({stream: finding.to_json() for stream, finding in own.items()}).encode()
@@ -79,6 +79,6 @@ class Lookahead:
             raise GroupFailed(Failure(str(error), peers_in(error))) from error
         return {
             int(stream): Finding.from_json(numbers)
-            for told in texts
-            for stream, numbers in json.loads(told).items()
+            for announced in texts
+            for stream, numbers in json.loads(announced).items()
         }

@@ -20,6 +20,8 @@ import numpy as np
 
 from springtide.errors import SpringtideError
 
+__all__ = ["MDS"]
+
 _VERSION = 2
 _NUMBERS = {
     "int": "int64",

@@ -22,6 +22,8 @@ from torch.utils.data import (
 
 from springtide.data.shards import ShardedDataset, Shards
 
+__all__ = ["hugging_face", "one_shard", "webdataset"]
+
 log = logging.getLogger(__name__)
 
 

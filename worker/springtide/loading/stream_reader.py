@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from springtide.data.loop import LoopPlan
 from springtide.data.streams import MAX_OFFSET
 from springtide.errors import SpringtideError
@@ -327,6 +329,7 @@ def _serve(connection: Connection, parents: Connection, plan: LoopPlan, number: 
     """
     parents.close()
     settle_in(number)
+    torch.set_num_threads(1)  # the pool of threads has not come along, and would be waited for
     walks: dict[int, tuple[int, _Reading]] = {}
     turn = 0
     while True:
