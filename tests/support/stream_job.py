@@ -47,7 +47,7 @@ class StreamJob:
     cursor: Cursor = field(default_factory=Cursor)
     ledger: Ledger = field(default_factory=Ledger)
     steps: list[tuple[int, list[Sample]]] = field(default_factory=list)
-    """By committed step: its pass, and the samples of its global batch in order."""
+    """A list by committed step: its pass, and the samples of its global batch in order."""
     read: int = 0
     """Samples that the data set was asked for."""
 

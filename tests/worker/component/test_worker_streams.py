@@ -69,8 +69,8 @@ def test_each_sample_is_trained_once_through_deaths_and_joins(
 ) -> None:
     assert reference.audit["totalSeen"] == OPTIONS["epochs"] * sum(LENGTHS)
     cluster = new_cluster(OPTIONS, environment=NEVER_SALVAGE)
-    # The second pass begins with step 8.
-    steady, *victims = cluster.start(3, faults={1: "backward:3:kill", 2: "gradients:8:kill"})
+    # The second pass begins with step 8, before which members tell each other what they see of it.
+    steady, *victims = cluster.start(3, faults={1: "backward:3:kill", 2: "committed:7:kill"})
     cluster.until(lambda: not victims[0].running, "the first death")
     joiner = cluster.add()
     cluster.until_done()

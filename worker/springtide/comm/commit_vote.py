@@ -58,8 +58,8 @@ class Contribution:
     """Figures for the cut by speed, by rank and then by figure, whole numbers below 2^53: its own, and zeros
     in the others' places. Adding zeros is exact, so all members read the same."""
     found: Sequence[float] = ()
-    """What it has found of streams of shards: whole numbers below 2^53 in the places of the streams that it
-    reads ahead in, and zeros in all others'; none where data are not in shards."""
+    """Findings in streams of shards: whole numbers below 2^53 in the places of the streams in which it reads
+    ahead, and zeros in all others'; none where data are not in shards."""
 
 
 @dataclass(frozen=True, slots=True)

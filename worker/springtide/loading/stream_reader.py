@@ -27,7 +27,7 @@ from springtide.data.loop import LoopPlan
 from springtide.data.streams import MAX_OFFSET
 from springtide.errors import SpringtideError
 from springtide.loading.prefetch import settle_in
-from springtide.train_step.randomness import isolated, seed_host
+from springtide.train_step.randomness import seed_host
 
 _AT_ONCE = 16
 """Samples of a stream that a process reads, and sends, before it looks at the next stream."""
@@ -151,7 +151,7 @@ class _Reading:
 
 
 class LocalReader:
-    """Read in the calling thread, when samples are taken."""
+    """Read in the calling thread, when samples are taken; its random numbers are those of the last sample."""
 
     def __init__(self, plan: LoopPlan) -> None:
         self._plan = plan
@@ -179,8 +179,7 @@ class LocalReader:
 
     def take(self, stream: int) -> Piece:
         reading = self._streams[stream]
-        with isolated(0):
-            piece = reading.walk.read(reading.total - reading.read)
+        piece = reading.walk.read(reading.total - reading.read)
         reading.read += len(piece.samples)
         return piece
 

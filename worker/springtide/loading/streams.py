@@ -10,6 +10,7 @@ The loader is used from the script's thread alone and has no lock.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +115,8 @@ class StreamLoader:
             for stream in range(self._order.streams)
             if wanted[stream] and stream * size // self._order.streams == rank
         }
-        return self._find(cursor, positions, own, bounded=False)
+        with self._isolated():
+            return self._find(cursor, positions, own, bounded=False)
 
     def stand_at(self, cursor: Cursor, rank: int, size: int, proportions: Proportions | None = None) -> None:
         """Note the step that comes next, read ahead of it, and forget what lies behind.
@@ -139,7 +141,8 @@ class StreamLoader:
         wanted = order.wanted(after, plan.batch_size)
         own = {n: wanted[n] for n in range(order.streams) if wanted[n] and readers[n] == rank}
         self._want_part(cursor, rank, size, proportions)
-        self._findings = self._find(cursor, after, own, bounded=True)
+        with self._isolated():
+            self._findings = self._find(cursor, after, own, bounded=True)
 
     def found(self) -> list[float]:
         """Return this member's findings beside the step, for its vote; zeros where other members look."""
@@ -179,7 +182,8 @@ class StreamLoader:
         stream, first = self._where[shard]
         buffer = self._buffers.get(stream)
         if buffer is None or not buffer.first <= first + offset < buffer.stop:
-            buffer = self._read_until(stream, self._cursor, first + offset + 1)
+            with self._isolated():
+                buffer = self._read_until(stream, self._cursor, first + offset + 1)
         if first + offset >= buffer.stop:
             raise self._changed(shard, f"ends before sample {offset}, which was there")
         return buffer.samples[first + offset - buffer.first]
@@ -202,6 +206,10 @@ class StreamLoader:
         return position.window * self._order.window
 
     # ---- reading
+
+    def _isolated(self) -> contextlib.AbstractContextManager[None]:
+        """Leave the script's random numbers, and those of collating, as they are while samples are read."""
+        return contextlib.nullcontext() if self._ahead else isolated(0)
 
     def _want_part(self, cursor: Cursor, rank: int, size: int, proportions: Proportions | None) -> None:
         """Ask the processes for this member's samples of the step, and of the next one."""
@@ -288,9 +296,8 @@ class StreamLoader:
             found = buffer.lengths.get(shard, length)
             if found != length:
                 number = self._order.number(self._plan.seed, cursor.epoch, stream, shard)
-                raise self._changed(
-                    -1 if number is None else number, f"has {found} samples, and had {length}"
-                )
+                assert number is not None
+                raise self._changed(number, f"has {found} samples, and had {length}")
 
     def _changed(self, shard: int, what: str) -> SpringtideError:
         return SpringtideError(
