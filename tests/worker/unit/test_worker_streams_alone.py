@@ -11,8 +11,11 @@ from stream_job import Endless
 from worker_alone import Script, library
 
 import springtide
-from springtide.data import Shards
+from springtide.comm.process_group import Group
+from springtide.data import Cursor, Shards, plan_loop
+from springtide.elastic.lookahead import GroupFailed, Lookahead
 from springtide.errors import SpringtideError, UsageError
+from springtide.loading.streams import make_stream_loader
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(4, 30, 4, generator=GENERATOR)
@@ -76,6 +79,27 @@ def test_micro_batches_take_samples_of_shards() -> None:
 def test_what_shards_cannot_do_is_refused(options: dict[str, Any], reason: str) -> None:
     with library(), pytest.raises(UsageError, match=reason):
         train(Shards(range(6), read), **options)
+
+
+class Broken(Group):
+    """A group of two whose other member is lost."""
+
+    def __init__(self) -> None:
+        super().__init__(None, 0, 2, 0.0)
+
+    def _start_reduce(self, tensor: torch.Tensor, operation: Any) -> Any:
+        raise RuntimeError("Connection closed by peer [10.0.0.7]:4711")
+
+
+def test_a_member_lost_while_others_look_ahead_changes_nothing() -> None:
+    plan = plan_loop(Shards(range(6), read), batch_size=8)
+    loader, lookahead = make_stream_loader(plan), Lookahead()
+    expected = Lookahead().cursor(plan, make_stream_loader(plan), Cursor(), Group(None, 0, 1, 0.0))
+    with pytest.raises(GroupFailed) as caught:
+        lookahead.cursor(plan, loader, Cursor(), Broken())
+    assert caught.value.failure.suspects == ["10.0.0.7"]
+    assert lookahead.cursor(plan, loader, Cursor(), Group(None, 0, 1, 0.0)) == expected
+    assert expected.streams is not None
 
 
 def test_shards_without_samples_are_an_error() -> None:
