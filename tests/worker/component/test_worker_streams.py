@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from chaos_seeds import Seed, each_seed, seconds
+from checkpoint_chaos import SavingChaos, saving_cluster
 from stream_job import Sample, StreamJob, keys
+from worker_chaos import speed_of, survive
 from worker_checks import check
-from worker_cluster import WorkerCluster
-from worker_reference import Reference
+from worker_cluster import WorkerCluster, Zygote
+from worker_reference import Reference, train_alone
 
 LENGTHS = [30, 7, 0, 25, 1, 18, 40, 12, 29, 3, 26, 33]
 DEALING = {"streams": 5, "shuffle_buffer": 40}
@@ -27,14 +30,16 @@ OPTIONS: dict[str, Any] = {
 }
 NEVER_SALVAGE = {"SPRINGTIDE_SALVAGE": "Never"}
 
-pytestmark = pytest.mark.timeout(300)
+SEEDS = Path(__file__).resolve().parents[2] / "support" / "streams_chaos_seeds.txt"
+
+pytestmark = pytest.mark.timeout(int(300 + 2 * seconds(1)))
 
 
-def expected() -> dict[int, list[Sample]]:
+def expected(epochs: int = 2) -> dict[int, list[Sample]]:
     """Return the samples of each step's global batch, as one process that deals for itself has them."""
     options = DEALING | {
         "batch_size": OPTIONS["batch"],
-        "epochs": OPTIONS["epochs"],
+        "epochs": epochs,
         "seed": 5,
         "min_part": 2,
     }
@@ -139,3 +144,22 @@ def test_a_killed_server_and_worker_lose_no_sample_of_shards(
     cluster.until_done()
     assert victim.code == -9
     check(cluster, reference, [steady], tolerance=1e-4)
+
+
+def test_any_faults_leave_each_sample_of_shards_once(zygote: Zygote, tmp_path: Path) -> None:
+    options = OPTIONS | {"epochs": 10, "pace": 0.015, "same_start": True}
+    (tmp_path / "alone").mkdir()
+    reference, samples = train_alone(zygote, tmp_path / "alone", options), expected(10)
+
+    def one(seed: Seed) -> str:
+        folder = tmp_path / str(seed).replace(":", "-")
+        folder.mkdir()
+        by_speed, environment = speed_of(seed)
+        readers = {"loader_workers": seed.number % 3 // 2}
+        cluster = saving_cluster(zygote, folder, options | by_speed | readers)
+        cluster.environment |= environment | NEVER_SALVAGE
+        said = survive(SavingChaos(cluster, seed), reference, early=True)
+        assert trained(folder) == samples
+        return said
+
+    each_seed(SEEDS, seconds(1), one)
