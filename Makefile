@@ -96,7 +96,7 @@ bench: $(STAMP) ## run every benchmark, one after the other (ARGS=--quick for th
 
 chaos: $(STAMP) ## other examples in the property tests; faults at random on the operator, on workers (without checkpoints and with them) and on servers, SPRINGTIDE_CHAOS_SECONDS (300) each; the demo's story ROUNDS times (default 3)
 	SPRINGTIDE_EXPLORE=1 python -m pytest -q -n $(JOBS) $$(grep -lr --include='test_*.py' hypothesis tests/*/unit tests/*/component)
-	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/operator/component/test_operator_chaos.py tests/worker/component/test_worker_chaos.py tests/worker/component/test_server_chaos.py tests/worker/component/test_sharding_chaos.py tests/worker/component/test_pods_mesh.py tests/worker/component/test_transformers_trainer.py
+	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/operator/component/test_operator_chaos.py tests/worker/component/test_worker_chaos.py tests/worker/component/test_server_chaos.py tests/worker/component/test_sharding_chaos.py tests/worker/component/test_pods_mesh.py tests/worker/component/test_transformers_trainer.py tests/worker/component/test_worker_streams.py
 	@for round in $$(seq 1 $${ROUNDS:-3}); do echo "== round $$round"; python -m springtide_demo --out build/chaos/$$round $(ARGS); done
 
 compatibility: $(STAMP) ## scripts of many kinds against plain PyTorch under each strategy (docs/compatibility.md); make test has each under one

@@ -521,6 +521,10 @@ class Trainer:
         """Set the function that each commit vote asks for this member's figures for the cut by speed."""
         self._reduction.figure = figure
 
+    def on_found(self, found: Callable[[], Sequence[float]]) -> None:
+        """Set the function that each commit vote asks for what this member has found of streams of shards."""
+        self._reduction.found = found
+
     def finish(self) -> None:
         """The script's code of the body has ended: the step cannot be dropped any more.
 
