@@ -30,6 +30,7 @@ from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.data_check import DataCheck, own_row
 from springtide.elastic.local_shards_restore import LocalShardsRestore
 from springtide.elastic.own_faults import in_words, own_fault
+from springtide.elastic.recovery_spans import RecoverySpans
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.salvage import Salvage
@@ -96,6 +97,7 @@ class RecoveryParts:
     memory: MemoryReport
     balancer: Balancer
     salvage: Salvage
+    spans: RecoverySpans
     check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
     depart: Callable[[Leave], None]  # ends the process because the coordinator lets it go
 
@@ -205,6 +207,7 @@ class Recovery:
             trainer.servers.rest()
         handed_over = at_boundary and trainer.shards is not None and self._evacuate(trainer.shards)
         self._parts.retry_blocks.leave()
+        self._parts.spans.begin(detail or _WHY.get(reason, "") or pb.ParkReason.Name(reason))
         if not at_boundary:
             state.group.shut()
         if reason == pb.STANDBY:
@@ -253,23 +256,28 @@ class Recovery:
         try:
             self._form(answer, stage)
             self._unformed = 0
-        except SpringtideError:
+        except SpringtideError as error:
+            self._parts.spans.failed(error)
             raise
         except ShardsLostError as error:
+            self._parts.spans.failed(error)
             self._lacking = str(error)
             state.group.shut()
         except ServersLackState as error:
+            self._parts.spans.failed(error)
             self._lacking = str(error)
             state.group.shut()
             if error.failed and membership.state is not None:
                 self._step_failed(error.failed, lost=True)
         except NoWayBackError as error:
+            self._parts.spans.failed(error)
             step = state.position.cursor.step
             if failed := self._step_failures.last(step):
                 raise ServerStepError(describe(failed, step)) from None
             self._no_way_back = f"StateLost: {error}"
             state.group.shut()
         except (MemoryError, RuntimeError, OSError, ValueError) as error:
+            self._parts.spans.failed(error)
             if kind := own_fault(error):
                 state.group.shut()
                 raise SpringtideError(in_words(kind, error)) from error
@@ -340,7 +348,9 @@ class Recovery:
         state, membership, settings = self._state, self._membership, self._parts.settings
         members = list(start.message.members)
         ids = [member.id for member in members]
-        rank = ids.index(membership.me.id)
+        rank, spans = ids.index(membership.me.id), self._parts.spans
+        traceparent, stood_by = start.message.traceparent, membership.state is None and membership.stands_by
+        spans.started(start.generation, traceparent, rank, len(ids), stood_by=stood_by)
         assert isinstance(start.store, StreamStore)
         store = start.store
         store.set(f"place/{rank}", self._parts.retry_blocks.position().to_json())
@@ -361,6 +371,7 @@ class Recovery:
         if (pod := self._trainer.pod) is not None:
             self._form_row(pod, start, rank, group, connect)
         formed = time.monotonic()
+        spans.part("form group", members=len(ids))
         faults.reach("formed", state.position.cursor.step + 1)
         positions = [RetryPosition.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
         figures = [Figure.from_json(store.get(f"pace/{other}")) for other in range(len(ids))]
@@ -375,9 +386,12 @@ class Recovery:
         receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
         lacking = {receiver for receiver, _ in receivers}
         restored, by_all = self._restore(start, group, stage) if start.message.fresh else (None, False)
+        if by_all or (restored is not None and restored.name):
+            spans.part("restore checkpoint", read_here=restored is not None)
         servers = self._trainer.servers
         if servers is not None:
             self._enter_on(servers, start, group, lacking)
+            spans.part("enter on servers", servers=len(start.message.servers))
         if rank not in lacking:
             start.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
         tracking, leader = self._parts.accounting.tracking, min(set(range(len(ids))) - lacking)
@@ -390,6 +404,8 @@ class Recovery:
         if self._trainer.shards is not None:
             source = start.message.fresh and (by_all or rank == 0) and not self._trainer.shards.adopted
             moved += self._bring_shards(self._trainer.shards, start, group, begins_from, source)
+        if moved:
+            spans.part("transfer state", bytes=moved, receives=rank in lacking, state=str(begins_from))
         ended = [
             json.loads(start.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
         ]
@@ -406,6 +422,8 @@ class Recovery:
         self._trainer.state.ready.clear()
         now = time.monotonic()
         membership.formed(formed - began, now - formed, moved, restored)
+        spans.part("agree with members")
+        spans.formed()
         self._parts.saver.checkpoints.started()
         state.count_generation()
         self._parts.accounting.metrics.generation.set(start.generation.number)
@@ -492,6 +510,7 @@ class Recovery:
             staleness_bound(message.consistency, self._parts.settings),
             self._state.position.ledger.skipped,
             in_batches,
+            message.traceparent,
         )
         if message.fresh and consistencies.async_loop is not None:
             consistencies.async_loop.begin_anew()

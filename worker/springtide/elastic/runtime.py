@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.exit import ExitParts, ProcessExit
 from springtide.elastic.loop import LoopParts, TrainingLoops
 from springtide.elastic.recovery import Recovery, RecoveryParts
+from springtide.elastic.recovery_spans import RecoverySpans
 from springtide.elastic.replica_check import ReplicaCheck
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.salvage import Salvage
@@ -44,6 +46,8 @@ from springtide.settings import Settings
 from springtide.train_step.state import Position
 from springtide.train_step.trainer import Trainer
 from springtide_protocol.lobby import raise_descriptor_limit
+from springtide_protocol.span_export import job_resource, open_tracer, process_began
+from springtide_protocol.tracing import OFF
 
 
 class Runtime:
@@ -83,7 +87,12 @@ class Runtime:
         self._balancer = Balancer(settings.balance == "Speed", settings.logical_workers)
         self._reported = ReportedNames()
         self._stop_metrics: Callable[[], None] = lambda: None
-        # The job; alone there is none.
+        # The job; alone there is none, and nothing to trace.
+        self._traces = None if settings.alone else open_tracer("springtide-worker", job_resource(os.environ))
+        if self._traces is not None:
+            self.accounting.metrics.count_spans(self._traces)
+        tracer = self._traces or OFF
+        self._spans = RecoverySpans(tracer, settings.job_uid, self.accounting.commits, process_began())
         self._state_transfer = StateTransfer(self.state, self.trainers, self.accounting.metrics)
         self._session: Session | None = None
         if not settings.alone:
@@ -94,6 +103,7 @@ class Runtime:
                 commits=self.accounting.commits,
                 timing=self.accounting.timing,
                 state_transfer=self._state_transfer,
+                spans=self._spans,
             )
             self._session = Session(settings, sources, self)
             self.accounting.metrics.coordinator_missing.set_function(self._session.missing_seconds)
@@ -104,7 +114,7 @@ class Runtime:
             settings.salvage, self.state, self.trainers, self.accounting.metrics, membership
         )
         # What the script calls.
-        self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership)
+        self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership, tracer)
         self.consistencies = Consistencies(settings, self.state, membership)
         self.retry_blocks = RetryBlocks(
             settings, self.state, self.trainers, membership, self.consistencies, self._stand
@@ -190,6 +200,7 @@ class Runtime:
                 memory=self._memory,
                 balancer=self._balancer,
                 salvage=self._salvage,
+                spans=self._spans,
                 check_term=session.check_term,
                 depart=self.exit.depart,
             )
@@ -287,6 +298,9 @@ class Runtime:
         if self._session is not None:
             step, samples = self.steps.failed_step if isinstance(ended, Failed) else (0, "")
             self._session.close(ended, step, samples)
+        self._spans.close()
+        if self._traces is not None:
+            self._traces.close()
         self.retry_blocks.leave()
         self.state.group.release()
         if self.trainers.trainer is not None:
