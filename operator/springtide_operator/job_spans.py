@@ -169,7 +169,8 @@ class JobSpans:
         left = []
         for waiting in self._waiting:
             change = self._change(waiting, observation)
-            if change is None and now - waiting.ended < PATIENCE_SECONDS:
+            told = change is not None or isinstance(waiting.gap.pod, CoordinatorPod)
+            if not told and now - waiting.ended < PATIENCE_SECONDS:
                 left.append(waiting)
             else:
                 self._record(waiting, change)
@@ -178,8 +179,6 @@ class JobSpans:
     def _change(self, waiting: _Waiting, observation: Observation) -> TraceContext | None:
         """Return the change in which a pod was lost; None where nobody has said so yet."""
         report, lost = observation.report, waiting.gap.pod
-        if isinstance(lost, CoordinatorPod):
-            return None
         told = () if report is None else report.traces
         return next((parse(trace.traceparent) for trace in told if lost.uid in trace.lost_pods), None)
 

@@ -116,11 +116,11 @@ class SpanQueue:
         thread.join(seconds)
         if not thread.is_alive():
             return
-        self._exporter.close()
-        thread.join(min(1.0, seconds))
-        with self._changed:
+        with self._changed:  # the thread finds nothing more to send when it comes back from what it sends
             left, self._waiting = len(self._waiting), deque()
             self._lost(left, f"they were not taken within {seconds:g} s of the end")
+        self._exporter.close()
+        thread.join(min(1.0, seconds))
 
     def _export_for_ever(self) -> None:
         while batch := self._next_batch():
@@ -192,6 +192,8 @@ class OtlpExporter:
         exporter, self._exporter = self._exporter, None
         if exporter is not None:
             exporter.shutdown()
+            for name in _LOGGERS:  # another thread may get the number that this one has had
+                logging.getLogger(name).removeFilter(self._said)
 
     def _open(self) -> None:
         module = importlib.import_module(_LIBRARIES[self._protocol])
