@@ -28,7 +28,7 @@ from springtide_protocol.tracing import (
     of_job,
 )
 
-TOLD = 16
+MOST_ANNOUNCED = 16
 """Changes that the operator is told of: it asks every few seconds."""
 MOST_PLACES = 4096
 MOST_EVENTS = 32
@@ -39,7 +39,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AnnouncedChange:
     """Name a change for the operator: its span, and the uids of the pods that it lost."""
 
     context: TraceContext
@@ -52,7 +52,7 @@ class _Change:
 
     context: TraceContext
     parent: TraceContext | None
-    links: tuple[TraceContext, ...]
+    linked: tuple[TraceContext, ...]
     cause: str
     began: float
     events: list[SpanEvent]
@@ -72,7 +72,7 @@ class _Running:
     name: GenerationName
     began: float
     attributes: Attributes
-    link: TraceContext | None
+    change: TraceContext | None
 
 
 class ChangeTraces:
@@ -98,7 +98,7 @@ class ChangeTraces:
         self._open: _Change | None = None
         self._running: _Running | None = None
         self._context: TraceContext | None = None  # of the change that made the newest generation
-        self._told: deque[Told] = deque(maxlen=TOLD)
+        self._announced: deque[AnnouncedChange] = deque(maxlen=MOST_ANNOUNCED)
 
     @property
     def traceparent(self) -> str:
@@ -106,9 +106,9 @@ class ChangeTraces:
         return "" if self._context is None else str(self._context)
 
     @property
-    def told(self) -> Sequence[Told]:
+    def announced(self) -> Sequence[AnnouncedChange]:
         """Return the last changes, oldest first."""
-        return tuple(self._told)
+        return tuple(self._announced)
 
     def see(self, effects: Iterable[Effect], wanted: int, now: float) -> None:
         """Take in what was decided, before any of it is sent.
@@ -236,7 +236,7 @@ class ChangeTraces:
         change.generation, change.reason, change.made_at = start.generation, start.reason, now
         change.formed_at, change.members, change.servers = None, len(start.members), len(start.servers)
         self._context = change.context
-        self._tell(change)
+        self._announce(change)
         self._begin_generation(start.generation, change.cause, len(start.members), start.servers, now)
 
     def _begin(self, cause: str, came: Iterable[Place], began: float, events: list[SpanEvent]) -> _Change:
@@ -250,12 +250,12 @@ class ChangeTraces:
             return _Change(self._tracer.child_of(first), first, (*others, job), cause, began, events)
         return _Change(self._tracer.new_trace(), None, (*missed, job), cause, began, events)
 
-    def _tell(self, change: _Change) -> None:
-        told = Told(change.context, tuple(change.lost))
-        if self._told and self._told[-1].context == change.context:
-            self._told[-1] = told
+    def _announce(self, change: _Change) -> None:
+        announced = AnnouncedChange(change.context, tuple(change.lost))
+        if self._announced and self._announced[-1].context == change.context:
+            self._announced[-1] = announced
         else:
-            self._told.append(told)
+            self._announced.append(announced)
 
     def _end(self, change: _Change, ended: float, error: str = "") -> None:
         """Record a change and its parts."""
@@ -285,7 +285,7 @@ class ChangeTraces:
                     "springtide.lost_pods": list(change.lost)[:MOST_EVENTS],
                 },
                 tuple(sorted(change.events, key=lambda event: event.at)),
-                change.links,
+                change.linked,
                 error,
             )
         )
@@ -307,7 +307,7 @@ class ChangeTraces:
         if running is None:
             return
         job = self._tracer.begin(of_job(self._job_uid))
-        links = () if running.link is None else (running.link,)
+        linked = () if running.change is None else (running.change,)
         self._tracer.record(
             Span(
                 "generation",
@@ -316,7 +316,7 @@ class ChangeTraces:
                 now,
                 job,
                 running.attributes,
-                links=links,
+                linked=linked,
             )
         )
 
@@ -335,7 +335,7 @@ class ChangeTraces:
         }
         job = self._tracer.begin(of_job(self._job_uid))
         self._tracer.record(
-            Span("take over", context, min(self._began, now), now, parent, attributes, links=(job,))
+            Span("take over", context, min(self._began, now), now, parent, attributes, linked=(job,))
         )
 
 

@@ -202,8 +202,8 @@ class JobSpans:
             name, parent = "replace coordinator", None
             context = tracer.begin(of_coordinator(self._uid, successor.incarnation, 0))
         events = (*gap.events, SpanEvent("pod runs", waiting.ended))
-        links = () if parent is job else (job,)
-        span = Span(name, context, gap.noticed_at, waiting.ended, parent, attributes, events, links)
+        linked = () if parent is job else (job,)
+        span = Span(name, context, gap.noticed_at, waiting.ended, parent, attributes, events, linked)
         tracer.record(span)
 
 

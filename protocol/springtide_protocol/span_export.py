@@ -68,7 +68,7 @@ class SpanQueue:
         self._waiting: deque[Span] = deque()
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
-        self._closing = self._told = False
+        self._closing = self._warned = False
         self.exported = 0
         """Spans that a collector has taken."""
         self.dropped = 0
@@ -149,8 +149,8 @@ class SpanQueue:
     def _lost(self, count: int, why: str) -> None:
         """Count spans that nobody gets, and say so once (in the lock)."""
         self.dropped += count
-        if count and not self._told:
-            self._told = True
+        if count and not self._warned:
+            self._warned = True
             log.warning(
                 "traces do not reach %s: %s. Nothing waits for them; this is said once, and"
                 " springtide_trace_spans_dropped_total counts what is lost",
@@ -226,7 +226,7 @@ class OtlpExporter:
             resource=self._resource,
             attributes=dict(span.attributes),
             events=[Event(event.name, dict(event.attributes), _ns(event.at)) for event in span.events],
-            links=[Link(named(link, True)) for link in span.links],
+            links=[Link(named(link, True)) for link in span.linked],
             kind=SpanKind.INTERNAL,
             status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
             start_time=_ns(span.began),

@@ -111,7 +111,7 @@ class Span:
         parent: the span that it is a part of; None for the first of a trace.
         attributes: by name.
         events: in order of time.
-        links: spans of other traces that it has to do with.
+        linked: spans of other traces that it has to do with.
         error: why it failed; "" where it did not.
     """
 
@@ -122,7 +122,7 @@ class Span:
     parent: TraceContext | None = None
     attributes: Attributes = field(default_factory=dict)
     events: tuple[SpanEvent, ...] = ()
-    links: tuple[TraceContext, ...] = ()
+    linked: tuple[TraceContext, ...] = ()
     error: str = ""
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from recorded_spans import RecordedSpans
 
-from springtide_coordinator.change_traces import TOLD, ChangeTraces
+from springtide_coordinator.change_traces import MOST_ANNOUNCED, ChangeTraces
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import Made, MemberLost, Send
 from springtide_coordinator.membership.generation import Generation
@@ -96,13 +96,13 @@ def test_failure_begins_a_trace_when_the_stream_broke() -> None:
     found = story.spans.one("recovery")
     assert found.parent is None
     assert found.context.trace_id != of_job(UID).trace_id
-    assert found.links == (of_job(UID),)
+    assert found.linked == (of_job(UID),)
     assert (found.began, found.ended) == (111.0, 112.0)
     assert [event.name for event in found.events] == ["stream broke", "member lost", "members asked to stop"]
     assert found.attributes["springtide.lost_pods"] == ["w2"]
     assert story.spans.parts(found) == ["stop members", "form generation", "first step"]
     assert str(found.context) == story.traces.traceparent
-    assert story.traces.told[-1].lost_pods == ("w2",)
+    assert story.traces.announced[-1].lost_pods == ("w2",)
 
 
 def test_stream_that_came_back_is_no_notice() -> None:
@@ -132,7 +132,7 @@ def test_successor_of_a_lost_worker_joins_in_its_trace() -> None:
     story.committed(3)
     recovery, join = story.spans.one("recovery"), story.spans.one("join")
     assert join.parent == recovery.context
-    assert join.links == (of_job(UID),)
+    assert join.linked == (of_job(UID),)
 
 
 def test_successor_of_a_lost_server_joins_in_its_trace() -> None:
@@ -200,7 +200,7 @@ def test_generations_are_parts_of_the_job_and_link_their_change() -> None:
     assert first.ended == second.began
     assert second.ended == story.now
     assert {first.parent, second.parent} == {of_job(UID)}
-    assert second.links == (story.spans.one("recovery").context,)
+    assert second.linked == (story.spans.one("recovery").context,)
 
 
 def test_change_without_a_step_ends_with_the_coordinator_as_an_error() -> None:
@@ -240,7 +240,7 @@ def test_nothing_is_kept_or_told_where_nobody_records() -> None:
     story.traces.close(story.now, "it ends")
     assert not story.spans.spans
     assert story.traces.traceparent == ""
-    assert not story.traces.told
+    assert not story.traces.announced
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60))
@@ -251,7 +251,7 @@ def test_changes_that_are_told_are_the_last_ones(sizes: list[int]) -> None:
         story.made(number, "failure", *(f"w{slot}" for slot in range(size)), wanted=100)
         story.committed(number)
     changes = [span.context for span in story.spans.spans if "springtide.reason" in span.attributes]
-    assert [told.context for told in story.traces.told] == changes[-TOLD:]
+    assert [told.context for told in story.traces.announced] == changes[-MOST_ANNOUNCED:]
 
 
 class Histories(RuleBasedStateMachine):
@@ -308,10 +308,10 @@ class Histories(RuleBasedStateMachine):
         known = {span.context for span in spans} | {of_job(UID)}
         assert len({span.context for span in spans}) == len(spans), "a span is recorded once"
         assert all(span.parent is None or span.parent in known for span in spans)
-        assert all(set(span.links) <= known for span in spans)
+        assert all(set(span.linked) <= known for span in spans)
         assert len(self.story.spans.named("generation")) == self.number
         changes = [span for span in spans if "springtide.reason" in span.attributes]
-        told = {told.context for told in self.story.traces.told}
+        told = {told.context for told in self.story.traces.announced}
         assert told <= {span.context for span in changes}
 
 

@@ -69,7 +69,7 @@ def test_lost_workers_successor_is_a_part_of_the_loss() -> None:
     operator.look(worker(0), worker(1, 1))
     found = operator.spans.one("replace pod")
     assert found.parent == LOSS
-    assert found.links == (of_job(UID),)
+    assert found.linked == (of_job(UID),)
     assert (found.began, found.ended) == (1002.0, 1005.0)
     assert [(event.name, event.at) for event in found.events] == [
         ("pod created", 1003.0),
@@ -114,7 +114,7 @@ def test_span_waits_for_the_coordinators_word_and_not_for_ever() -> None:
     operator.look(worker(0), worker(1, 1))
     found = operator.spans.one("replace pod")
     assert found.parent == of_job(UID)
-    assert found.links == ()
+    assert found.linked == ()
     assert found.ended == 1003.0
 
 
@@ -180,7 +180,7 @@ def test_coordinators_successor_has_a_trace_that_it_computes_too() -> None:
     operator.said = report(incarnation=2)
     operator.look(coordinators=(new,))
     found = operator.spans.one("replace coordinator")
-    assert (found.context, found.parent, found.links) == (of_coordinator(UID, 2, 0), None, (of_job(UID),))
+    assert (found.context, found.parent, found.linked) == (of_coordinator(UID, 2, 0), None, (of_job(UID),))
     assert found.attributes["springtide.reason"] == "its node is lost"
 
 

@@ -25,7 +25,7 @@ class Server:
         self.now += 1
 
 
-def test_server_starts_and_enters_in_the_change_that_members_name() -> None:
+def test_server_starts_and_enters_in_the_change_members_name() -> None:
     server = Server()
     server.generations.ready()
     server.now += 10

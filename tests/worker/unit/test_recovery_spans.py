@@ -85,7 +85,7 @@ def test_survivor_tells_from_the_failure_on() -> None:
     assert "start process" not in worker.spans.parts(whole)
 
 
-def test_first_step_is_the_first_of_the_generation_however_late_one_looks() -> None:
+def test_first_step_of_the_generation_is_found_late_too() -> None:
     worker = Worker()
     worker.begin()
     worker.start(1)
@@ -107,7 +107,7 @@ def test_commits_of_the_generation_before_are_no_first_step() -> None:
     assert len(worker.spans.named("first step")) == 1
 
 
-def test_generation_without_a_step_is_an_error_when_the_next_begins() -> None:
+def test_generation_without_a_step_is_an_error_in_the_end() -> None:
     worker = Worker()
     worker.begin()
     worker.start(1)

@@ -184,7 +184,7 @@ class CheckpointSaver:
         share = tracer.child_of(whole)
         tracer.record(Span("write share", share, began, now, whole, attributes, error=result.error[:500]))
         if result.whole:
-            links = (tracer.begin(of_job(self._job_uid)),)
+            linked = (tracer.begin(of_job(self._job_uid)),)
             sizes = {**attributes, "springtide.bytes": result.bytes}
             began -= result.stall_seconds
-            tracer.record(Span("checkpoint", whole, began, now, None, sizes, links=links))
+            tracer.record(Span("checkpoint", whole, began, now, None, sizes, linked=linked))
