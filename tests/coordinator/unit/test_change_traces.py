@@ -158,7 +158,7 @@ def test_worker_beyond_those_before_begins_a_trace_of_its_own() -> None:
     assert story.spans.one("join").parent is None
 
 
-def test_worker_that_left_since_fewer_are_wanted_has_no_successor() -> None:
+def test_worker_that_left_a_smaller_job_has_no_successor() -> None:
     story = Story()
     story.begins()
     story.made(2, "leave", "w1", wanted=1)
@@ -203,7 +203,7 @@ def test_generations_are_parts_of_the_job_and_link_their_change() -> None:
     assert second.linked == (story.spans.one("recovery").context,)
 
 
-def test_change_without_a_step_ends_with_the_coordinator_as_an_error() -> None:
+def test_change_without_a_step_is_an_error_in_the_end() -> None:
     story = Story()
     story.begins()
     story.lost("w2")
@@ -224,7 +224,7 @@ def test_successor_of_a_coordinator_says_that_it_took_over() -> None:
     assert story.spans.one("generation").attributes["springtide.cause"] == "adopted"
 
 
-def test_container_that_restarted_in_its_pod_begins_the_trace_itself() -> None:
+def test_container_that_restarted_begins_the_trace_itself() -> None:
     story = Story(incarnation=(1, 1))
     story.made(5, "failure", "w1")
     found = story.spans.one("take over")

@@ -240,7 +240,7 @@ def test_services_own_name_wins(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [one.service for one in collector.spans] == ["vision"]
 
 
-def test_refusing_collector_is_named_once_and_libraries_stay_silent(
+def test_refusing_collector_is_named_once_by_us_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with http_collector() as collector:
