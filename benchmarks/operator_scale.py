@@ -6,9 +6,10 @@ The operator is the real process, the API server real HTTP; one process answers 
 the coordinators of all jobs, as a coordinator would whose workers all train. Everything shares this machine,
 so the API server's speed bounds what is seen:
 
-* `pods_per_second`: one job of 200 workers, from the request that makes the job to the last of its pods.
+* `pods_per_second`: a job of 200 workers, from the request that makes the job to the last of its pods; the
+  median of three such jobs, one after another; `pods_per_second_worst`: the slowest of them.
 * `operator_cpu_seconds_per_pod`: the operator's processor time for that, over these pods: the part of a
-  pod's making that is not the API server's.
+  pod's making that is not the API server's; the median, too.
 * `first_pod_seconds_alone`, `first_pod_seconds_beside_jobs`: one job in another namespace, from the request
   that makes it to its first pod, while nothing else happens and when `jobs` new jobs were just made in one
   namespace; `jobs_running_by_then`: how many of those the operator was done with.
@@ -39,6 +40,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -60,6 +62,7 @@ SYSTEM = "springtide-system"
 ACCOUNT = f"system:serviceaccount:{SYSTEM}:springtide-operator"
 WORKERS = 8
 BIG = 200
+LARGE = ("big", "big-2", "big-3")  # names of the jobs with so many workers
 JOBS = "/apis/springtide.dev/v1alpha1/namespaces/{}/trainingjobs"
 JOBS_PATH = JOBS.format(NAMESPACE)
 
@@ -311,7 +314,7 @@ async def measure(
 ) -> Object:
     """All figures, in the order in which they are printed.
 
-    big: workers of the large job. calm_seconds: until the last writes and their echoes are over.
+    big: workers of each large job. calm_seconds: until the last writes and their echoes are over.
     """
     api = Api(folder / "cluster" / "kubeconfig")
     operators: list[Operator] = []
@@ -328,18 +331,20 @@ async def measure(
 
         result["first_pod_seconds_alone"] = await first_pod(api, "alone")
         before = await api.used()
-        started, cpu = time.monotonic(), first.cpu_seconds()
-        await api.request("POST", JOBS_PATH, job("big", big))
-        await until(300, "all pods of the large job", lambda: seen.count("big") == big + 1)
-        result["pods_per_second"] = big / (time.monotonic() - started)
-        result["operator_cpu_seconds_per_pod"] = (first.cpu_seconds() - cpu) / big
-        await until(300, "the large job to run", lambda: "big" in seen.running)
-        await api.request("PATCH", f"{JOBS_PATH}/big", {"spec": {"workers": {"replicas": 1}}})
-        await until(300, "the large job to shrink", lambda: seen.count("big") == 2)
+        speeds, costs = [], []
+        for name in LARGE:
+            speed, cost = await large_job(api, seen, first, name, big)
+            speeds.append(speed)
+            costs.append(cost)
         after = await api.used()
-        result["api_requests_per_pod"] = (after["pods"] - before["pods"]) / (big + 1)
-        result["api_requests_of_all_kinds_per_pod"] = (after["all"] - before["all"]) / (big + 1)
-        report(result, "pods_per_second", "operator_cpu_seconds_per_pod", "api_requests_per_pod")
+        result["pods_per_second"] = statistics.median(speeds)
+        result["pods_per_second_worst"] = min(speeds)
+        result["operator_cpu_seconds_per_pod"] = statistics.median(costs)
+        made = (big + 1) * len(LARGE)
+        result["api_requests_per_pod"] = (after["pods"] - before["pods"]) / made
+        result["api_requests_of_all_kinds_per_pod"] = (after["all"] - before["all"]) / made
+        report(result, "pods_per_second", "pods_per_second_worst")
+        report(result, "operator_cpu_seconds_per_pod", "api_requests_per_pod")
         report(result, "api_requests_of_all_kinds_per_pod", "first_pod_seconds_alone")
 
         started, cpu, memory = time.monotonic(), first.cpu_seconds(), first.memory("VmRSS")
@@ -392,6 +397,24 @@ async def measure(
             operator.end()
         await api.close()
     return result
+
+
+async def large_job(api: Api, seen: Seen, operator: Operator, name: str, workers: int) -> tuple[float, float]:
+    """Make a job, wait until it runs, and shrink it to one worker.
+
+    Returns:
+        Its pods per second, from the request to the last pod; and the operator's processor time for each of
+        them, in seconds.
+    """
+    started, cpu = time.monotonic(), operator.cpu_seconds()
+    await api.request("POST", JOBS_PATH, job(name, workers))
+    await until(300, f"all pods of {name}", lambda: seen.count(name) == workers + 1)
+    speed = workers / (time.monotonic() - started)
+    cost = (operator.cpu_seconds() - cpu) / workers
+    await until(300, f"{name} to run", lambda: name in seen.running)
+    await api.request("PATCH", f"{JOBS_PATH}/{name}", {"spec": {"workers": {"replicas": 1}}})
+    await until(300, f"{name} to shrink", lambda: seen.count(name) == 2)
+    return speed, cost
 
 
 async def first_pod(api: Api, name: str) -> float:

@@ -10,6 +10,7 @@ from springtide_coordinator.membership import servers as serving
 from springtide_coordinator.membership.consistency import why_epoch_end, why_refused
 from springtide_coordinator.membership.failure import silent_pods, vanished_pods
 from springtide_coordinator.membership.saving import put_away
+from springtide_coordinator.membership.seats import former_members
 from springtide_coordinator.membership.succession import why_held_back
 from springtide_coordinator.reported import bounded
 from springtide_protocol import codec
@@ -81,6 +82,7 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         planned_steps=history.planned_steps,
         seconds_per_step=hub.step_rate.seconds_per_step,
         steps_in=current.steps_in if current is not None else "",
+        former_members=former_members(m),
     )
     if (model := hub.memories.tightest()) is not None:
         reply.memory.CopyFrom(codec.memory_to_proto(model))

@@ -367,6 +367,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         held_back=reply.held_back,
         seats=STANDBY in _speaks(reply.speaks).capabilities,
         steps_in=reply.steps_in,
+        former_members=frozenset(reply.former_members[-2 * _MOST_ENTRIES :]),
         memory=memory_from_proto(reply.memory),
         protocol=_speaks(reply.speaks).newest,
         restored=f"{reply.restored.uri}/{reply.restored.name}" if reply.restored.name else "",

@@ -100,6 +100,42 @@ def who_steps_in(m: Membership, participants: Sequence[Record]) -> str:
     )
 
 
+MOST_FORMER = 64
+"""Most pods that are remembered as former members: an operator asks every few seconds."""
+
+
+def former_after(m: Membership, participants: Sequence[Record]) -> tuple[str, ...]:
+    """Return the uids of pods that have been members and are none in the next generation, the newest last.
+
+    Args:
+        m: facts of the membership, with the generation that is over.
+        participants: records of the next generation's members.
+    """
+    if not m.standby or m.current is None:
+        return ()
+    following = {record.info.pod_uid for record in participants}
+    gone = [info.pod_uid for info in m.current.members if info.pod_uid and info.pod_uid not in following]
+    known = dict.fromkeys(uid for uid in m.former if uid not in following and uid not in gone)
+    return (*known, *dict.fromkeys(gone))[-MOST_FORMER:]
+
+
+def former_members(m: Membership) -> tuple[str, ...]:
+    """Return the uids of pods that a generation had and that are not in the current one, or in it and not
+    connected; () while no standbys are wanted.
+
+    An operator counts the end of such a pod as a worker's, also when it was let in and ended before anybody
+    could say that it trained.
+
+    Args:
+        m: facts of the membership.
+    """
+    if not m.standby or m.current is None:
+        return ()
+    connected = {record.info.pod_uid for record in m.connected()}
+    away = [info.pod_uid for info in m.current.members if info.pod_uid and info.pod_uid not in connected]
+    return tuple(dict.fromkeys([*m.former, *away]))
+
+
 def pod_of(record: Record) -> str:
     """Return what identifies the pod of a process; a process without one is a pod of its own."""
     return record.info.pod_uid or record.info.id

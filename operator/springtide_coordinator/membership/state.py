@@ -71,6 +71,7 @@ class Membership:
     settled: bool = False  # who may hold state is known; see adoption.py
     known_members: dict[str, MemberInfo] = field(default_factory=dict)  # every process that ever said Hello
     named: dict[str, MemberInfo] = field(default_factory=dict)  # by reports of other processes too
+    former: tuple[str, ...] = ()  # uids of pods that earlier generations had, the newest last
     known: StateName | None = None  # newest commit told of
     state_existed: bool = False  # some process has held state
     void: StateName | None = None  # the servers have lost it: it and older ones are held by nobody

@@ -29,7 +29,7 @@ from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Consistency, ParkReason, Refused, ServerInfo, Standing
 from springtide_coordinator.membership.pods import is_half_lost, states_there, whole
 from springtide_coordinator.membership.saving import before_leaving
-from springtide_coordinator.membership.seats import most, seated, who_steps_in
+from springtide_coordinator.membership.seats import former_after, most, seated, who_steps_in
 from springtide_coordinator.membership.servers import (
     choose_servers,
     copies_kept,
@@ -414,6 +414,7 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
     )
     start = replace(start, minimum=m.minimum)
     copies = copies_kept(m.current, start)
+    m.former = former_after(m, participants)
     m.current = Generation(name, start.members, made_at=now, base=start.state, start=start)
     m.current.copies_before = copies
     m.current.servers, m.current.leaving_servers = start.servers, start.leaving_servers

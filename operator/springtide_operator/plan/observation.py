@@ -402,6 +402,7 @@ class Report:
     protocol: int = PROTOCOL_VERSION  # the newest version that the coordinator speaks
     seats: bool = False  # the coordinator lets no more train than are wanted while standbys wait
     steps_in: str = ""  # which standbys the generation has in whose places, in words
+    former_members: frozenset[str] = frozenset()  # uids of pods that a generation had and has lost
     held_back: str = ""  # why processes that are ready do not take part
     memory: ModelMemory | None = None  # of the process that has least room
     restored: str = ""  # URI of the checkpoint that training went on from

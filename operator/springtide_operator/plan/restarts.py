@@ -5,7 +5,6 @@ worker comes back after a growing, decaying delay.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -39,7 +38,6 @@ _UNCOUNTED = (
 )
 
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _HELD = (
     reasons.END_FAILED,
     reasons.END_PREEMPTED,
@@ -150,7 +148,8 @@ def record_exits(job: Job, observation: Observation, ledger: Ledger, now: float)
             continue
         found = newest.get(slot)
         ended = _look(job, slot, found if found is not None and found.attempt >= entry.attempt else None)
-        if ended is not None and ended.is_counted and entry.standby and not _took_part(ended, observation):
+        stood_by = entry.standby and not _took_part(entry.uid, observation)
+        if ended is not None and ended.is_counted and stood_by:
             idle.append(ended._replace(worked=entry.healthy))
         elif ended is not None and ended.is_counted:
             groups.setdefault(ended.cause, []).append(ended._replace(worked=entry.healthy))
@@ -224,15 +223,11 @@ def _note_who_stands_by(
         ledger.slots[pod.slot] = replace(entry, standby=pod.slot in stand_by, healthy=entry.healthy or ready)
 
 
-def _took_part(ended: Ended, observation: Observation) -> bool:
-    """Return whether the coordinator has named a pod among those that a generation had, or has lost: it was
-    let in, and ended before the operator could hear that it trained.
+def _took_part(uid: str, observation: Observation) -> bool:
+    """Return whether a generation had a pod: it was let in, and ended before the operator could hear that it
+    trained.
     """
-    report = observation.report
-    if report is None or ended.pod is None:
-        return False
-    told = [report.steps_in, *(failure.reason for failure in report.failures)]
-    return any(ended.pod.name in _NAME.findall(text) for text in told)
+    return observation.report is not None and uid in observation.report.former_members
 
 
 def _end_standbys(ledger: Ledger, ended: Sequence[Ended], now: float) -> list[Event]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.members import Record
-from springtide_coordinator.membership.seats import most, seated, seats, waiting
+from springtide_coordinator.membership.seats import MOST_FORMER, former_members, most, seated, seats, waiting
 from springtide_coordinator.membership.succession import why_held_back
 from springtide_protocol.names import StateName
 
@@ -54,6 +54,31 @@ def test_standby_is_in_the_generation_after_a_loss() -> None:
     assert start.reason.endswith("; standby pod-w3 takes the place of pod-w1")
     assert [transfer.receiver for transfer in start.transfers] == ["w3"]
     assert waiting(room.m) == []
+
+
+def test_pods_that_were_members_are_told_of() -> None:
+    room, base = trained()
+    come(room, "w3")
+    assert former_members(room.m) == ()
+    die(room, "w1", base)
+    assert room.members == ("w0", "w2", "w3")
+    assert former_members(room.m) == ("w1",)
+    room.lose("w3")
+    assert former_members(room.m) == ("w1", "w3"), "it was let in, and is gone before its first step"
+    room.m.standby = 0
+    assert former_members(room.m) == (), "who asks has no standbys"
+
+
+def test_former_members_are_bounded_and_may_return() -> None:
+    room, base = trained(target=2)
+    for number in range(2, MOST_FORMER + 6):
+        come(room, f"w{number}")
+        die(room, room.members[-1], base)
+        base = room.form()
+    told = former_members(room.m)
+    assert len(told) == MOST_FORMER
+    assert told[-1] == f"w{MOST_FORMER + 4}"
+    assert not {record.pod_uid for record in room.m.current.members} & set(told)
 
 
 def test_standby_that_waited_longest_steps_in() -> None:

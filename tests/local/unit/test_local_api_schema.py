@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from springtide_local.api import schema
 from springtide_local.api.cel.evaluation import validate_rules
@@ -84,6 +86,49 @@ def test_each_rule_of_a_schema_is_told(raw: dict[str, Any], value: Any, said: st
 )
 def test_what_fits_is_left_alone(raw: dict[str, Any], value: Any) -> None:
     assert problems(raw, value) == []
+
+
+SCALARS = st.sampled_from([None, True, False, 0, 1, 2.0, 1.5, -1, "", "a", "bb"])
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["a", "b", "c"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+SCHEMAS: st.SearchStrategy[dict[str, Any]] = st.recursive(
+    st.sampled_from(
+        [{"type": "integer", "minimum": 1}, {"type": "boolean"}, {"type": "string", "maxLength": 1}, {}]
+    ),
+    lambda inner: st.one_of(
+        st.builds(
+            lambda a, b: {"type": "object", "required": ["a"], "properties": {"a": a, "b": b}}, inner, inner
+        ),
+        st.builds(lambda a: {"type": "object", "additionalProperties": a}, inner),
+        st.builds(lambda a: {"type": "array", "items": a, "maxItems": 2}, inner),
+    ),
+    max_leaves=5,
+)
+
+
+@given(SCHEMAS, VALUES, VALUES)
+def test_what_did_not_change_hides_no_problem(raw: dict[str, Any], old: Any, new: Any) -> None:
+    node = schema.compile_schema(raw)
+    before: list[FieldError] = []
+    schema.validate(node, old, "spec", before)
+    whole: list[FieldError] = []
+    schema.validate(node, new, "spec", whole)
+    changed: list[FieldError] = []
+    schema.validate(node, new, "spec", changed, None if before else old)
+    assert changed == whole
+
+
+def test_equal_values_of_other_types_are_looked_at() -> None:
+    node = schema.compile_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
+    for value in ({"a": True}, {"a": 1.5}):
+        found: list[FieldError] = []
+        schema.validate(node, value, "spec", found, {"a": 1})
+        assert len(found) == 1, value
 
 
 def test_pruning_names_what_it_drops() -> None:

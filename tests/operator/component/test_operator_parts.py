@@ -440,10 +440,12 @@ def test_versions_of_members_and_servers_are_heard() -> None:
 def test_who_stands_by_is_read_of_the_answer() -> None:
     told = [(pb.PARKED, True), (pb.PARKED, False), (pb.ACTIVE, True), (pb.STARTING, True)]
     members = [pb.MemberStatus(standing=standing, connected=connected) for standing, connected in told]
-    report = to_report(pb.SyncReply(members=members, steps_in="standby a takes the place of b"), 1.0)
+    reply = pb.SyncReply(members=members, steps_in="standby a takes the place of b", former_members=["u"])
+    report = to_report(reply, 1.0)
     assert [member.waiting for member in report.members] == [True, False, False, False]
     assert not report.seats, "a coordinator that does not say so knows no standbys"
     assert report.steps_in == "standby a takes the place of b"
+    assert report.former_members == {"u"}
     knows = pb.Speaks(oldest_version=1, newest_version=2, capabilities=["standby"])
     assert to_report(pb.SyncReply(speaks=knows), 1.0).seats
 

@@ -148,23 +148,19 @@ def test_end_of_a_standby_counts_nowhere() -> None:
         assert job.standby["ready"] == 1, end
 
 
-@pytest.mark.parametrize("told", ["steps_in", "failures"])
-def test_standby_that_was_let_in_and_crashed_at_once_counts(told: str) -> None:
+@pytest.mark.parametrize("end", ["fail", "vanish"])
+def test_standby_that_was_let_in_and_ended_at_once_counts(end: str) -> None:
     job = trained()
     standby = job.idle()[0]
-    name = standby["metadata"]["name"]
-    job.fail(standby)
-    reason = f"{name} is lost: its stream broke"
-    other = FailureReport(2, 3, 0.1, f"{name}0 is lost: its stream broke")
-    job.coordinate(failures=(other,), steps_in=f"standby {name}-1 takes the place of another")
-    observed = job.plan()
-    assert observed.status["restarts"]["failures"] == 0, "these are others' names"
-    if told == "steps_in":
-        job.coordinate(steps_in=f"standby {name} takes the place of digits-worker-1-0")
-    else:
-        job.coordinate(failures=(FailureReport(2, 3, 0.1, reason),))
+    name, uid = standby["metadata"]["name"], standby["metadata"]["uid"]
+    getattr(job, end)(standby)
+    told = FailureReport(2, 3, 0.1, f"{name} is lost: its stream broke")
+    said = {"failures": (told,), "steps_in": f"standby {name} takes the place of digits-worker-1-0"}
+    job.coordinate(former_members=frozenset({"another"}), **said)
+    assert job.plan().status["restarts"]["total"] == 0, "sentences decide nothing"
+    job.coordinate(former_members=frozenset({"another", uid}))
     job.round()
-    assert job.status["restarts"]["failures"] == 1
+    assert job.status["restarts"]["total"] == 1
 
 
 def test_standbys_that_crash_come_ever_more_seldom() -> None:

@@ -126,12 +126,13 @@ def check(resource: ResourceType, obj: Object) -> list[FieldError]:
     return found
 
 
-def undecodable(resource: ResourceType, obj: Object) -> str | None:
+def undecodable(resource: ResourceType, obj: Object, accepted: Object | None = None) -> str | None:
     """Return why an object cannot even be decoded: a wrong JSON type where Kubernetes has a Go type.
 
     Args:
         resource: its type.
         obj: as it came.
+        accepted: the object as it is stored, where it is a built-in kind's and is known.
 
     Returns:
         The reason in the words of Go's decoder, or None.
@@ -140,10 +141,11 @@ def undecodable(resource: ResourceType, obj: Object) -> str | None:
     if meta is not None and not isinstance(meta, dict):
         return _cannot(resource.kind, "metadata", schema.json_type(meta), "ObjectMeta")
     found: list[FieldError] = []
-    schema.validate(builtin.node(builtin.OBJECT_META), meta or {}, "metadata", found)
+    known = (accepted or {}).get("metadata")
+    schema.validate(builtin.node(builtin.OBJECT_META), meta or {}, "metadata", found, known)
     wrong = [error for error in found if error.reason == errors.TYPE_INVALID]
     if not wrong and resource.node is not None and not resource.custom:
-        schema.validate(resource.node, obj, "", found)
+        schema.validate(resource.node, obj, "", found, accepted)
         wrong = [error for error in found if error.reason == errors.TYPE_INVALID]
     if not wrong:
         return None

@@ -86,6 +86,16 @@ def clone_value(value: Any) -> Any:
     return marshal.loads(marshal.dumps(value, 2)) if isinstance(value, dict | list) else value
 
 
+def same(one: Any, other: Any) -> bool:
+    """Return whether two JSON trees are equal in their types too, of which `==` takes True for 1.
+
+    Args:
+        one: decoded JSON.
+        other: compared with it; with the same members in another order it may count as different.
+    """
+    return marshal.dumps(one, 2) == marshal.dumps(other, 2)
+
+
 def timestamp(seconds: float) -> str:
     """RFC 3339 with whole seconds, as metav1.Time prints it; `seconds` since the epoch."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -13,7 +13,7 @@ from typing import Any
 from springtide_local.api import errors, regex
 from springtide_local.api.errors import FieldError
 from springtide_local.api.formats import format_problem
-from springtide_local.api.objects import canonical_quantity, clone_value
+from springtide_local.api.objects import canonical_quantity, clone_value, same
 from springtide_local.ports import Object
 
 MISSING = object()
@@ -245,7 +245,7 @@ def apply_defaults(node: Node, value: Any) -> None:
             apply_defaults(node.items, item)
 
 
-def validate(node: Node, value: Any, path: str, found: list[FieldError]) -> None:
+def validate(node: Node, value: Any, path: str, found: list[FieldError], accepted: Any = None) -> None:
     """Find what the schema has against a value.
 
     Args:
@@ -253,6 +253,8 @@ def validate(node: Node, value: Any, path: str, found: list[FieldError]) -> None
         value: decoded JSON.
         path: of the value, for errors.
         found: gets one error for each problem.
+        accepted: an earlier form of the value in which the schema found nothing; parts that equal theirs in
+            it are not looked at again.
     """
     if value is None:
         if not node.nullable and (node.type or node.int_or_string):
@@ -270,7 +272,7 @@ def validate(node: Node, value: Any, path: str, found: list[FieldError]) -> None
     elif isinstance(value, int | float) and not isinstance(value, bool):
         _validate_number(node.raw, value, path, found)
     elif isinstance(value, dict):
-        _validate_object(node, value, path, found)
+        _validate_object(node, value, path, found, accepted)
     elif isinstance(value, list):
         _validate_list(node, value, path, found)
     _validate_combined(node, value, path, found)
@@ -338,14 +340,19 @@ def _validate_number(raw: Object, value: float, path: str, found: list[FieldErro
         _in_body(path, value, f"must be of type {raw['format']}: {errors.shown(value)}", found)
 
 
-def _validate_object(node: Node, value: Object, path: str, found: list[FieldError]) -> None:
+def _validate_object(
+    node: Node, value: Object, path: str, found: list[FieldError], accepted: Any = None
+) -> None:
+    known = accepted if isinstance(accepted, dict) else {}
     for name in node.required:
         if name not in value:
             found.append(errors.field_required(f"{path}.{name}" if path else name))
     for name, item in value.items():
         child = node.properties.get(name, node.additional)
         if child is not None:
-            validate(child, item, f"{path}.{name}" if path else name, found)
+            before = known.get(name)
+            if before is None or not same(before, item):
+                validate(child, item, f"{path}.{name}" if path else name, found, before)
     raw = node.raw
     if "maxProperties" in raw and len(value) > raw["maxProperties"]:
         _too_many(path, len(value), raw["maxProperties"], found)

@@ -68,13 +68,14 @@ class Deletion:
     orphan: bool = False
 
 
-def decode(resource: ResourceType, obj: Object, options: Options) -> None:
+def decode(resource: ResourceType, obj: Object, options: Options, accepted: Object | None = None) -> None:
     """Bring an object into the shape of its schema, in place: types of metadata, unknown fields, defaults.
 
     Args:
         resource: type of the object.
         obj: as it came.
         options: of the write; gets warnings of unknown fields.
+        accepted: the object as it is stored, where it is: what did not change is not looked at again.
 
     Raises:
         ApiError: 400: it cannot be decoded, or, with strict validation, has unknown fields.
@@ -90,7 +91,7 @@ def decode(resource: ResourceType, obj: Object, options: Options) -> None:
     obj["apiVersion"], obj["kind"] = given
     if obj.get("metadata") is None:
         obj["metadata"] = {}
-    check_decodable(resource, obj)
+    check_decodable(resource, obj, accepted)
     unknown: list[str] = []
     node = resource.node
     schema.prune(builtin.node(builtin.OBJECT_META), obj["metadata"], "metadata", unknown, drop_nulls=True)
@@ -119,17 +120,18 @@ def _cannot_handle(resource: ResourceType, why: str) -> str:
     return f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}'
 
 
-def check_decodable(resource: ResourceType, obj: Object) -> None:
+def check_decodable(resource: ResourceType, obj: Object, accepted: Object | None = None) -> None:
     """Refuse an object with a JSON type that is refused as a whole, before validation.
 
     Args:
         resource: type of the object.
         obj: as it came.
+        accepted: the object as it is stored, where it is: what did not change is not looked at again.
 
     Raises:
         ApiError: 400: the place is named.
     """
-    problem = meta.undecodable(resource, obj)
+    problem = meta.undecodable(resource, obj, accepted)
     if problem is not None:
         raise errors.bad_request(_cannot_handle(resource, problem))
 
@@ -231,7 +233,8 @@ def _check(
     found: list[FieldError] = []
     node = resource.node
     if node is not None:
-        schema.validate(node, obj, "", found)
+        # A definition's schema may have become stricter since; that of a built-in kind never does.
+        schema.validate(node, obj, "", found, None if resource.custom else old)
         if not resource.custom:
             # The Go types write zeros for what a status lacks; only custom resources require fields there.
             found = [
@@ -283,7 +286,7 @@ def update(
         ApiError: 404: it is not there; 409: it has changed since; 422: something is wrong with it. Another
             code: a policy refuses it.
     """
-    decode(resource, obj, options)
+    decode(resource, obj, options, store.peek(resource.storage, name, namespace))
     stored = store.get_stored(resource, name, namespace)
     old = stored.object
     _check_preconditions(resource, obj, old, name, namespace, demand_version, options.in_patch)
