@@ -392,7 +392,8 @@ class JobLoop:
             decided = plan(job, observation, now)
         if not await self._write_status(raw, decided):
             return 0.0
-        self._spans.ended(raw.get("status") or {}, decided.status, raw["metadata"]["creationTimestamp"])
+        created = str(raw["metadata"].get("creationTimestamp", ""))
+        self._spans.ended(raw.get("status") or {}, decided.status, created)
         was_calm = self._calm
         self._calm = calm(raw.get("status") or {}, decided, now)
         if was_calm and not self._calm:

@@ -153,6 +153,17 @@ def test_coordinator_without_traces_leaves_the_jobs_own() -> None:
     assert worker.spans.one("enter generation").parent == of_job("uid")
 
 
+def test_worker_that_is_let_go_leaves_without_an_error() -> None:
+    worker = Worker()
+    worker.begin()
+    worker.recovery.left("the job needs fewer")
+    worker.recovery.close()
+    [found] = worker.spans.spans
+    assert (found.name, found.parent, found.error) == ("leave", of_job("uid"), "")
+    assert (found.began, found.ended) == (1000.0, 1002.0)
+    assert found.attributes == {"springtide.reason": "the job needs fewer"}
+
+
 def test_end_of_the_process_records_where_it_stood() -> None:
     worker = Worker()
     worker.begin()

@@ -250,6 +250,7 @@ class Recovery:
             # All members are parked, so nobody needs the old group any more.
             self._release_groups(detach=False)
         if isinstance(answer, Leave):
+            self._parts.spans.left(answer.reason)
             self._parts.depart(answer)
             return
         self._parts.memory.check(answer.message, membership.state is not None)

@@ -148,6 +148,19 @@ class RecoverySpans:
         if entry is not None:
             self._end(entry, self._clock(), f"{type(error).__name__}: {error}"[:_MOST_TEXT])
 
+    def left(self, reason: str) -> None:
+        """Record that the coordinator lets this process go, while it waited for a generation.
+
+        Args:
+            reason: in words.
+        """
+        entry, self._entry = self._entry, None
+        if entry is None:
+            return
+        job = self._tracer.begin(of_job(self._job_uid))
+        said: Attributes = {"springtide.reason": reason[:_MOST_TEXT]}
+        self._tracer.record(Span("leave", self._tracer.child_of(job), entry.upto, self._clock(), job, said))
+
     # ---- the reporting thread
 
     def look(self) -> None:

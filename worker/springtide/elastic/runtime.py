@@ -88,7 +88,13 @@ class Runtime:
         self._reported = ReportedNames()
         self._stop_metrics: Callable[[], None] = lambda: None
         # The job; alone there is none, and nothing to trace.
-        self._traces = None if settings.alone else open_tracer("springtide-worker", job_resource(os.environ))
+        process = {
+            "service.instance.id": settings.process_id,
+            "springtide.local_rank": str(settings.local_rank),
+        }
+        self._traces = None
+        if not settings.alone:
+            self._traces = open_tracer("springtide-worker", job_resource(os.environ) | process)
         if self._traces is not None:
             self.accounting.metrics.count_spans(self._traces)
         tracer = self._traces or OFF
@@ -299,8 +305,6 @@ class Runtime:
             step, samples = self.steps.failed_step if isinstance(ended, Failed) else (0, "")
             self._session.close(ended, step, samples)
         self._spans.close()
-        if self._traces is not None:
-            self._traces.close()
         self.retry_blocks.leave()
         self.state.group.release()
         if self.trainers.trainer is not None:
@@ -311,6 +315,8 @@ class Runtime:
             tracking.close(ended)  # the others do not wait for it
         self._stop_metrics()
         self.accounting.close()
+        if self._traces is not None:
+            self._traces.close()  # last, since a collector may not answer
 
     def _stand(self, stage: int) -> None:
         assert self._recovery is not None
