@@ -29,7 +29,14 @@ TORCH_EXTRAS = "worker,ps"
 OLDEST_TORCH = "2.7.0"
 SHOWN = ("grpcio", "protobuf", "torch", "numpy", "kopf", "kubernetes", "opentelemetry-sdk")
 """Distributions of which the table says what was installed."""
-TOOLS = ("pytest>=8", "pytest-asyncio>=0.24", "pytest-timeout>=2.3", "hypothesis>=6.100", "psutil")
+TOOLS = (
+    "pytest>=8",
+    "pytest-asyncio>=0.24",
+    "pytest-timeout>=2.3",
+    "hypothesis>=6.100",
+    "pytest-xdist>=3.6",
+    "psutil",
+)
 SUITE = ("tests/protocol", "tests/coordinator/component")
 TORCH_SUITE = (
     "tests/worker/component/test_traces_jobs.py",
@@ -64,20 +71,22 @@ class StepError(Exception):
     """A command of a row ended with an error; the text is its last words."""
 
 
-def uv(*arguments: str, seconds: int = INSTALL_SECONDS) -> str:
+def uv(*arguments: str, seconds: int = INSTALL_SECONDS) -> subprocess.CompletedProcess[str]:
     """Run uv; return what it prints. Raises StepError."""
     done = subprocess.run(["uv", *arguments], capture_output=True, text=True, timeout=seconds, check=False)
     if done.returncode:
         raise StepError(done.stderr.strip()[-2000:])
-    return done.stdout
+    return done
 
 
 def find_python(version: str) -> str:
     """Return the path of an interpreter of that version; "" where there is none on this machine."""
     try:
-        return uv("python", "find", "--no-python-downloads", version).strip()
+        return uv("python", "find", "--no-python-downloads", version).stdout.strip()
     except StepError:
-        return ""
+        root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+        found = sorted(root.glob(f"versions/{version}.*/bin/python"))
+        return str(found[-1]) if found else ""
 
 
 def local_wheels() -> list[str]:
@@ -100,20 +109,24 @@ def torch_for(python: Path, end: str) -> tuple[list[str], str]:
         No arguments where there is no such build for this Python.
     """
     index = os.environ.get("TORCH_INDEX_URL")
-    source = ["--index", index] if index else ["--no-index", *local_wheels()]
-    wanted = f"torch=={OLDEST_TORCH}" if end == LOWEST else f"torch>={OLDEST_TORCH}"
+    source = ["--index", index] if index else local_wheels()
     where = f"at {index}" if index else "here, and TORCH_INDEX_URL names no index of such"
-    for requirement, lacking in (
-        (wanted, ""),
-        (f"torch>={OLDEST_TORCH}", f"torch {OLDEST_TORCH}: no build for CPUs {where}"),
-    ):
-        arguments = ["pip", "install", "--dry-run", "--no-deps", "-p", str(python), *source, requirement]
-        try:
-            uv(*arguments)
-        except StepError:
-            continue
-        return [*source[source[0] == "--no-index" :], requirement], lacking
+    wanted = f"torch=={OLDEST_TORCH}" if end == LOWEST else f"torch>={OLDEST_TORCH}"
+    for requirement in (wanted, f"torch>={OLDEST_TORCH}"):
+        if found := find_build(python, requirement, *source, *([] if index else ["--no-index"])):
+            lacking = "" if requirement == wanted else f"torch {OLDEST_TORCH}: no build for CPUs {where}"
+            return [*source, f"torch=={found}"], lacking
     return [], f"all that needs torch: no build for CPUs {where}"
+
+
+def find_build(python: Path, requirement: str, *source: str) -> str:
+    """Return the version that uv would install from there alone; "" where there is none."""
+    try:
+        said = uv("pip", "install", "--dry-run", "--no-deps", "-p", str(python), *source, requirement)
+    except StepError:
+        return ""
+    found = re.search(r"torch==(\S+)", said.stdout + said.stderr)
+    return found[1] if found else ""
 
 
 def make(row: Row, interpreter: str) -> tuple[Path, bool]:
@@ -126,8 +139,8 @@ def make(row: Row, interpreter: str) -> tuple[Path, bool]:
     resolution = "lowest-direct" if row.end == LOWEST else "highest"
     wheels = ["--only-binary", ":all:", "--no-binary", "springtide", *local_wheels()]
     own = f"springtide[{extras}] @ {ROOT.as_uri()}"
-    if torch:
-        uv("pip", "install", "--quiet", "-p", str(python), *local_wheels(), *torch)
+    if torch:  # before all else, whose index may have another build of it
+        uv("pip", "install", "--quiet", "-p", str(python), *torch)
     uv("pip", "install", "--quiet", "-p", str(python), "--resolution", resolution, *wheels, own, *torch[-1:])
     uv("pip", "install", "--quiet", "-p", str(python), *wheels, *TOOLS)
     return python, bool(torch)
@@ -135,7 +148,7 @@ def make(row: Row, interpreter: str) -> tuple[Path, bool]:
 
 def installed(python: Path) -> dict[str, str]:
     """Return the versions of what the table shows."""
-    listed = json.loads(uv("pip", "list", "--format", "json", "-p", str(python)))
+    listed = json.loads(uv("pip", "list", "--format", "json", "-p", str(python)).stdout)
     found = {entry["name"].lower(): entry["version"] for entry in listed}
     return {name: found[name] for name in SHOWN if name in found}
 
