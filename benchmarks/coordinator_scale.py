@@ -71,7 +71,9 @@ JOIN_PAUSE_SECONDS = 0.005
 TIMES_SECONDS = 1.0  # between two reports of a worker's times
 SETTLE_SECONDS = 0.5  # until the last words of a change are taken in
 FAMILIES = ("place", "listener", "0", "loops")
-"""What the members of a generation tell each other by the store; a key is one of these and a rank."""
+"""Kinds of entries that the members of a generation make for each other in the store; a key is one of these
+and a rank.
+"""
 STEPS = (("place",), ("listener", "0"), ("loops",))
 """Which of them are awaited before the next ones are told."""
 

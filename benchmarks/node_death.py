@@ -43,7 +43,9 @@ KINDS = ("coordinator", "worker", "server")
 NODES = 4
 PAUSE_SECONDS = 0.1
 WINDOW_SECONDS = 10.0
-"""After the first step of the generation without the node: a pause that begins within it still counts."""
+"""Seconds after the first step of the generation without the node: a pause that begins within it still
+counts.
+"""
 CALM_SECONDS = 4.0
 GIVE_UP_SECONDS = 90.0
 PEERS_REASON = "torchrun's rendezvous and torchft's lighthouse live outside of the job, on no node of theirs"

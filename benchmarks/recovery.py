@@ -47,7 +47,9 @@ LEARNED_SECONDS = 2.0
 FALSE_SECONDS, BUSY_LOOPS = 60.0, 4
 QUICK_CUT_SECONDS = 10.0
 SPREAD_SECONDS = 0.3
-"""Within which after a commit a worker is struck at random: about a step, so that any point of one is hit."""
+"""Seconds after a commit within which a worker is struck at random: about a step, so that any point of one is
+hit.
+"""
 TOKEN = "benchmark"
 
 

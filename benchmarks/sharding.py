@@ -62,7 +62,9 @@ UNSHARDED, OPTIMIZER, GRADIENTS, PEER = "unsharded", "optimizer", "gradients", "
 SHARDS = {UNSHARDED: "None", OPTIMIZER: "Optimizer", GRADIENTS: "Gradients"}
 """`strategy.allReduce.shard`, by side."""
 PEAK_STEP = 2
-"""In which the most memory is looked for: one of the first turn, and not a process's first one."""
+"""Number of the step in which the most memory is looked for: one of the first turn, and not a process's first
+one.
+"""
 TURNS = {"26MB": Turn(4, 4, 40), "67MB": Turn(4, 4, 20)}
 QUICK_TURNS = {"26MB": Turn(3, 4, 6), "67MB": Turn(3, 3, 2)}
 """Turns of each side, by model."""

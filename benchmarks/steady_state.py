@@ -1,4 +1,4 @@
-"""The cost of a step against native DistributedDataParallel, in the same two processes, step by step in turn.
+"""The cost of a step against native DistributedDataParallel, in the same two processes, by turns.
 
     python -m benchmarks.steady_state [--quick] [--json FILE] [--device cuda]
 
@@ -6,8 +6,11 @@ Three models, two bucket sizes each; then one model each of the kinds that cost 
 loss uses (DDP with find_unused_parameters), 600 small tensors, BatchNorm behind every layer, and sequences
 that a collate_fn of the script's pads, with a process that reads ahead (DDP with a DataLoader). A step is:
 deal the batch, forward, backward, optimizer step; both sides read the same samples with the same optimizer
-over gloo on loopback. Each worker takes its own times; a pair's figure is the slower worker's, as a job waits
-for it. With `--device cuda` both processes share the first device.
+over gloo on loopback. A turn is ten steps, of which the first does not count: a job's steps follow each
+other, while one that comes after another trainer's step finds the processor's caches full of that, which
+costs either side a tenth of its step, and ours a little more. Each worker takes its own times; a pair's
+figure is the slower worker's, as a job waits for it. With `--device cuda` both processes share the first
+device.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 WORKERS = 2
-WARM_UP = 20
+TURN = 10  # steps
+WARM_UP = 2  # turns
 MODELS = ("mlp", "convolution", "transformer")
 BUCKETS_MIB = (1, 25)
 KINDS = {
@@ -114,7 +118,7 @@ def _build_kind(name: str) -> tuple[Any, Any, Any, int]:
 
 
 def work(name: str, bucket_mib: int, steps: int, rank: int, port: int, device: str) -> None:
-    """One worker: a native step and one of ours in turn; prints both lists of seconds as JSON."""
+    """One worker: turns of ours and of native steps; prints both lists of seconds as JSON, turn by turn."""
     import torch
     import torch.distributed as dist
     from torch.nn import functional as F
@@ -159,6 +163,29 @@ def work(name: str, bucket_mib: int, steps: int, rank: int, port: int, device: s
         data = list(zip(samples, labels, strict=True))
         reads = native_reads(data, arguments, rank)
         arguments |= {"collate_fn": pad, "loader_workers": 1}
+
+    def native_turn(turn: list[Any]) -> list[float]:
+        """Return the seconds of native steps over the samples that our turn had."""
+        seconds = []
+        dist.barrier()
+        started = time.perf_counter()
+        for ids in turn:
+            x, y = (
+                next(reads)
+                if reads is not None
+                else (samples.index_select(0, ids), labels.index_select(0, ids))
+            )
+            x, y = x.to(device), y.to(device)
+            F.cross_entropy(native(x), y).backward()
+            native_optimizer.step()
+            native_optimizer.zero_grad()
+            del x, y
+            ended = end_step()
+            seconds.append(ended - started)
+            started = ended
+        return seconds
+
+    turn: list[Any] = []
     started = time.perf_counter()
     for batch in springtide.batches(data, **arguments):
         with springtide.step():
@@ -167,21 +194,16 @@ def work(name: str, bucket_mib: int, steps: int, rank: int, port: int, device: s
             optimizer.step()
             optimizer.zero_grad()
             del x, y  # each side pays for giving back its own samples
-        middle = end_step()
-        if reads is None:
-            x, y = samples.index_select(0, batch.ids), labels.index_select(0, batch.ids)
-        else:
-            x, y = next(reads)
-        x, y = x.to(device), y.to(device)
-        F.cross_entropy(native(x), y).backward()
-        native_optimizer.step()
-        native_optimizer.zero_grad()
-        del x, y
+        turn.append(batch.ids)
         ended = end_step()
-        ours.append(middle - started)
-        theirs.append(ended - middle)
-        dist.barrier()
-        started = time.perf_counter()
+        ours.append(ended - started)
+        started = ended
+        if len(turn) == TURN:
+            theirs += native_turn(turn)
+            turn = []
+            dist.barrier()
+            started = time.perf_counter()
+    ours = ours[: len(theirs)]
     print(json.dumps({"ours": ours, "theirs": theirs}))
     dist.destroy_process_group()
 
@@ -273,7 +295,7 @@ def measure(name: str, bucket_mib: int, steps: int, device: str = "cpu") -> dict
                     process.kill()
                 process.wait()
     ours, theirs = (
-        [max(pair) for pair in zip(*(result[side] for result in results), strict=True)][WARM_UP:]
+        steady([max(pair) for pair in zip(*(result[side] for result in results), strict=True)])
         for side in ("ours", "theirs")
     )
     return {
@@ -282,6 +304,11 @@ def measure(name: str, bucket_mib: int, steps: int, device: str = "cpu") -> dict
         "ratio_to_ddp": statistics.median(ours) / statistics.median(theirs),
         "steps": len(ours),
     }
+
+
+def steady(seconds: list[float]) -> list[float]:
+    """Return the steps that count: those after the warm-up that follow a step of the same side. PURE."""
+    return [one for number, one in enumerate(seconds) if number >= WARM_UP * TURN and number % TURN]
 
 
 def measure_all(steps: int, device: str = "cpu") -> dict[str, Any]:
@@ -338,7 +365,7 @@ def main() -> None:
         bucket_mib, wanted, rank, port = (int(number) for number in numbers)
         work(name, bucket_mib, wanted, rank, port, arguments.device)
         return
-    steps = (50 if arguments.quick else 300) + WARM_UP
+    steps = (90 if arguments.quick else 300) + WARM_UP * TURN
     result = measure_all(steps, arguments.device)
     print(f"ratio_to_ddp {result['ratio_to_ddp']}, worst {result['ratio_to_ddp_worst']}")
     if arguments.json:

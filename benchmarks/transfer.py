@@ -36,7 +36,7 @@ from typing import Any
 from benchmarks import recovery
 
 WIDTH, DEPTH, BATCH = 2732, 12, 2
-"""Of the model: 342 MiB of parameters, three times as much with AdamW's state."""
+"""Sizes of the model: 342 MiB of parameters, three times as much with AdamW's state."""
 PARAMETER_BYTES = 4 * (WIDTH * WIDTH * DEPTH + WIDTH)
 GIB = 1 << 30
 NAMES = (

@@ -39,7 +39,7 @@ but have not asked for a quorum."""
 LIMIT_SECONDS = 5.0
 """How long a collective may take."""
 CUT_SECONDS = 30.0
-"""For how long a step is waited for after an event, at most; its gap then."""
+"""Longest wait for a step after an event, in seconds; the gap of an event without one."""
 CALM_STEPS = 6
 """Steps of all before an event."""
 MISSING = "torchft is not installed: pip install 'springtide[peers]'"

@@ -14,7 +14,7 @@ import typer
 COMPLETE = "_SPRINGTIDE_COMPLETE"
 """The variable by which a shell's script asks for completions."""
 SECONDS = 2.0
-"""For the cluster to list its jobs: nobody waits longer for a name."""
+"""Time that the cluster has to list its jobs: nobody waits longer for a name."""
 
 _NO_FILES = ":4"  # what cobra, kubectl's library, calls ShellCompDirectiveNoFileComp
 

@@ -64,7 +64,7 @@ from springtide_protocol.versions import STORE_ENTRIES
 log = logging.getLogger("springtide.coordinator")
 
 DECIDING_PAUSE = 24.0
-"""Between two rounds of decisions, times what the last one took."""
+"""Pause between two rounds of decisions, as a multiple of what the last one took."""
 MOST_PAUSE = 1.0
 """Seconds between two rounds at most: what took long may have been the whole machine, standing still."""
 

@@ -40,7 +40,7 @@ log = logging.getLogger("springtide.coordinator")
 PAGE_COMMITS = 500
 PAGE_GENERATIONS = 50
 NAMED_MEMBERS = 64
-"""Of a generation: so many members are named, the others are counted."""
+"""Number of a generation's members that are named; the others are counted."""
 KEPT_PAGES = 4
 
 _LOOP_SECONDS = REQUEST_SECONDS - 1.0

@@ -19,7 +19,7 @@ from springtide_kube.errors import ApiError
 from springtide_operator.records import plural_of
 
 SILENT_SECONDS = 30.0
-"""So long may kopf be silent about a kind that it is to list, pages of a long list not counted."""
+"""Longest silence of kopf about a kind that it is to list, pages of a long list not counted."""
 
 
 class Lists(Protocol):

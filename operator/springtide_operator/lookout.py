@@ -38,13 +38,13 @@ ASK_SECONDS = 1.0
 MOST_ASKED = 12
 MOST_BYTES = 1 << 20
 LEASE_SECONDS = 1.5
-"""Between two looks at the same node's lease, whichever job asks."""
+"""Least time between two looks at the same node's lease, whichever job asks."""
 FORGET_SECONDS = 30.0
 UNASKED_SECONDS = 2.0
 UNANSWERED_SECONDS = 3.0
 """An answer takes milliseconds: a coordinator that owes one for so long is not heard."""
 FORGET_HEARD_SECONDS = 60.0
-"""After so long without an answer the operator listens anew."""
+"""Time without an answer after which the operator listens anew."""
 LEASES_NAMESPACE = "kube-node-lease"
 
 _SILENT = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 AT_A_TIME = 32
 PATIENCE = 4
-"""So many urgent ones of a namespace come before another of it that waits: jobs that train never pause."""
+"""Number of a namespace's urgent entries that come before another one of it: jobs that train never pause."""
 
 
 @dataclass

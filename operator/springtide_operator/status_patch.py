@@ -15,7 +15,7 @@ from springtide_operator.api.crd import custom_resource_definition
 
 Object = dict[str, Any]
 _KEYS = ("type", "name", "workers")
-"""By which items of a list are told apart, unless its schema says so."""
+"""Fields by which items of a list are told apart, unless its schema says so."""
 
 
 class OutdatedCrdError(RuntimeError):

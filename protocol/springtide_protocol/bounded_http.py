@@ -35,11 +35,11 @@ log = logging.getLogger("springtide.http")
 MAX_THREADS = 8
 MAX_HEAD_BYTES = 16 * 1024
 REQUEST_SECONDS = 5.0
-"""From the connection to the last byte of the answer."""
+"""Limit from the connection to the last byte of the answer."""
 SHARE = 0.1
-"""Of one processor, that computing answers may take in the long run."""
+"""Share of one processor that computing answers may take in the long run."""
 BURST_SECONDS = 1.0
-"""And so much of it at once, so that an ordinary scrape always gets numbers of now."""
+"""Processor time that may be used at once, so that an ordinary scrape always gets numbers of now."""
 PLAIN = "text/plain; charset=utf-8"
 
 _POLL_SECONDS = 0.25

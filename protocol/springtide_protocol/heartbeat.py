@@ -22,7 +22,7 @@ LEAST_LIMIT = 0.5
 """Seconds of silence that are never held against a process that trains."""
 
 BEAT_SECONDS = 0.1
-"""Between two heartbeats of a process that trains."""
+"""Time between two heartbeats of a process that trains."""
 
 GAPS = 3.0
 """A process's limit is so many times the longest gap between its heartbeats of late."""

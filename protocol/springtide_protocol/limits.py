@@ -15,5 +15,5 @@ MAX_SERVERS = 4096
 MAX_SLOT = 10_000_000
 MAX_STALENESS = 1_000_000
 MAX_COUNT = 2**53
-"""Of everything that is counted; whole numbers up to here are exact in JSON."""
+"""Limit of everything that is counted; whole numbers up to here are exact in JSON."""
 MAX_PAUSE_SECONDS = 3600.0

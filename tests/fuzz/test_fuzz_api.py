@@ -29,7 +29,7 @@ from springtide_local.api.store import Store
 Object = dict[str, Any]
 JSON = "application/json"
 SECONDS = 4.0
-"""Of processor time that a conversation may take: hundreds of times what an ordinary one does."""
+"""Limit of the processor time of a conversation: hundreds of times what an ordinary one does."""
 PATCHES = ("json-patch+json", "merge-patch+json", "strategic-merge-patch+json", "apply-patch+yaml")
 WIDGETS = yaml.safe_load((Path(__file__).parents[1] / "support" / "local_api_widgets.yaml").read_text())
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -497,7 +497,7 @@ SEEDS: tuple[list[Request], ...] = (  # finding 25
     [asked("POST", f"{MAPS}?fieldManager=%ED%A0%80", {"metadata": {"name": "u"}})],
 )
 MEANT = ("without impersonating a user", "failed to create typed patch object")
-"""What a cluster, too, answers with 500."""
+"""Requests that a cluster, too, answers with 500."""
 
 
 def meant(request: Request, status: int, text: str) -> bool:

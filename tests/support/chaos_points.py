@@ -39,12 +39,12 @@ VERSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     "shards": (SHARDS_5,) * 8,
     "servers": (WORKERS_1, SERVERS_2, *(SERVERS_3,) * 6),
 }
-"""By kind: the sorted points of version 1, 2, ... A version may be a new one for some kinds only."""
+"""The sorted points of versions 1, 2, ... of each kind. A version may be a new one for some kinds only."""
 
 NEWEST = 8
 
 SELDOM = frozenset(["asked", "filling", "leasing", "meeting", "receiving", "restore", "sending", "transfer"])
-"""From version 2 on: points that few steps have, so that more of their faults are of any step."""
+"""Points that few steps have: from version 2 on, more of their faults are of any step."""
 
 
 def points(kind: str, version: int) -> tuple[str, ...]:

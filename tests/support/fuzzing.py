@@ -18,7 +18,7 @@ SEED = os.environ.get("SPRINGTIDE_FUZZ_SEED", "2026")
 SECONDS = float(os.environ.get("SPRINGTIDE_FUZZ_SECONDS", "0"))
 ONLY = os.environ.get("SPRINGTIDE_FUZZ_CASE", "")
 QUICK_SECONDS = 12.0
-"""Of one suite in an ordinary run of the tests, at most: all of them together stay below 90 s."""
+"""Most time of one suite in an ordinary run of the tests: all of them together stay below 90 s."""
 
 NASTY_NUMBERS = (0, -1, 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**400, -(2**63))
 NASTY_FLOATS = (0.5, -0.5, 1e308, -1e308, 1e-320, math.inf, -math.inf, math.nan)

@@ -41,7 +41,8 @@ FIGURES = {
     "copy_overlap": ("copies to and from the host, hidden behind compute", "fraction"),
     "transfer_seconds_per_gib": ("state from device to device, through the host", "seconds per GiB"),
 }
-"""What is measured, by name: a sentence and the unit. A test of `figures` gives it to `record_figure`."""
+"""Measured figures by name: a sentence and the unit of each. A test of `figures` gives it to `record_figure`.
+"""
 
 _FIGURE = "figure "
 NO_DEVICE = "no CUDA device"

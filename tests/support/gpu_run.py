@@ -34,7 +34,7 @@ _SUPPORT = Path(__file__).resolve().parent
 ROOT = _SUPPORT.parents[1]
 TEST_SECONDS = 100.0
 START_SECONDS = 90.0
-"""Until the first test of a process begins: importing torch, and fixtures of the session."""
+"""Time until the first test of a process begins: importing torch, and fixtures of the session."""
 RUN_SECONDS = 440.0
 _GRACE_SECONDS = 20.0
 """How long a test that runs at the end of the run may go on."""

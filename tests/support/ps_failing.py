@@ -11,7 +11,7 @@ import torch
 from springtide_ps.params.chunk import Chunk, StepSpec
 
 LIMIT = 0.1 * 0.995**9.5
-"""As `worker_script` has it from its eleventh step on."""
+"""Learning rate below which steps fail: `worker_script` has it from its eleventh step on."""
 
 _apply = Chunk.apply
 

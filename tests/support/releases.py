@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "tests" / "skew" / "base"
 PACKAGES = ("protocol", "operator", "worker", "ps")
 LAST = "last-release"
-"""By which SPRINGTIDE_REQUIRE names it."""
+"""Name that SPRINGTIDE_REQUIRE has for it."""
 _PROTO = "protocol/springtide_protocol/coordinator.proto"
 
 

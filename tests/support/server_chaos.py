@@ -27,7 +27,7 @@ _DEEDS_5 = (*_DEEDS_1, "cut", "cut", "cut", "cut")
 _PORT = 7080  # of servers
 _FIRST_FRONT = 150  # last byte of the first proxy's address, between workers' and servers'
 _HEARD_SECONDS = 0.5
-"""What the coordinator says is believed when it was asked so long after the last deed."""
+"""Time after the last deed from which the coordinator's word is believed."""
 _CONSISTENCIES = (
     pb.Consistency(mode="Synchronous", staleness=4),
     pb.Consistency(mode="BoundedStaleness", staleness=1),

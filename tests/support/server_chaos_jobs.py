@@ -30,14 +30,16 @@ SUMS: dict[str, Any] = {
     "decay": 1.0,
     "momentum": 0.0,
 }
-"""Of a model whose parameters at the end are a sum over ranges, whatever their order: each counts once in
-each chunk, or the numbers are others. The rate does not move, since a range that is taken over late is
-computed with that of then.
+"""Settings of a model whose parameters at the end are a sum over ranges, whatever their order: each counts
+once in each chunk, or the numbers are others. The rate does not move, since a range that is taken over late
+is computed with that of then.
 """
 ROWS: dict[str, Any] = {**SUMS, "model": "rows"}
 """The same with tables beside the layers: each range counts once in each slice, too."""
 ROUNDING = 1e-4
-"""Of the sums' parameters at the end, between orders of the ranges; each range moves each layer by more."""
+"""Largest difference of the sums' parameters between orders of the ranges; each range moves each layer by
+more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Job:
 TOGETHER = Job("ParameterServer", "Synchronous", DENSE)
 HYBRID = Job("Hybrid", "Synchronous", TABLES)
 RESTORED = Job("ParameterServer", "Synchronous", DENSE, copies=1)
-"""Without copies the job goes back to a checkpoint."""
+"""Settings without copies, with which the job goes back to a checkpoint."""
 
 
 def _sums(consistency: str, group: int) -> Job:
@@ -112,7 +114,7 @@ JOBS: dict[int, tuple[Job, ...]] = {
     3: _THIRD,
     **dict.fromkeys((4, 5, 6, 7, 8), _FOURTH),
 }
-"""By version of the seed."""
+"""Jobs by version of the seed."""
 
 
 def job_of(seed: Seed) -> Job:

@@ -24,6 +24,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 ROOTS = ("protocol", "operator", "worker", "ps", "deploy/local")
@@ -178,13 +179,24 @@ def findings_in_tests(tests: Iterable[Module], modules: Iterable[Module]) -> lis
     return [line for test in tests for line in (*_long_names(test), *_private_uses(test, ours))]
 
 
-def _fragments(module: Module) -> Iterator[str]:
+def _docstrings(module: Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each docstring, those below constants and attributes included."""
     for node in module.nodes:
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):  # of a lambda or a conditional expression
             continue
-        text = ast.get_docstring(node) or ""
+        for made, below in pairwise(body):
+            if not isinstance(made, ast.Assign | ast.AnnAssign) or not isinstance(below, ast.Expr):
+                continue
+            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                yield below.lineno, below.value.value
+
+
+def _fragments(module: Module) -> Iterator[str]:
+    for line, text in _docstrings(module):
         first = re.match(r"[\"'(\[{]*(\w*)", text)
-        line = getattr(node, "lineno", 1)
         if (first is not None and first[1] in FRAGMENTS) or text.startswith("A part of "):
             yield f"{module.path}:{line}: the docstring {text.split(chr(10))[0]!r} does not stand alone"
         elif question := _QUESTIONS.search(text):

@@ -42,7 +42,7 @@ class Chaos:
     """`strike` does one thing; `heal` ends all that lasts. `log` tells what was done, to be read."""
 
     kind = "workers"
-    """Of `chaos_points`."""
+    """Name of a kind of `chaos_points`."""
 
     def __init__(self, cluster: WorkerCluster, seed: Seed) -> None:
         self.random = random.Random(seed.number)

@@ -46,11 +46,11 @@ class Settings:
     compression: str = "None"
     """How gradients travel: as one of `comm.compression.KINDS`, or of `ps.compression.KINDS` to servers."""
     rows_compression: str = "None"
-    """With Hybrid: how the gradients of rows travel to servers, while `compression` is of the dense ones."""
+    """Form in which, with Hybrid, gradients of rows travel to servers; `compression` is of the dense ones."""
     top_k_ratio: float = 0.01
-    """With compression TopK: which part of a gradient's elements."""
+    """Part of a gradient's elements that travels with compression TopK."""
     shard: str = "None"
-    """With AllReduce, the state that workers share out: None, Optimizer, or Gradients (that as well)."""
+    """State that workers share out with AllReduce: None, Optimizer, or Gradients (that as well)."""
     shards_at_once_mib: float = 2.0
     """State that a worker sends or receives before a generation's first step, of what could wait until
     training goes on: copies of what lost workers had. The smallest of all workers' counts."""
@@ -68,14 +68,14 @@ class Settings:
     replication: int = 1
     consistency: str = "Synchronous"
     staleness: int = 4
-    """With BoundedStaleness: how many steps the fastest worker may be ahead of the slowest."""
+    """Steps that the fastest worker may be ahead of the slowest with BoundedStaleness."""
     group_size: int = 1
     early_values: bool = True
-    """With Synchronous: whether servers send values before a step is decided, where they can."""
+    """Whether servers send values before a step is decided, where they can, with Synchronous."""
     termination_log: str = "/dev/termination-log"
     metrics_port: int = 9400
     metrics_file: str = ""
-    """Where the launcher of several processes looks for the port of this one's metrics; "": there is none."""
+    """File in which the launcher of several processes looks for the port of this one's metrics; "": none."""
     step_log: str = ""
     fault: str = ""
     connect_seconds: float = 10.0

@@ -26,7 +26,9 @@ _OF_NETWORK = re.compile(
     r"REDUCTION_FAILED|FORMATION_FAILED",
     re.IGNORECASE,
 )
-"""Of what members say of a generation that failed; a bare reason says nothing of another cause."""
+"""Words about the network in what members say of a generation that failed; a bare reason says nothing of
+another cause.
+"""
 
 
 @dataclass(slots=True)

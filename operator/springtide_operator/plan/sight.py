@@ -24,7 +24,7 @@ from springtide_operator.plan.observation import (
 )
 
 GIVEN_UP_SECONDS = 8.0
-"""Without an answer, until a coordinator may have a successor."""
+"""Time without an answer until a coordinator may have a successor."""
 TRIED_SECONDS = 2.0
 """An operator that took over has tried for so long itself, at least."""
 MISSED_SECONDS = 3.0
@@ -34,15 +34,15 @@ LATE_SECONDS = 12.0
 UNHEARD_SECONDS = 3.0
 """A pod that was asked for so long, and whose address is silent, is not heard of."""
 TESTIMONY_SECONDS = 3.5
-"""Without an answer, until status says that no step is known of."""
+"""Time without an answer until status says that no step is known of."""
 
 HEARD_SECONDS = 10.0
 """A pod that its coordinator called connected within this time lives, whatever is said of it and its node."""
 
 MANY_LOST = 3
 LOST_SHARE = 1 / 3
-"""So many nodes, and more than such a share of all or of a zone, are not lost one by one: the one that looks
-is likelier at fault.
+"""Number of nodes, and share of all or of a zone, beyond which nodes are not lost one by one: the one that
+looks is likelier at fault.
 
 Kubernetes' node life cycle controller slows down or stops evicting from a zone by a rule of this form (more
 than 2 nodes, and 55 % of them), and stops altogether while all nodes are lost.

@@ -23,13 +23,13 @@ from springtide_ps.wire.frames import DTYPE_NAMES, DTYPES, joined
 
 PIECE_FIELDS: Final = 4
 BACKWARD_PASSES_LIMIT: Final = 64
-"""Of backward passes in one step, whose sums servers keep until it is decided."""
+"""Most backward passes in one step; servers keep their sums until it is decided."""
 SUBSTEPS_LIMIT: Final = 256
-"""Of optimizer steps, one after another, in one step."""
+"""Most optimizer steps, one after another, in one step."""
 GROUPS_LIMIT: Final = 1 << 16
-"""Of parameter groups, those of all optimizers of a script together."""
+"""Most parameter groups, those of all optimizers of a script together."""
 PARAMETERS_LIMIT: Final = 1 << 22
-"""Of parameters that a step can name."""
+"""Most parameters that a step can name."""
 _NAMES_LIMIT: Final = 16
 _OF_STATES: Final = ("initial_accumulator_value",)
 """Options that count when an optimizer is made."""

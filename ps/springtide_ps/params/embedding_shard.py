@@ -27,7 +27,7 @@ SLICES_LIMIT: Final = 4096
 ROW_DTYPES: Final[dict[str, torch.dtype]] = {
     name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")
 }
-"""In which gradients of rows may travel."""
+"""Types in which gradients of rows may travel."""
 _ID_BYTES: Final = 8
 Others = Callable[[int], int]
 """How many bytes a server holds beside a slice that has so many."""

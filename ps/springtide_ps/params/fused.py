@@ -185,4 +185,4 @@ _STATES: Final[dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], tupl
     torch.optim.AdamW: _names_of_adam,
     torch.optim.Adagrad: lambda group: ("step", "sum"),
 }
-"""What a tensor's state is made of once a step was made with it."""
+"""Parts of a tensor's state once a step was made with it."""

@@ -60,7 +60,7 @@ log = logging.getLogger("springtide.ps")
 
 MAX_SPECS: Final = 256
 _SUMS_AHEAD: Final = 4
-"""So many steps, at most, is the first server of a shard ahead of those that keep copies."""
+"""Most steps that the first server of a shard is ahead of those that keep copies."""
 _STEP_SECONDS: Final = 60.0
 
 Found = TypeVar("Found")

@@ -76,7 +76,9 @@ class StepProtocol:
     complete: bool = False
     """Whether all gradients of the backward pass are here."""
     backward_pass: int = 0
-    """Of the step, from 0: `staged`, `prepared` and `complete` are of this one; those before are complete."""
+    """Number of the pass in its step, from 0: `staged`, `prepared` and `complete` are of this one; those
+    before are complete.
+    """
     tried: bool = False
     """Whether the values of step `version` + 1 are here too."""
     in_batches: bool = False

@@ -88,7 +88,8 @@ class ServerClient:
         self._process, self._patience = os.getpid(), patience
         self._silent = silent
         self.heard_at = time.monotonic()
-        """When the newest message of the server began to arrive; the first when the connection was made."""
+        """Time at which the newest message of the server began to arrive; at first, that of the connection.
+        """
         if self._stream.keepalives:
             self._stream.tick(KEEPALIVE_SECONDS, self._look)
         self._numbers = itertools.count(1)

@@ -29,10 +29,10 @@ _HEADER: Final = struct.Struct("<4sBBHQIQQ")  # magic, version, kind, -, request
 HEADER_BYTES: Final = _HEADER.size
 META_LIMIT: Final = 64 * 1024
 HANDSHAKE_META_LIMIT: Final = 1024
-"""Of the frames that come before both sides have proven that they know the token."""
+"""Limit of the frames that come before both sides have proven that they know the token."""
 PAYLOAD_LIMIT: Final = 256 * 1024 * 1024
 PART_BYTES: Final = 32 * 1024 * 1024
-"""Of a slice of a table that is larger, so much at a time is on its way."""
+"""Bytes that are on their way at a time of a slice of a table that is larger."""
 NO_REPLY: Final = 0  # request number of frames that answer nothing and want no answer
 
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode

@@ -22,7 +22,7 @@ from typing import Any, Final
 from springtide_ps.params.chunk import GROUPS_LIMIT, SUBSTEPS_LIMIT, ChunkError, Groups, StepSpec
 
 OPTIONS_BYTES: Final = 32 * 1024 * 1024
-"""Of the JSON of one set of options."""
+"""Limit of the JSON of one set of options."""
 KEPT_LIMIT: Final = SUBSTEPS_LIMIT + 8
 """Sets that a connection remembers: as many as the substeps of a step can have, and some more."""
 _MOST_KNOWN: Final = 8

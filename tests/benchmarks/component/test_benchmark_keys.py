@@ -102,6 +102,16 @@ def test_loss_while_all_live_is_a_false_one() -> None:
     assert [recovery.false_losses(before, losses) for before in (7, 3, 0)] == [0, 2, 3]
 
 
+def test_steps_after_another_side_do_not_count() -> None:
+    turns = steady_state.WARM_UP + 2
+    seconds = [float(number) for number in range(turns * steady_state.TURN)]
+    first = steady_state.WARM_UP * steady_state.TURN
+    assert steady_state.steady(seconds) == [
+        *seconds[first + 1 : first + steady_state.TURN],
+        *seconds[first + steady_state.TURN + 1 :],
+    ]
+
+
 def test_steady_state_takes_the_median_and_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     ratios = iter([1.0, 1.3, 0.9, 1.1, 1.0, 1.2, 2.0, 3.0, 4.0, 5.0])
 

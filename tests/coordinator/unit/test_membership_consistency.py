@@ -270,7 +270,7 @@ def test_new_coordinator_learns_from_members_not_environment() -> None:
 
 
 Word = tuple[Consistency, bool, bool, bool]
-"""What the operator wants, whether a worker dies then, whether the others stop, and at an epoch's end."""
+"""Mode that the operator wants; whether a worker dies then, the others stop, and an epoch ends."""
 
 
 def live_through(words: list[Word]) -> None:

@@ -174,6 +174,22 @@ def test_docstrings_that_stand_alone_are_no_finding(text: str, tmp_path: Path) -
     assert fragments_in(tmp_path, text) == []
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        'LIMIT = 3\n"""Of a chunk."""\n',
+        'LIMIT: int = 3\n"""By chunk: what it has."""\n',
+        'class Chunk:\n    limit: int\n    """Of a chunk."""\n',
+        'def act(self):\n    self.limit = 3\n    """Of a chunk."""\n',
+    ],
+)
+def test_docstrings_of_constants_stand_alone_too(source: str, tmp_path: Path) -> None:
+    write(tmp_path, source)
+    assert len(fragments(read_modules(tmp_path, ("protocol",)))) == 1
+    write(tmp_path, source.replace("Of a chunk", "Limit of a chunk").replace("By chunk: what", "Bytes that"))
+    assert fragments(read_modules(tmp_path, ("protocol",))) == []
+
+
 def fragments_in(root: Path, text: str) -> list[str]:
     write(root, f'def act():\n    """{text}"""\n')
     return fragments(read_modules(root, ("protocol",)))

@@ -22,7 +22,9 @@ PATH = "/api/v1/configmaps?watch=1"
 SILENT = 12
 FAT = "x" * 200_000
 PRIVATE_BYTES = 512 * 1024
-"""Of one watcher's own, in the transport: some pieces, whatever the size of the list and of the objects."""
+"""Most bytes of one watcher's own, in the transport: some pieces, whatever the size of the list and of the
+objects.
+"""
 
 
 @asynccontextmanager

@@ -90,7 +90,7 @@ def test_step_of_one_process_against_ddp(device: str, record_property: Record) -
 
 @needs_cuda("figures")
 def test_step_of_two_processes_against_ddp(record_property: Record) -> None:
-    found = steady_state.measure("mlp", 25, 20 + steady_state.WARM_UP, "cuda")
+    found = steady_state.measure("mlp", 25, 20 + steady_state.WARM_UP * steady_state.TURN, "cuda")
     record_figure(record_property, "step_ratio_two_processes", found["ratio_to_ddp"])
 
 

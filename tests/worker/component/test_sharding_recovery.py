@@ -109,7 +109,7 @@ POINTS = (
 )
 """The points of a step in their order."""
 MANY_CHUNKS = {"SPRINGTIDE_SHARDS_UNDER_WAY_MIB": "0.004"}
-"""So little memory for what is on its way that a large layer leaves in several exchanges."""
+"""Memory for what is on its way, so little that a large layer leaves in several exchanges."""
 
 
 KINDS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {

@@ -139,7 +139,7 @@ def check_ranks(step_spec: Recipe, atol: float) -> None:
 
 
 EPS = 1e-3
-"""With torch's own, the sign of a gradient that is nearly zero decides on a whole step of Adam's."""
+"""Larger than torch's own, with which the sign of a gradient near zero decides on a whole step of Adam's."""
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "fused AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, eps=EPS, fused=True),
     "fused SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),

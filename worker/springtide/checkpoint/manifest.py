@@ -19,10 +19,10 @@ from springtide_protocol.names import GenerationName, StateName
 FORMAT = "springtide-checkpoint"
 VERSION = 1
 VERSION_WITH_FROZEN = 2
-"""Of a manifest that refers to files beside its folder."""
+"""Version of a manifest that refers to files beside its folder."""
 LIMIT_BYTES = 64 << 20
 MAX_FILES = 80_000
-"""Of a checkpoint: one for each process of the largest job, and blocks of what does not train."""
+"""Most files of a checkpoint: one for each process of the largest job, and blocks of what does not train."""
 _SHA256 = re.compile("[0-9a-f]{64}")
 _PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 WISH = 1.0
 BUSY = -float(1 << 12)
-"""It still writes the last one. More than all wishes together."""
+"""Answer of a member that still writes the last one. More than all wishes together."""
 UNABLE = -float(1 << 30)
-"""It was not told where to: no checkpoint can be whole. More than all that are busy together."""
+"""Answer of a member that was told no place: no checkpoint can be whole. More than all that are busy."""
 FIRST_RETRY_SECONDS = 15.0
 INTERVAL = "interval"
 """Why one is taken that `take` decided on by its sum alone: nobody was busy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 GRACE_SECONDS = 5.0
-"""For the share of a member that is gone: its storage may show it late."""
+"""Time that is waited for the share of a member that is gone: its storage may show it late."""
 PATIENCE_SECONDS = 60.0
 
 

@@ -43,7 +43,7 @@ from springtide.errors import UsageError
 StartSum = Callable[[torch.Tensor], Work]
 
 _SMALL_BYTES = 16 << 10
-"""On the CPU: up to this size a call costs more than going over the memory a second time."""
+"""Size up to which, on the CPU, a call costs more than going over the memory a second time."""
 
 _GRAD = operator.attrgetter("grad")
 _ENGINE: Any = torch.autograd.Variable._execution_engine
@@ -63,7 +63,7 @@ class Buckets:
         self._names = [field.name for field in layout.fields]
         on_cpu = device is None or device.type == "cpu"
         self._is_deferred = [not on_cpu or _nbytes(field) <= _SMALL_BYTES for field in layout.fields]
-        """By parameter: whether its gradient is copied with others; see [Note: gathering]."""
+        """Whether the gradient of each parameter is copied with others; see [Note: gathering]."""
         self._most_deferred = [
             sum(self._is_deferred[index] for index in indices) for indices in layout.members
         ]
@@ -77,7 +77,7 @@ class Buckets:
         self._flats: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []
         self._spans: list[list[torch.Tensor]] = []
-        """By bucket: the memory of what is gathered there, in as few pieces as possible."""
+        """The memory of what is gathered in each bucket, in as few pieces as possible."""
         self._order = list(range(len(layout.members)))
         self._memory_of_copies: dict[int, torch.Tensor] = {}
         self._base: list[torch.Tensor] = []
@@ -422,7 +422,7 @@ class Buckets:
     """Whether each bucket is copied before it leaves, from the next one on; see [Note: own sums]."""
 
     copying_seconds = 0.0
-    """For which copies have held the running step up; the time of the calls, where a device makes them."""
+    """Time for which copies have held the running step up; that of the calls, where a device makes them."""
 
     @property
     def has_own(self) -> bool:

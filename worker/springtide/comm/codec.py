@@ -50,7 +50,7 @@ class TensorSpec:
 
 
 MAX_TENSORS = 1_000_000
-"""Of one state: of sixty layers with 256 experts each, with Adam, there are 200,000."""
+"""Most tensors of one state: sixty layers with 256 experts each, with Adam, have 200,000."""
 
 
 def _aligned(offset: int) -> int:

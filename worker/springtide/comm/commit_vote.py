@@ -53,9 +53,9 @@ class Contribution:
     """Hashes of the shards that it owns, less those of shards that it has as a buddy; 0 without shards.
     0 in sum where all copies are equal; never in a step with a `digest`."""
     late: Sequence[bool] = ()
-    """By parameter that was expected to be unused: whether its gradient came after its bucket had left."""
+    """Whether the gradient of each parameter expected to be unused came after its bucket had left."""
     figures: Sequence[float] = ()
-    """By rank and then by figure, whole numbers below 2^53: its own figures for the cut by speed, and zeros
+    """Figures for the cut by speed, by rank and then by figure, whole numbers below 2^53: its own, and zeros
     in the others' places. Adding zeros is exact, so all members read the same."""
 
 

@@ -108,7 +108,7 @@ class LowRankBuckets(Buckets):
             for index, field in enumerate(layout.fields)
             if (matrix := plan_matrix(field.shape)) is not None
         }
-        """By parameter: the matrix as which it is compressed."""
+        """The matrix as which each parameter is compressed."""
         generator = torch.Generator()
         self._bases = {}
         for index, matrix in self.matrices.items():
@@ -116,7 +116,7 @@ class LowRankBuckets(Buckets):
             start = torch.randn(matrix.columns, matrix.rank, generator=generator)
             self._bases[index] = start.to(device=device, dtype=layout.fields[index].dtype)
         self.residuals: dict[int, torch.Tensor] = {}
-        """By parameter: the rest of its gradients that committed steps have left out."""
+        """The rest of each parameter's gradients that committed steps have left out."""
         # Of the running body: as its steps have left them.
         self._since: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         # Of the running backward pass: what it leaves out, and the next basis.

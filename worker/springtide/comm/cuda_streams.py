@@ -52,7 +52,7 @@ class Writers:
         """Whether there are streams at all."""
         self._wrote: dict[int, set[Stream]] = {}
         self._first: dict[int, Stream] = {}
-        """By bucket: the stream of the first gradient that waits for others."""
+        """The stream of the first gradient of each bucket that waits for others."""
 
     def begin(self) -> None:
         """A new step, which is behind all of the last one."""

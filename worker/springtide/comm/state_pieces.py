@@ -19,7 +19,8 @@ from springtide.comm import codec
 MOST_PIECE_BYTES = 16 << 20
 LEAST_PIECE_BYTES = 64 << 10
 _PIECES = 32
-"""As many pieces a state is cut into within these bounds: members pass pieces on while the next ones come."""
+"""Bounds of the number of pieces that a state is cut into: members pass pieces on while the next ones come.
+"""
 MOST_GATHERED_BYTES = 4 << 20
 _SMALL = 8
 """A tensor of less than this part of a piece travels together with others."""

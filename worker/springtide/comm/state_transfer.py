@@ -370,7 +370,7 @@ class _Arrival:
         self._reception, self._layout, self._lying, self._plan = reception, layout, lying, plan
         landing = reception.landing
         self.tensors: list[torch.Tensor | None] = []
-        """By number in the header; None before `open` where there is nothing yet."""
+        """Tensors by their number in the header; None before `open` where there is nothing yet."""
         for index, spec in enumerate(layout):
             live, made = lying.live.get(index), lying.made.get(index)
             if made is not None:

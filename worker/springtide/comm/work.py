@@ -21,7 +21,7 @@ import torch
 
 _LOOK_SECONDS = 0.05
 _LOST_SECONDS = 0.25
-"""What has not failed so long after its group was shut is lost: others fail within milliseconds."""
+"""Time after which what has not failed since its group was shut is lost: others fail within milliseconds."""
 _CLOSED_SECONDS = 0.1
 """The same once the backend has closed the connections: before that it has failed all that it ever will."""
 _TURN = timedelta(seconds=_LOOK_SECONDS)

@@ -43,7 +43,7 @@ REPORT_SECONDS = 0.1
 _TIMES_SECONDS = 1.0
 _FLUSH_SECONDS = 2.0
 BETWEEN_SECONDS = 1.5
-"""And then for the script's thread to end or drop its step and come to a place between two."""
+"""Time that the script's thread then has to end or drop its step and come to a place between two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

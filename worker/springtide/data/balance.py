@@ -18,7 +18,7 @@ UNKNOWN = 0
 EVEN = -1
 """The sample time of a member whose job wants even parts; one such member decides for all."""
 MIN_GAIN_PERCENT = 5
-"""By how much a step must be expected to become shorter for a new cut."""
+"""Gain that a new cut must promise, in percent of a step."""
 NO_BOUND = 0
 EVEN_PERMILLE = 1000
 

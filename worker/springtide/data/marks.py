@@ -35,7 +35,7 @@ _PLAIN = (str, bytes, int, float, type(None))
 Mark = list[int]
 """[exact, size, projection, projection] of a sample: a hash, and three numbers in millionths. JSON-able."""
 Marks = dict[str, Mark]
-"""By the sample's number, as text: JSON has no other keys."""
+"""Marks by the sample's number, as text: JSON has no other keys."""
 
 
 def marked_ids(size: int, count: int) -> list[int]:

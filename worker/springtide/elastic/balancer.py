@@ -27,7 +27,8 @@ from springtide.exact.parts import samples_by_rank
 log = logging.getLogger(__name__)
 
 ROOM_PERMILLE = 2 * EVEN_PERMILLE
-"""On a CPU, of a process whose script has given no `micro_batch`: its memory was tried with even parts."""
+"""Room of a process on a CPU whose script has given no `micro_batch`: its memory was tried with even parts.
+"""
 
 
 class Balancer:

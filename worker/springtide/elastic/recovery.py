@@ -75,7 +75,7 @@ class NoWayBackError(RuntimeError):
 
 _WHY: dict[int, str] = {pb.STANDBY: "ready to train", pb.BOUNDARY: "members come or go"}
 ROOM_BYTES = 256 << 20
-"""Of memory that a restore leaves free."""
+"""Memory that a restore leaves free."""
 WELCOME_SECONDS = 5.0
 CALM_TRIES = 3
 CALM_LIMIT_SECONDS = 2.0

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _STEPS_BEFORE_ROOM_IS_KNOWN = 3
 """The first steps of a process take the memory that the script's own computing needs."""
 _TRY_AGAIN_STEPS = 100
-"""After so many steps without copies, the time that they once took is not believed any more."""
+"""Number of steps without copies after which the time that they once took is not believed any more."""
 
 
 class Salvage:

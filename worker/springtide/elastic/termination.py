@@ -23,7 +23,9 @@ from types import FrameType
 from typing import NoReturn
 
 UNHEARD_SECONDS = 3.0
-"""After SIGTERM, for a coordinator to come back: a job that was deleted gets none, and shall be gone soon."""
+"""Time after SIGTERM for a coordinator to come back: a job that was deleted gets none, and shall be gone
+soon.
+"""
 _FLUSH_SECONDS = 0.5
 
 

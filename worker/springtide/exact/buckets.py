@@ -141,7 +141,7 @@ class ExactBuckets(Buckets):
         self._units = scale.units(self._exponents, self._parts)
         self._rounder.begin(self._exponents, self._factors)
         self.largest = torch.zeros(self._units.shape, device=self._device)
-        """By block: the largest magnitude of the step's sum, once that is restored."""
+        """The largest magnitude of the step's sum in each block, once that is restored."""
         # Only a step that is done again knows of blocks that are not finite.
         self._broken = exponents is not None and bool((exponents == scale.NOT_FINITE).any())
         for bucket in range(len(self._flats)):

@@ -13,9 +13,9 @@ from springtide.settings import Settings
 
 MOST_PARTS = 1000
 CUBLAS_WORKSPACE = ":4096:8"
-"""With it in CUBLAS_WORKSPACE_CONFIG, cuBLAS gives the same bits each time; it reads it once."""
+"""Value of CUBLAS_WORKSPACE_CONFIG with which cuBLAS gives the same bits each time; it reads it once."""
 MKL_CBWR = "AVX2,STRICT"
-"""With it, MKL's results depend neither on the alignment of its operands nor on the newest instructions."""
+"""Mode in which MKL's results depend neither on its operands' alignment nor on the newest instructions."""
 
 
 def prepare(settings: Settings) -> None:

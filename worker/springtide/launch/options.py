@@ -24,7 +24,7 @@ class Options:
     restarts: int = 3
     backoff: float = 1.0
     grace: float | None = None
-    """None: as long as the way of launching has it."""
+    """Time to end in, in seconds; None: as long as the way of launching has it."""
     torchrun_env: bool = False
     numa: bool = True
     prefix: bool | None = None

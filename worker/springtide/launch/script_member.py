@@ -37,7 +37,7 @@ log = logging.getLogger("springtide")
 
 _STAGE = 0
 _END_PATIENCE = 2.0
-"""For the others' scripts to end too, when one has and the members are asked to stop."""
+"""Time that the others' scripts have to end, too, when one has and the members are asked to stop."""
 _POLL_SECONDS = 0.5
 
 

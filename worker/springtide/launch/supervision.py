@@ -23,7 +23,7 @@ class Policy:
     backoff_most: float = 30.0
     calm: float = 600.0
     grace: float = 60.0
-    """Between SIGTERM and SIGKILL when the pod gives up."""
+    """Time between SIGTERM and SIGKILL when the pod gives up, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Process:
     phase: Phase = Phase.RUNNING
     since: float = 0.0
     due: float = math.inf
-    """When it is started again (waiting), or killed (running and asked to end)."""
+    """Time at which it is started again (waiting), or killed (running and asked to end)."""
     end: End | None = None
 
 

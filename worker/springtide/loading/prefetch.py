@@ -96,7 +96,7 @@ class Wanted:
         self.held: dict[int, set[int]] = {}
         self.made: dict[int, list[Request]] = {}
         self._asked_for: dict[int, list[int]] = {}
-        """By step that was asked for: this worker's part."""
+        """Worker's own part of each step that was asked for."""
 
     def stand_at(
         self,

@@ -28,7 +28,7 @@ COPIES: Final[Mapping[type[torch.optim.Optimizer], Callable[[Group], int]]] = {
     torch.optim.ASGD: lambda group: 1,
     torch.optim.Rprop: lambda group: 2,
 }
-"""By class: how many tensors of a parameter's size and type it keeps for it."""
+"""Number of tensors of a parameter's size and type that each class keeps for it."""
 
 
 def known_state_bytes(optimizer: torch.optim.Optimizer, masters: bool = False) -> int | None:

@@ -178,7 +178,7 @@ class PsBackend:
         """Values that are asked for early; None: none are."""
         self.sync_backend = SyncBackend(context, route, speculative)
         self.async_backend: AsyncBackend | None = None
-        """Where members do not step together; None: they always do."""
+        """Backend of members that do not step together; None: they always do."""
         if settings.dense:
             self.async_backend = AsyncBackend(context, route, sharing, speculative)
         self.active: SyncBackend | AsyncBackend = self.sync_backend

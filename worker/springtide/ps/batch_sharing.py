@@ -44,7 +44,7 @@ from springtide_ps.wire.client import Answer
 log = logging.getLogger("springtide")
 
 Reported = Sequence[int | None]
-"""By rank: how many steps a worker has made; None of a joiner."""
+"""Number of steps that the worker of each rank has made; None of a joiner."""
 Rows = tuple[torch.Tensor, torch.Tensor]
 """ids int64 [n], each once, or heads; sums float32 [n, dim]."""
 

@@ -22,7 +22,7 @@ Made = tuple[tuple[int, int, int], int]
 """A state that is in no other run: the generation that made it, and its step."""
 Spans = Sequence[tuple[int, int]]
 Substeps = Sequence[Mapping[str, Spans]]
-"""Of optimizer steps with the same sums: by chunk that has a part in it, the elements that have none."""
+"""Optimizer steps with the same sums: for each chunk that has a part in one, the elements that have none."""
 
 KINDS: Final = ("None", "BF16", "FP16", "TopK")
 _WIRE: Final = {"BF16": torch.bfloat16, "FP16": torch.float16}

@@ -69,7 +69,7 @@ class Connections:
         self._entered_at = 0.0  # monotonic: when the present generation's connections were asked for
         self._questions: dict[str, Future[Answer]] = {}  # by server: only that it answers is of interest
         self.failed_step = ""
-        """What a server said whose step on a chunk has failed; for others to forget."""
+        """Words of a server whose step on a chunk has failed; for others to forget."""
 
     def __getitem__(self, server: str) -> ServerClient:
         return self._clients[server]

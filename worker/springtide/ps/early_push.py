@@ -19,7 +19,7 @@ from springtide_ps.wire.client import Answer, ServerClient
 from springtide_ps.wire.frames import DTYPE_NAMES
 
 Outgoing = torch.Tensor | SparseGradient | Rows
-"""What travels of a gradient: of a chunk (flat), of some of its elements, or of rows of a slice."""
+"""Form in which a gradient travels: of a chunk (flat), of some of its elements, or of rows of a slice."""
 Ask = Callable[[dict[str, Any], torch.Tensor], Future[Answer]]
 """(what, what travels): a request."""
 

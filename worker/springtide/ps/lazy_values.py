@@ -54,12 +54,12 @@ _LOOKS: Final = frozenset(
     + [getattr(torch.Tensor, name) for name in _CALLS]
     + [torch.numel, torch.is_floating_point, torch.is_complex]
 )
-"""What does not touch values."""
+"""Attributes and methods that do not touch values."""
 
 _GRAD: Final[Any] = torch._C.TensorBase.grad
 
 _owners: dict[int, tuple[Pending, int]] = {}
-"""By id() of a parameter: who waits for it, and its number there."""
+"""Holders that wait for parameters, by id() of the parameter, and its number there."""
 
 
 class LazyParameter(Parameter):

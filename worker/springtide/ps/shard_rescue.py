@@ -27,7 +27,7 @@ class ShardRescue:
     def __init__(self, context: PsContext) -> None:
         self._context = context
         self.pulled: dict[str, NewestPull] = {}
-        """By chunk: the newest values that are here."""
+        """The newest values of each chunk that are here."""
 
     def note(self, key: str, said: Mapping[str, Any]) -> None:
         """Note which state of a chunk the values here are of.

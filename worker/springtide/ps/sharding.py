@@ -103,7 +103,7 @@ class Sharding:
         self.layout, self.chunks = layout, list(chunks)
         self.by_key = {chunk.key: chunk for chunk in self.chunks}
         self.urgency = {chunk.key: number for number, chunk in enumerate(self.chunks)}
-        """By chunk: its place in the order in which a forward pass needs them."""
+        """Place of each chunk in the order in which a forward pass needs them."""
         self.by_bucket: list[list[PlannedChunk]] = [[] for _ in layout.sizes]
         for chunk in self.chunks:
             self.by_bucket[chunk.bucket].append(chunk)

@@ -22,7 +22,7 @@ class StepFetches:
     def __init__(self, context: PsContext) -> None:
         self._context = context
         self.asked: dict[str, Asked] = {}
-        """By chunk."""
+        """Requests under way, by chunk."""
         self._tried = False
 
     def forget(self) -> None:

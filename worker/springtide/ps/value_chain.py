@@ -18,7 +18,9 @@ import torch
 from springtide.comm.process_group import Group, Work
 
 _IN_FLIGHT = 2
-"""In each direction. When a group is shut, each message under way may cost a quarter of a second."""
+"""Most messages under way in each direction. When a group is shut, each message under way may cost a quarter
+of a second.
+"""
 _END_SECONDS = 10.0
 
 

@@ -189,7 +189,7 @@ class ShardedOptimizer:
         self._to_fill: list[Fill] = []
         """Shards that are to get a second copy while training goes on."""
         self._batch: Batch | None = None
-        """Those that are on their way."""
+        """Collectives that are on their way."""
         self._prepared: Prepared | None = None
         self._outcome: Outcome | None = None
         self._flats: list[torch.Tensor] = [
@@ -199,7 +199,7 @@ class ShardedOptimizer:
         self.gradients_of: Callable[[int], Source] | None = None
         """Returns the gradients of a bucket that leaves, where they are in no flat tensor."""
         self._sums: list[Sums] = list(self._flats)
-        """By bucket: where the sums of what is held here are."""
+        """Place of the sums of what is held here, by bucket."""
         self.repeats_backward = False
         """Whether a member has seen the script call backward() more than once for a micro-batch: members tell
         each other when a generation begins."""

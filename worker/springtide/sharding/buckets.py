@@ -21,7 +21,7 @@ from springtide.comm.layout import Layout
 from springtide.sharding.collectives import Interval
 
 _LARGE_BYTES = {"cpu": 16 << 10, "cuda": 1 << 20}
-"""By device: above this size a gradient is not copied. A GPU launches a kernel for each that is packed."""
+"""Size above which a gradient is not copied, by device. A GPU launches a kernel for each that is packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class PassingBuckets(Buckets):
             [index for index in indices if not self._is_large[index]] for indices in layout.members
         ]
         self._offsets = [0] * len(layout.fields)
-        """By number: where a small parameter lies in its bucket's memory."""
+        """Place of each small parameter in its bucket's memory, by its number."""
         for indices in layout.members:
             left_out = 0
             for index in sorted(indices, key=lambda index: layout.slots[index].offset):
@@ -148,16 +148,16 @@ class PassingBuckets(Buckets):
                 left_out += layout.fields[index].numel * self._is_large[index]
         self._most_deferred = [len(indices) for indices in self._small]
         self._loose: dict[int, Loose] = {}
-        """By number: large parameters that have a gradient."""
+        """Large parameters that have a gradient, by number."""
         self._free: list[torch.Tensor] = []
-        """On the CPU, memory that is used again: new memory costs more than copying into it. The one that was
+        """Memory that is used again, on the CPU: new memory costs more than copying into it. The one that was
         used last comes last."""
         self._memory: dict[int, torch.Tensor] = {}
-        """On the CPU, by bucket: the memory that it has."""
+        """Memory that each bucket has, on the CPU."""
         self._used_memory: set[int] = set()
         """Addresses of what buckets have had since the last backward pass began."""
         self._flats = [torch.empty(0, dtype=dtype, device=self._device) for dtype in layout.dtypes]
-        """By bucket: the small gradients."""
+        """The small gradients of each bucket."""
         self._nothing = [
             torch.zeros((), dtype=field.dtype, device=self._device).expand(field.shape)
             for field in layout.fields

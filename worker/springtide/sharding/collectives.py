@@ -43,7 +43,7 @@ LAG = 2
 LEAST_UNDER_WAY = 5 << 20
 """Bytes of memory for what is on its way, at least."""
 _UNDER_WAY, _MOST_UNDER_WAY = 1 / 12, 64 << 20
-"""That memory as a share of all gradients, and the most of it in bytes.
+"""Memory under way as a share of all gradients, and the most of it in bytes.
 
 Less makes more exchanges of the same bytes. With 1 MiB the steps of a model of 26 MB took 1.6 times as long
 as without shards, with 4 MiB 1.05, with 5 MiB and more 0.9.

@@ -26,7 +26,7 @@ from springtide.sharding.pieces import ShardPart, State, Stretch, is_by_element
 from springtide.sharding.shard_map import ShardMap
 
 ROUND_BYTES = 16 << 20
-"""That one member sends another in one exchange, at most."""
+"""Most bytes that one member sends another in one exchange."""
 
 VALUES: Final = "values of the parameter"
 """Key of a parameter's values beside the optimizer's state, in a shard on its way to another member."""

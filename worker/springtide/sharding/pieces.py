@@ -197,7 +197,7 @@ class HeldPieces:
         self.cuts_at_shards = False
         """Whether each shard has pieces of its own, so that no cut depends on who holds it."""
         self._versions: dict[int, int] = {}
-        """By parameter: its version when its masters were last compared with it."""
+        """Version of each parameter when its masters were last compared with it."""
         self._names = [spec.name for spec in layout.fields]
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
         self.cells = Cells(layout)

@@ -32,7 +32,7 @@ from springtide.train_step.master_weights import check_wanted
 log = logging.getLogger(__name__)
 
 _Stretches = dict[int, list[tuple[Stretch, tuple[int, ...]]]]
-"""By parameter: its stretches, ascending, each with the ranks that are to hold it."""
+"""Stretches of each parameter, ascending, each with the ranks that are to hold it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,14 @@ class Buffers:
         self._device = next((item.device for item in model.parameters()), torch.device("cpu"))
         self._places: list[tuple[torch.nn.Module, str]] = []
         self._norms: list[_NormBase | None] = []
-        """By buffer: the norm layer that has it."""
+        """The norm layer that has each buffer."""
         self._tells = True
         """Whether a forward pass that writes buffers moves at least one version."""
         self._late: dict[str, tuple[torch.nn.Module, str]] = {}
         self._adopted: dict[str, None] = {}
         self.names: list[str] = []
         self.rules: list[Rule] = []
-        """By buffer."""
+        """Rules by buffer."""
         seen: set[int] = set()
         for prefix, module in model.named_modules():
             for name, buffer in module._buffers.items():

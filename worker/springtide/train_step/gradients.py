@@ -68,19 +68,20 @@ class Gradients:
         self._given: list[torch.Tensor | None] = [None] * len(trained)
         self._empty: dict[int, torch.Tensor] = {}
         self._found: list[int] = []
-        """Those that had a gradient when the body began."""
+        """Parameters that had a gradient when the body began."""
         self._begun: list[int] = []
         self._left_alone: dict[int, int] = {}
         """Stand-ins of the body for gradients that the script has not zeroed since they were used: their
         versions by parameter."""
         self._onto_left: list[int] = []
-        """Those whose stand-in was still there when the running backward() began."""
+        """Parameters whose stand-in was still there when the running backward() began."""
         self._grown: set[int] = set()
-        """Those that backward has added to one that was left, as `check_zeroed` tells."""
+        """Gradients that backward has added to one that was left, as `check_zeroed` tells."""
         self._used_versions = [-1] * len(trained)
         """Versions of the gradients that were placed, by parameter, when an optimizer had used them."""
         self._used_buckets: list[int] = []
-        """In place of those, the buckets' versions, where their views are the gradients of all parameters."""
+        """Versions of the buckets, in place of those, where their views are the gradients of all parameters.
+        """
         self._all_given = False
         self._in_backward = False
         self._first: dict[int, BeforeGradient] = {}
@@ -89,7 +90,7 @@ class Gradients:
         self._in_place = False
         self._forgotten: list[int] | None = None
         self._untouched: set[int] = set()
-        """Those of the forgotten that the script has not zeroed."""
+        """Forgotten gradients that the script has not zeroed."""
         # Parameters that do not lie in memory as the sums do (`channels_last`): see `lay_out`.
         self._strided = [
             index

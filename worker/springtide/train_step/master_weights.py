@@ -74,7 +74,7 @@ class MasterWeights:
     def __init__(self) -> None:
         """Know no parameter yet."""
         self._versions: dict[int, int] = {}
-        """By id() of a parameter: its version when its master's rounding was written into it."""
+        """Version of each parameter, by its id(), when its master's rounding was written into it."""
         self._state: Any = None
         self._groups: list[tuple[dict[str, Any], list[torch.nn.Parameter]]] = []
         self._masters: list[tuple[torch.nn.Parameter, torch.Tensor]] = []

@@ -53,7 +53,7 @@ class Reduced:
     correction: float
     combined: dict[int, torch.Tensor]
     norm: float | None = None
-    """Of the sums of gradients in the step's home (on servers, say), without the correction."""
+    """Norm of the sums of gradients in the step's home (on servers, say), without the correction."""
 
     @property
     def norm_elsewhere(self) -> float:
@@ -200,7 +200,7 @@ class Reduction:
         self._tables = None if home is None else StepTables(tables or {}, home)
         self._buffers = buffers
         self._summed: dict[int, torch.Tensor] = {}
-        """Of the running body: buffers whose changes were added up, as that has left them."""
+        """Buffers whose changes the running body has added up, as it has left them."""
         self._exact = exact
         self._transaction = transaction
         self._body: StepContext | None = None
@@ -217,7 +217,7 @@ class Reduction:
         self.in_batches: Callable[[], bool] = lambda: False
         self.figure: Callable[[], Figure] = Figure
         self.newcomer = True
-        """It was given the state that the generation began from, and has made no step since."""
+        """Whether it was given the state that the generation began from, and has made no step since."""
         self._hyperparameters = Hyperparameters(optimizers)
         self._order = BucketOrder(buckets, home is None or not home.dense)
 

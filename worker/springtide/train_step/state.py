@@ -102,7 +102,7 @@ class State:
         self._optimizers = optimizers
         self._tracked = tracked
         self.ready = ReadyMemory()
-        """For optimizers' state that is received."""
+        """Functions that take in optimizers' state when it is received."""
         self._frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
 
     def size_bytes(self) -> int:

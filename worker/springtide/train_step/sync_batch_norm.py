@@ -85,7 +85,7 @@ class BatchStatistics:
 
 
 _statistics: weakref.WeakKeyDictionary[torch.nn.Module, BatchStatistics] = weakref.WeakKeyDictionary()
-"""By layer; a copy of a layer (an average of weights, say) has none and looks at nobody."""
+"""Statistics by layer; a copy of a layer (an average of weights, say) has none and looks at nobody."""
 
 
 class GenerationBatchNorm(torch.nn.SyncBatchNorm):

@@ -121,7 +121,8 @@ class Trainer:
         self._multi_step = multi_step
         self._depth = 0
         self._stepping: list[torch.optim.Optimizer] = []
-        """Whose `step()` is running, outermost first; one may call another's, or that of its own base."""
+        """Optimizers whose `step()` is running, outermost first; one may call another's, or its own base's.
+        """
         self.buffers = self._buffers = Buffers(model, rules)
         self.transaction = Transaction()
         if logical_workers:

@@ -20,8 +20,8 @@ ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 HISTORY = 5000
 BACKLOG = 20000
 BACKLOG_BYTES = 16 * 1024 * 1024
-"""Of what one watcher has waiting. All watchers share these bytes, and those of all who live are the newest
-ones, so that this is what they cost together, however many there are."""
+"""Most bytes that wait for one watcher. All watchers share these bytes, and those of all who live are the
+newest ones, so that this is what they cost together, however many there are."""
 
 
 def encode(obj: object) -> bytes:
