@@ -171,8 +171,8 @@ class Hub:
         except codec.MalformedError as error:
             self.refuse(stream, str(error))
             return
+        self.changes.came(hello.member.id)
         stream.member = hello.member.id
-        self.changes.came(stream.member)
         self._take(event)
         if stream.ended:
             return
@@ -260,8 +260,8 @@ class Hub:
         except codec.MalformedError as error:
             self.refuse_server(stream, str(error))
             return
+        self.changes.came(hello.server.id)
         stream.member = hello.server.id
-        self.changes.came(stream.member)
         self._take(event)
 
     def server_receive(self, stream: ServerStream, message: pb.ServerMessage) -> None:
