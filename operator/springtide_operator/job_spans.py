@@ -30,7 +30,7 @@ from springtide_protocol.tracing import (
 )
 
 PATIENCE_SECONDS = 10.0
-"""For the coordinator's word on which change a pod was lost in."""
+"""Limit of the wait for the coordinator's word on which change a pod was lost in."""
 FORGET_SECONDS = 3600.0
 """A place that was empty for longer is another matter: the job was made smaller, or there is no room."""
 

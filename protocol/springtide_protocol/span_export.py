@@ -31,7 +31,7 @@ from springtide_protocol.tracing import (
 log = logging.getLogger("springtide.tracing")
 
 CLOSE_SECONDS = 2.0
-"""For the spans that are left when a process ends; a collector that does not answer costs no more."""
+"""Limit of the wait for a collector when a process ends."""
 SCOPE = "springtide"
 _LIBRARIES = {
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
