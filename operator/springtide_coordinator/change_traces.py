@@ -222,11 +222,14 @@ class ChangeTraces:
         lost = {uid: before[uid] for uid in before.keys() - self._pods.keys()}
         came = [self._pods[uid] for uid in self._pods.keys() - before.keys()]
         change = self._open
+        if change is not None and cause == "failure" and change.cause != cause:
+            # A failure has a trace of its own, whatever it came upon.
+            self._end(change, began, "a failure came before a step of it was known")
+            change = None
         if change is None:
             change = self._open = self._begin(cause, came, began, events)
         else:  # the generation before has committed nothing: it is the same trouble still
             change.events += events[: MOST_EVENTS - len(change.events)]
-            change.cause = cause if cause == "failure" else change.cause
         for place in came:
             self._lost_places.pop(place, None)
         if cause == "failure" or len(start.members) < wanted:

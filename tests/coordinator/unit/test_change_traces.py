@@ -188,6 +188,21 @@ def test_failure_before_the_first_step_is_the_same_trace() -> None:
     assert found.ended - found.began == 6
 
 
+def test_failure_before_the_starts_first_step_has_its_own_trace() -> None:
+    story = Story()
+    story.made(1, "start", "w1", "w2")
+    story.now += 3
+    story.lost("w2")
+    story.now += 1
+    story.made(2, "failure", "w1")
+    story.committed(2)
+    begun, recovery = story.spans.one("start"), story.spans.one("recovery")
+    assert begun.ended == recovery.began == 103.0
+    assert "before a step of it was known" in begun.error
+    assert recovery.parent is None
+    assert recovery.error == ""
+
+
 def test_generations_are_parts_of_the_job_and_link_their_change() -> None:
     story = Story()
     story.begins()
