@@ -2,8 +2,9 @@
 
 Bodies are plain JSON and stay so: the models of `kubernetes.aio` take forty times as long for a page of pods.
 Added here: a token that was replaced on disk is read again; each request says who asks and,
-where it writes, its field manager; a server that has too much to do is obeyed, whatever was asked of it: 429
-is waiting, not a refusal, since the server has not looked at the request yet.
+where it writes, its field manager; a server that has too much to do is obeyed, whatever was asked of it: 429,
+and 503 with Retry-After, are waited for some times before they are the caller's, since the server has not
+looked at the request yet.
 
 Tasks: all of one event loop, without locks.
 """

@@ -1,4 +1,4 @@
-"""Retries: of pods that ended badly, and of creations that the API server refused.
+"""Two kinds of retries: pods that ended badly, and creations that the API server refused.
 
 The backoff of a role's pods grows exponentially, and decays with healthy time and with healthy lives. Refused
 creations (quota, PodSecurity, webhooks, throttling) are shown and retried ever more slowly; they never fail

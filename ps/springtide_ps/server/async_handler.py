@@ -63,9 +63,11 @@ class _Asked:
 
 
 class AsyncHandler:
-    """Raises StepProtocolError, BatchNumberError, LeaseError or ChunkError for what cannot be done,
-    FrameError for what no client of ours sends. `stash_used` tells how many bytes all clients have pushed
-    early.
+    """Lease batches to members that do not step together, and apply their gradients as they come.
+
+    Its methods raise StepProtocolError, BatchNumberError, LeaseError or ChunkError for requests that cannot
+    be answered, FrameError for those that no client of ours sends. `stash_used` returns the bytes that all
+    clients have pushed early.
     """
 
     def __init__(self, steps: SyncHandler, counters: Counters, stash_used: Callable[[], int]) -> None:
@@ -167,7 +169,11 @@ class AsyncHandler:
     def _push_early(
         self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, stash: GradientStash
     ) -> tuple[AppliedBatches, torch.Tensor] | None:
-        """Set it aside; what is sent early of it, if anything is."""
+        """Set a gradient aside until a push names it.
+
+        Where it may count at once, the values that follow from it are made speculatively, and returned to be
+        sent early.
+        """
         key, early, made = key_in(meta), kind is Kind.SPECULATIVE_PUSH, None
         form: dict[str, Any] = {name: meta[name] for name in _FORM if name in meta}
         stashed = StashedGradient(

@@ -42,7 +42,8 @@ Decision = Granted | Over | Wait
 class Leases:
     """bound: how many steps the fastest member may be ahead of the slowest; None: any number.
 
-    finished: batches that every chunk has. clocks: of all members; who is in none may ask for nothing.
+    finished: batches that every chunk has. clocks: steps made by each member; one without an entry gets no
+    lease.
     """
 
     bound: int | None

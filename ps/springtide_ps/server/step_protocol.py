@@ -1,7 +1,7 @@
 """Which steps a server makes, in synchronous training: the rules alone, without tensors. PURE.
 
 A step goes through three words of every member: its gradients are *staged* here, it has *prepared* (all of
-them are), it has *committed*. A member prepares on all servers before it enters the step's side reduction,
+them are), it has *committed*. A member prepares on all servers before it enters the step's commit vote,
 and commits after it; so whoever commits a step knows that every server holds all gradients of it, and a
 server that has heard every member commit knows that nobody will ever go back behind it. That is why a server
 keeps one version: a step that some members have committed and some servers have not made is made in the next

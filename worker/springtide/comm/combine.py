@@ -1,6 +1,6 @@
 """Buffers that changed in a step, combined over the members by a rule for each of them.
 
-They travel as float64 numbers in one vector that is summed, so that they can ride with the side reduction.
+They travel as float64 numbers in one vector that is summed, so that they can ride with the commit vote.
 Integers and booleans travel exactly: 64 bits as two numbers of 32.
 """
 

@@ -1,4 +1,4 @@
-"""The side reduction: one small float64 sum per step for everything that members must know of each other.
+"""The commit vote: one small float64 sum per step for everything that members must know of each other.
 
 Fields are sums over members. Where members must agree, each puts in a value and its square: the values are
 equal exactly when size * sum of squares = (sum)^2.

@@ -8,10 +8,10 @@ would compute:
 2. each gradient is multiplied by `micro.scale` (weight / samples of the global batch) as it is added to the
    buckets; with scale 0 (a worker without samples) zeros are put in, since 0 x NaN is NaN. Buckets may leave
    when `micro.is_last`;
-3. the side reduction sums `micro.contributed_weight`; where the sum differs from `micro.global_samples` (the
+3. the commit vote sums `micro.contributed_weight`; where the sum differs from `micro.global_samples` (the
    script gave another denominator, so the divisor is known only now) the reduced gradients are multiplied by
    `micro.correction(sum)`;
-4. the side reduction also sums count and hash of `micro.contributed_ids` for the ledger.
+4. the commit vote also sums count and hash of `micro.contributed_ids` for the ledger.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The proof that each sample counted once per epoch: a count and a hash that add up over workers and steps.
 
-Each step's side reduction sums, over the workers, (count, low half, high half) of the ids whose gradients
+Each step's commit vote sums, over the workers, (count, low half, high half) of the ids whose gradients
 really went in. The sums go into the ledger with the commit, so the ledger describes exactly the parameters
 that it travels with; it is not derived from the cursor. At an epoch's end count and hash are compared with
 those of the whole dataset.

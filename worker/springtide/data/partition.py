@@ -24,7 +24,7 @@ def _even(n: int, parts: int) -> list[Part]:
 def partition(
     n: int, world_size: int, min_part: int = 2, proportions: Proportions | None = None
 ) -> list[Part]:
-    """ShardRuns a global batch into contiguous parts in rank order, as even as possible or by speed.
+    """Cut a global batch into contiguous parts in rank order, as even as possible or by speed.
 
     No part is below min_part unless the whole batch is: a short batch goes to the first ranks, the others get
     size 0 (their start is n).
@@ -57,7 +57,7 @@ def partition(
 def pieces_together(
     n: int, parts: Sequence[int], wanted: int = 1, micro_batch: int | None = None, min_part: int = 1
 ) -> list[Part]:
-    """ShardRuns one process's part into as many micro-batches as the largest part of its pod has.
+    """Cut one process's part into as many micro-batches as the largest part of its pod has.
 
     The processes of a pod run forward and backward together, and so equally often. Where a part has fewer
     samples than there are micro-batches, the last ones are empty.
@@ -77,7 +77,7 @@ def pieces_together(
 
 
 def pieces(n: int, wanted: int = 1, micro_batch: int | None = None, min_part: int = 1) -> list[Part]:
-    """ShardRuns one worker's part into micro-batches, sizes as even as possible.
+    """Cut one worker's part into micro-batches, sizes as even as possible.
 
     There are `wanted` of them, fewer if they would fall below min_part, more if they would exceed
     micro_batch: the memory bound comes first. With micro_batch >= 2 * min_part - 1 both always hold for n >=

@@ -49,7 +49,7 @@ class StepParts:
 
 
 class StepRunner:
-    """Take each batch that is dealt through the body of one step. Only the script's thread uses it."""
+    """Run the script's body on each batch that is dealt, as one step. The script's thread alone uses it."""
 
     def __init__(self, parts: StepParts) -> None:
         self._parts = parts

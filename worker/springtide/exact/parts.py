@@ -170,5 +170,5 @@ def weights_by_part(kept: Sequence[PartContribution], logical_workers: int) -> l
 
 
 def total_ids(kept: Sequence[PartContribution]) -> Contribution:
-    """Sums over this worker's parts, as the side reduction adds them."""
+    """Sums over this worker's parts, as the commit vote adds them."""
     return Contribution(*(sum(part.ids[place] for part in kept) for place in range(3)))

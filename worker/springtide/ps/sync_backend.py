@@ -1,7 +1,7 @@
 """Parameters on servers where workers step together: push, prepare, commit, fetch.
 
 A step's gradients go to the servers during backward. `prepare` returns when all members' gradients are
-there; then comes the step's side reduction, and the members that have its result have committed
+there; then comes the step's commit vote, and the members that have its result have committed
 (`step_protocol` says why that is safe). The values come back in the order in which a forward pass
 needs them.
 

@@ -1,4 +1,4 @@
-"""All sums of a step over the members of its group: gradients, the side reduction, buffers; and what follows
+"""All sums of a step over the members of its group: gradients, the commit vote, buffers; and what follows
 when one fails."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from springtide.train_step.late_buffers import adopt_arrived
 from springtide.train_step.replicas import Found, Replicas
 from springtide.train_step.transaction import Phase, Transaction
 
-_MAX_BACKWARD_PASSES = 64  # told apart in the side reduction's step number
+_MAX_BACKWARD_PASSES = 64  # told apart in the commit vote's step number
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,7 +550,7 @@ class Reduction:
         return body.assignment.group.size > 1 and not body.backward_pass and not self.in_batches()
 
     def _expected_buffers(self, group: Group) -> list[int]:
-        """The buffers that ride with the side reduction: those that moved in the group's last step, which all
+        """The buffers that ride with the commit vote: those that moved in the group's last step, which all
         members know alike. A buffer that moves for the first time takes a second round.
         """
         known, moved = self._moving

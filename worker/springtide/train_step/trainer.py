@@ -498,7 +498,7 @@ class Trainer:
         body.note(values, body.assignment.batch.micro.current_weight)
 
     def want_change(self, wanted: bool) -> None:
-        """Whether this member asks all to stop after the running step; the next side reduction says so.
+        """Whether this member asks all to stop after the running step; the next commit vote says so.
 
         Any thread.
         """

@@ -146,7 +146,7 @@ class Transaction:
             self._phase = Phase.VOTED
 
     def decide(self, agreed: bool, reason: str) -> None:
-        """Go the way that the pod has decided on.
+        """Commit or drop the step, as all processes of the pod have decided.
 
         Args:
             agreed: all its processes commit.
