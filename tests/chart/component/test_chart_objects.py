@@ -129,6 +129,20 @@ def test_crd_is_the_one_of_the_models() -> None:
     assert rendered["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("http://collector.monitoring:4318", 4318),
+        ("https://otel.example.com/v1", 443),
+        ("http://10.1.2.3", 80),
+    ],
+)
+def test_limited_operator_reaches_the_collector_of_traces(endpoint: str, port: int) -> None:
+    values = {"networkPolicy": {"egress": {"enabled": True}}, "tracing": {"endpoint": endpoint}}
+    policy = pick(render(values), "NetworkPolicy")
+    assert {"ports": [{"port": port, "protocol": "TCP"}]} in policy["spec"]["egress"]
+
+
 def test_network_policy_lets_operator_reach_coordinators_only() -> None:
     policy = pick(
         render({"networkPolicy": {"egress": {"enabled": True}}, "watchNamespaces": ["a"]}), "NetworkPolicy"

@@ -309,6 +309,13 @@ CASES: list[Case] = [
     ("metrics.prometheusRule.enabled", True, lambda o: "PrometheusRule" in kinds(o), False, True),
     ("metrics.dashboard.enabled", True, lambda o: "ConfigMap" in kinds(o), False, True),
     (
+        "tracing.endpoint",
+        "http://collector:4318",
+        lambda o: environment(o).get("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        None,
+        "http://collector:4318",
+    ),
+    (
         "jobPods.metadata",
         {"labels": {"a": "b"}},
         lambda o: environment(o).get("SPRINGTIDE_POD_DEFAULTS"),
@@ -391,6 +398,21 @@ TOGETHER.append(
         [(verb, "springtide.dev", "trainingjobs/status") for verb in ("get", "update", "patch")],
     )
 )
+for _value, _given, _variable, _without, _with in (
+    ("protocol", "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "grpc"),
+    ("ratio", 0.25, "OTEL_TRACES_SAMPLER_ARG", None, "0.25"),
+    ("jobs", False, "SPRINGTIDE_TRACE_JOBS", None, "false"),
+):
+    TOGETHER.append(
+        (
+            f"tracing.{_value}",
+            {"tracing": {"endpoint": "http://collector:4318"}},
+            {"tracing": {"endpoint": "http://collector:4318", _value: _given}},
+            lambda o, variable=_variable: environment(o).get(variable),
+            _without,
+            _with,
+        )
+    )
 for _kind, _key in (
     ("ServiceMonitor", "serviceMonitor"),
     ("PodMonitor", "podMonitor"),

@@ -51,6 +51,7 @@ def test_late_drop_leaves_the_next_generation_alone() -> None:
             balancer=Balancer(by_speed=True, logical_workers=0),
             salvage=MagicMock(),
             following=MagicMock(),
+            spans=MagicMock(),
             check_term=lambda: None,
             depart=depart,
         )

@@ -26,6 +26,7 @@ from springtide.coordination.outcome import Failed, Left, Outcome
 from springtide.coordination.progress import CommitLog, data_message
 from springtide.coordination.questions import Questions
 from springtide.coordination.waiting import ReductionWarnings, TransferReports
+from springtide.elastic.recovery_spans import RecoverySpans
 from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.termination import UNHEARD_SECONDS, end_by
 from springtide.elastic.trainer_access import TrainerAccess
@@ -54,6 +55,7 @@ class SessionSources:
     commits: CommitLog
     timing: Timing
     state_transfer: StateTransfer
+    spans: RecoverySpans
 
 
 class SessionListener(Protocol):
@@ -246,6 +248,7 @@ class Session:
             self._report_commits()
             self._report_times()
             self._report_activity()
+            self._sources.spans.look()
             self._reductions.look(time.monotonic())
             self._transfers.look(time.monotonic(), self._client.connected)
             if self._term_at is not None and not self.membership.leaving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from springtide.elastic.exit import ExitParts, ProcessExit
 from springtide.elastic.following import Following
 from springtide.elastic.loop import LoopParts, TrainingLoops
 from springtide.elastic.recovery import Recovery, RecoveryParts
+from springtide.elastic.recovery_spans import RecoverySpans
 from springtide.elastic.replica_check import ReplicaCheck
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.salvage import Salvage
@@ -47,6 +49,8 @@ from springtide.train_step.state import Position
 from springtide.train_step.trainer import Trainer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.lobby import raise_descriptor_limit
+from springtide_protocol.span_export import job_resource, open_tracer, process_began
+from springtide_protocol.tracing import OFF
 
 
 class Runtime:
@@ -86,7 +90,18 @@ class Runtime:
         self._balancer = Balancer(settings.balance == "Speed", settings.logical_workers)
         self._reported = ReportedNames()
         self._stop_metrics: Callable[[], None] = lambda: None
-        # The job; alone there is none.
+        # The job; alone there is none, and nothing to trace.
+        process = {
+            "service.instance.id": settings.process_id,
+            "springtide.local_rank": str(settings.local_rank),
+        }
+        self._traces = None
+        if not settings.alone:
+            self._traces = open_tracer("springtide-worker", job_resource(os.environ) | process)
+        if self._traces is not None:
+            self.accounting.metrics.count_spans(self._traces)
+        tracer = self._traces or OFF
+        self._spans = RecoverySpans(tracer, settings.job_uid, self.accounting.commits, process_began())
         self._state_transfer = StateTransfer(self.state, self.trainers, self.accounting.metrics)
         self._session: Session | None = None
         if not settings.alone:
@@ -97,6 +112,7 @@ class Runtime:
                 commits=self.accounting.commits,
                 timing=self.accounting.timing,
                 state_transfer=self._state_transfer,
+                spans=self._spans,
             )
             self._session = Session(settings, sources, self)
             self.accounting.metrics.coordinator_missing.set_function(self._session.missing_seconds)
@@ -107,7 +123,7 @@ class Runtime:
             settings.salvage, self.state, self.trainers, self.accounting.metrics, membership
         )
         # What the script calls.
-        self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership)
+        self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership, tracer)
         self.consistencies = Consistencies(settings, self.state, membership)
         self.retry_blocks = RetryBlocks(
             settings, self.state, self.trainers, membership, self.consistencies, self._stand
@@ -200,6 +216,7 @@ class Runtime:
                     self._state_transfer,
                     self.accounting.metrics,
                 ),
+                spans=self._spans,
                 check_term=session.check_term,
                 depart=self.exit.depart,
             )
@@ -300,6 +317,7 @@ class Runtime:
         if self._session is not None:
             step, samples = self.steps.failed_step if isinstance(ended, Failed) else (0, "")
             self._session.close(ended, step, samples)
+        self._spans.close()
         self.retry_blocks.leave()
         self.state.group.release()
         if self.trainers.trainer is not None:
@@ -310,6 +328,8 @@ class Runtime:
             tracking.close(ended)  # the others do not wait for it
         self._stop_metrics()
         self.accounting.close()
+        if self._traces is not None:
+            self._traces.close()  # last, since a collector may not answer
 
     def _stand(self, stage: int) -> None:
         assert self._recovery is not None
