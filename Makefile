@@ -50,8 +50,10 @@ format: $(STAMP) ## let ruff format and sort imports
 
 generate: $(STAMP) tools ## write the generated files again: the protocol, the CRD, both references, what is made from the chart
 	PYTHONPATH=$(TOOLS)/protoc python -m grpc_tools.protoc -I protocol --python_out=protocol --pyi_out=protocol --grpc_python_out=protocol protocol/springtide_protocol/coordinator.proto
-	python -m springtide_operator.api.crd > deploy/crd/trainingjobs.yaml.new
-	mv deploy/crd/trainingjobs.yaml.new deploy/crd/trainingjobs.yaml
+	for kind in TrainingJob TrainingTemplate ClusterTrainingTemplate; do \
+		file=deploy/crd/$$(echo $$kind | tr A-Z a-z)s.yaml; \
+		python -m springtide_operator.api.crd $$kind > $$file.new && mv $$file.new $$file || exit 1; \
+	done
 	python -m springtide_operator.api.docs > docs/api.md.new
 	mv docs/api.md.new docs/api.md
 	python docs/reference.py > docs/reference.md.new

@@ -43,6 +43,7 @@ from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
 from springtide_operator.releases import Claim, Releases
 from springtide_operator.settings import Settings
+from springtide_operator.training_templates import TrainingTemplates
 from springtide_operator.unschedulable_pods import (
     FRESH_SECONDS,
     LIST_SECONDS,
@@ -110,6 +111,7 @@ class Operator:
             self.metrics.registry.register(SpanCollector(spans, {}))
         self._kube = kube or Kube(timeout=settings.request_timeout, on_error=self.metrics.api_error)
         self._cluster = cluster or KubeCluster(self._kube, settings.watched)
+        self._templates = TrainingTemplates(self._cluster)
         self._unschedulable = UnschedulablePods(self.cache, self._cluster)
         self._stuck_version = 0
         self._crowd_timer: asyncio.TimerHandle | None = None
@@ -145,6 +147,7 @@ class Operator:
             lambda key: self._new_performer(key, queues),
             self._apis.known,
             lambda: bool(self.acting and self._is_default and self._root_key is not None),
+            self._templates,
         )
         self._loops: dict[Key, JobLoop] = {}
         self._semaphore = PrioritySemaphore()
@@ -607,6 +610,7 @@ class Operator:
             credentials=self._credentials,
             certificate_seconds=self.settings.certificate_seconds,
             tracer=self._spans or OFF,
+            templates=self._templates,
         )
 
     def _observe_nodes(self) -> Observation:

@@ -134,9 +134,11 @@ CASES: list[Case] = [
     (
         "crds.keep",
         False,
-        lambda o: pick(o, "CustomResourceDefinition")["metadata"].get("annotations"),
-        {"helm.sh/resource-policy": "keep"},
-        None,
+        lambda o: [
+            one["metadata"].get("annotations") for one in o if one["kind"] == "CustomResourceDefinition"
+        ],
+        [{"helm.sh/resource-policy": "keep"}] * 3,
+        [None] * 3,
     ),
     (
         "watchNamespaces",
@@ -237,7 +239,7 @@ CASES: list[Case] = [
         "rbac.aggregateToUserRoles",
         False,
         lambda o: sorted(x["metadata"]["name"] for x in o if x["kind"] == "ClusterRole"),
-        ["springtide-edit", f"{OPERATOR}-jobs", "springtide-view"],
+        ["springtide-admin", "springtide-edit", f"{OPERATOR}-jobs", "springtide-view"],
         [f"{OPERATOR}-jobs"],
     ),
     (
@@ -369,6 +371,14 @@ TOGETHER: list[tuple[str, dict[str, Any], dict[str, Any], Callable[[list[Object]
         {"watchNamespaces": ["a"], "rbac": {"otherReleases": False}},
         lambda o: [x["metadata"]["name"] for x in o if "-releases" in x["metadata"]["name"]],
         [f"springtide-system-{OPERATOR}-releases"] * 2,
+        [],
+    ),
+    (
+        "rbac.clusterTemplates",
+        {"watchNamespaces": ["a"]},
+        {"watchNamespaces": ["a"], "rbac": {"clusterTemplates": False}},
+        lambda o: [x["metadata"]["name"] for x in o if x["metadata"]["name"].endswith("-templates")],
+        [f"springtide-system-{OPERATOR}-templates"] * 2,
         [],
     ),
     (
