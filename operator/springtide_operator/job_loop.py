@@ -47,8 +47,8 @@ from springtide_operator.queues import Queues
 from springtide_operator.repeated_events import RepeatedEvents
 from springtide_operator.settings import CERTIFICATE_SECONDS
 from springtide_operator.status_patch import OutdatedCrdError, missing, status_schema, with_unknown
-from springtide_protocol.tracing import OFF, Tracer
 from springtide_operator.training_templates import TrainingTemplates
+from springtide_protocol.tracing import OFF, Tracer
 
 log = logging.getLogger("springtide.operator")
 
