@@ -54,7 +54,7 @@ COPY --from=wheel /requirements/operator.txt /opt/springtide/requirements.txt
 RUN pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes -r /opt/springtide/requirements.txt
 COPY --from=wheel /wheels /opt/springtide/wheels
 RUN pip install --no-cache-dir --no-index --no-deps /opt/springtide/wheels/springtide-*.whl \
-    && pip install --no-index --dry-run --quiet "springtide[operator]"
+    && pip install --no-index --dry-run --quiet "springtide[operator,otel]"
 RUN pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes --target /tmp/sbom -r /opt/springtide/sbom.txt \
     && python /opt/springtide/sbom.py image operator --library /tmp/sbom --out /opt/springtide/sbom && rm -rf /tmp/sbom
 USER 65532:65532
@@ -73,7 +73,7 @@ COPY --from=wheel /requirements/ps.txt /requirements/ps-torch.txt /opt/springtid
 RUN pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes -r /opt/springtide/ps.txt -r /opt/springtide/ps-torch.txt
 COPY --from=wheel /wheels /opt/springtide/wheels
 RUN pip install --no-cache-dir --no-index --no-deps /opt/springtide/wheels/springtide-*.whl \
-    && pip install --no-index --dry-run --quiet "springtide[ps]"
+    && pip install --no-index --dry-run --quiet "springtide[ps,otel]"
 RUN pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes --target /tmp/sbom -r /opt/springtide/sbom.txt \
     && python /opt/springtide/sbom.py image ps --library /tmp/sbom --out /opt/springtide/sbom && rm -rf /tmp/sbom
 USER 65532:65532
@@ -85,7 +85,7 @@ RUN pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes -r
         -r /opt/springtide/all-torch.txt -r /opt/springtide/examples.txt
 COPY --from=wheel /wheels /opt/springtide/wheels
 RUN pip install --no-cache-dir --no-index --no-deps /opt/springtide/wheels/springtide-*.whl \
-    && pip install --no-index --dry-run --quiet "springtide[operator,worker,ps,local,examples]"
+    && pip install --no-index --dry-run --quiet "springtide[operator,worker,ps,local,otel,examples]"
 COPY examples examples
 RUN pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes --target /tmp/sbom -r /opt/springtide/sbom.txt \
     && python /opt/springtide/sbom.py image all --library /tmp/sbom --out /opt/springtide/sbom && rm -rf /tmp/sbom
@@ -122,7 +122,7 @@ RUN if python -c "import torch" 2>/dev/null; then \
 COPY --from=wheel /wheels /opt/springtide/wheels
 # The second one installs nothing: it ends the build where the base's torch or numpy is not what the worker needs.
 RUN pip install --no-cache-dir --no-index --no-deps /opt/springtide/wheels/springtide-*.whl \
-    && pip install --no-index --dry-run --quiet "springtide[worker]"
+    && pip install --no-index --dry-run --quiet "springtide[worker,otel]"
 WORKDIR /springtide
 RUN getent group 65532 || groupadd --gid 65532 springtide; \
     getent passwd 65532 || useradd --uid 65532 --gid 65532 --create-home --shell /usr/sbin/nologin springtide

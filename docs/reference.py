@@ -1,7 +1,7 @@
 """Generate docs/reference.md from the docstrings of the public names: `python docs/reference.py > FILE`.
 
-The public names are `__all__` of `springtide`, `springtide.loggers` and `springtide.kv`, and the classes that
-their functions return. Raises ValueError for a public name without a docstring.
+The public names are `__all__` of the modules in `_MODULES`, or those in `_NAMES`, and the classes that their
+functions return. Raises ValueError for a public name without a docstring.
 """
 
 from __future__ import annotations
@@ -31,13 +31,28 @@ _MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "springtide.elastic.retry:RetryAttempt",
         ),
     ),
+    ("springtide.data", "springtide.data", ()),
+    ("springtide.integrations.mds", "springtide.integrations.mds", ()),
+    ("springtide.integrations.sources", "springtide.integrations.sources", ()),
     ("springtide.loggers", "springtide.loggers", ()),
     ("springtide.kv", "springtide.kv", ("springtide.kv.table:Lookup", "springtide.kv.table:Push")),
 )
+# Of these modules, the public names: their `__all__` is also for the library's own parts.
+_NAMES = {"springtide.data": ("ShardedDataset", "Shards", "pack_tokens")}
 # Called by the library and by torch, not by scripts.
 _INNER = {"Evaluation.report", "shut", "extra_repr", "get_extra_state", "set_extra_state"}
 # Made by calls of the library, so that how they are constructed is no promise.
-_MADE = {"RetryAttempt", "Batch", "Evaluation", "Handle", "KVStore", "Lookup", "Push", "Table"}
+_MADE = {
+    "RetryAttempt",
+    "Batch",
+    "Evaluation",
+    "Handle",
+    "KVStore",
+    "Lookup",
+    "Push",
+    "ShardedDataset",
+    "Table",
+}
 # Sections of a docstring whose lines are `name: text`.
 _LISTS = {"Args:": "Arguments:", "Raises:": "Raises:"}
 
@@ -48,7 +63,8 @@ def markdown() -> str:
     for module_name, title, more in _MODULES:
         module = importlib.import_module(module_name)
         parts.append(f"## {title}\n\n{as_markdown(module.__doc__, module_name)}\n")
-        found = [getattr(module, name) for name in sorted(module.__all__, key=str.lower) if name[0] != "_"]
+        names = _NAMES.get(module_name, module.__all__)
+        found = [getattr(module, name) for name in sorted(names, key=str.lower) if name[0] != "_"]
         functions = [one for one in found if not inspect.isclass(one)]
         classes = [one for one in found if inspect.isclass(one) and not issubclass(one, BaseException)]
         for place in more:
@@ -59,8 +75,9 @@ def markdown() -> str:
             parts.append(_entry(f"{title}.{one.__name__}", one, "###"))
         for one in classes:
             parts.extend(_class(one, title if one.__name__ in module.__all__ else ""))
-        parts.append(f"### Errors of {title}\n\n| error | when |\n|---|---|")
-        parts[-1] += "".join(f"\n| {_bases(one)} | {_cell(one)} |" for one in errors) + "\n"
+        if errors:
+            parts.append(f"### Errors of {title}\n\n| error | when |\n|---|---|")
+            parts[-1] += "".join(f"\n| {_bases(one)} | {_cell(one)} |" for one in errors) + "\n"
     return "\n".join(parts)
 
 

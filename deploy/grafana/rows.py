@@ -5,6 +5,7 @@ from __future__ import annotations
 from deploy.grafana.checkpoints import CHECKPOINTS
 from deploy.grafana.panels import JOB, NAME, PER_JOB, Panel, Row, greatest, per_second, quantiles, total
 from deploy.grafana.servers import SERVERS, UPDATES
+from deploy.grafana.traces import TRACES
 from deploy.grafana.trackers import TRACKERS
 
 JOBS = Row(
@@ -392,5 +393,6 @@ ROWS = (
     SERVERS,
     UPDATES,
     TRACKERS,
+    TRACES,
     OPERATOR,
 )

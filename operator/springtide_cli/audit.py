@@ -60,7 +60,10 @@ def audit(job: Mapping[str, Any], samples: int | None = None) -> Audit:
         return Audit((*lines, Line(f"NOT exactly once: {'; '.join(problems)}", Tone.BAD)), FAILED)
     if not epoch and not (state == "Succeeded" and total):
         return Audit((*lines, Line("no pass is closed yet: ids are compared when one is")), REFUSED)
-    proof = "exactly once: in each closed pass, count and hash of the ids are those of the whole pass"
+    proof = (
+        "exactly once: in each closed pass, count and hash of the ids are those of the whole pass (of data "
+        "in shards: in each step, those of what was dealt)"
+    )
     return Audit((*lines, Line(proof, Tone.GOOD)), SUCCEEDED)
 
 

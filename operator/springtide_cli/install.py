@@ -20,7 +20,12 @@ from springtide_kube.errors import ApiRefusal, Unreachable
 
 Object = dict[str, Any]
 
-MANIFESTS = ("trainingjobs.yaml", "operator.yaml")
+MANIFESTS = (
+    "trainingjobs.yaml",
+    "trainingtemplates.yaml",
+    "clustertrainingtemplates.yaml",
+    "operator.yaml",
+)
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 5.0
 LOG_LINES = 10

@@ -81,6 +81,16 @@ def run(
     force_conflicts: Annotated[
         bool, typer.Option("--force-conflicts", help="Take over fields that others manage.")
     ] = False,
+    template: Annotated[
+        str,
+        typer.Option(
+            help="A ClusterTrainingTemplate, or TrainingTemplate/NAME: what the manifest leaves out.",
+            metavar="NAME",
+        ),
+    ] = "",
+    standby: Annotated[
+        int | None, typer.Option(min=0, help="So many pods stand by, in place of the manifest's number.")
+    ] = None,
 ) -> None:
     """Apply a manifest, follow its job live, and exit as the job ends.
 
@@ -91,9 +101,11 @@ def run(
     if keep and not local:
         raise typer.BadParameter("--keep goes with --local")
     from springtide_cli import run as command
+    from springtide_cli.manifest import Changes
 
     options = command.Options(kubeconfig, context, namespace, logs, plain, force_conflicts, local, keep)
-    raise typer.Exit(command.run(manifest, options, _console()))
+    changes = Changes(template, standby)
+    raise typer.Exit(command.run(manifest, options, _console(), changes))
 
 
 @app.command()

@@ -25,6 +25,60 @@ class Manifest:
     job: Object
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Fields of the job that the command line gives in place of the manifest's.
+
+    Attributes:
+        template: NAME of a ClusterTrainingTemplate, or KIND/NAME; "" leaves the manifest as it is.
+        standby: pods that stand by; None leaves the manifest as it is.
+    """
+
+    template: str = ""
+    standby: int | None = None
+
+
+def with_changes(manifest: Manifest, changes: Changes) -> Manifest:
+    """Return the manifest with what the command line says.
+
+    Args:
+        manifest: the checked manifest.
+        changes: to its job.
+
+    Raises:
+        Refused: the template's name is none, or the job's spec cannot take it.
+    """
+    spec: Object = {}
+    if changes.template:
+        from springtide_operator.api.effective_spec import parse_reference  # it takes a quarter of a second
+
+        try:
+            named = parse_reference(changes.template)
+        except ValueError as error:
+            raise Refused(f"--template: {error}") from None
+        spec["templateRef"] = {"kind": named.kind, "name": named.name}
+    if changes.standby is not None:
+        spec["workers"] = {"standby": changes.standby}
+    if not spec:
+        return manifest
+    job = _over(manifest.job, {"spec": spec}, KIND)
+    objects = tuple(job if obj is manifest.job else obj for obj in manifest.objects)
+    return Manifest(objects, job)
+
+
+def _over(value: object, fields: Object, path: str) -> Object:
+    """Return an object with fields over its own; raise Refused where there is something else."""
+    if value is None:
+        value = {}
+    if not isinstance(value, dict):
+        raise Refused(f"{path} is {_describe(value)}, and has to be an object")
+    result = dict(value)
+    for key, field in fields.items():
+        whole = not isinstance(field, dict) or key == "templateRef"
+        result[key] = field if whole else _over(value.get(key), field, f"{path}.{key}")
+    return result
+
+
 def read(path: str) -> str:
     """The text of a file, or of standard input for `-`. Raise Refused."""
     try:

@@ -15,7 +15,7 @@ from springtide_cli.apply import JOBS, Applier
 from springtide_cli.errors import INTERRUPTED, SUCCEEDED, CliError, Refused
 from springtide_cli.follow import Follower
 from springtide_cli.kube import KubePort, connect
-from springtide_cli.manifest import Manifest, parse, read
+from springtide_cli.manifest import Changes, Manifest, parse, read, with_changes
 from springtide_cli.screen import Screen, make_screen
 from springtide_cli.story import Line, Tone
 from springtide_kube.errors import ApiRefusal, Unreachable
@@ -306,19 +306,21 @@ def top(options: Options, console: Console, *, seconds: float, once: bool) -> in
     return SUCCEEDED if caught == signal.SIGINT else code
 
 
-def run(path: str, options: Options, console: Console) -> int:
+def run(path: str, options: Options, console: Console, changes: Changes | None = None) -> int:
     """Run `springtide run`.
 
     Args:
         path: of the manifest; "-" for standard input.
         options: of the command line.
         console: prints.
+        changes: to the manifest's job; None: none.
 
     Returns:
         The exit code.
     """
     try:
-        manifest = parse(read(path), "standard input" if path == "-" else path)
+        read_manifest = parse(read(path), "standard input" if path == "-" else path)
+        manifest = with_changes(read_manifest, changes or Changes())
     except CliError as error:
         return complain(error)
     return execute(

@@ -12,7 +12,6 @@ from typing import Any, Self
 from springtide_client.errors import ClientError, ClusterRefused
 from springtide_client.job import TrainingJob
 from springtide_client.manifest import (
-    IMAGE,
     JobOptions,
     Workers,
     config_map,
@@ -84,11 +83,13 @@ class TrainingClient:
         *,
         arguments: Arguments | None = None,
         name: str | None = None,
-        image: str = IMAGE,
+        image: str | None = None,
         packages: Sequence[str] = (),
         code: str | os.PathLike[str] | None = None,
         resources: Mapping[str, Any] | None = None,
-        strategy: str | Mapping[str, Any] = "AllReduce",
+        strategy: str | Mapping[str, Any] | None = None,
+        standby: int | None = None,
+        template: str = "",
         env: Mapping[str, str] | None = None,
         pod: Mapping[str, Any] | None = None,
         spec: Mapping[str, Any] | None = None,
@@ -103,12 +104,18 @@ class TrainingClient:
             workers: how many; or (the fewest with which it goes on, how many are wanted).
             arguments: keywords of the function, plain values; for a script flags by name, or a list of words.
             name: of the job; None: the function's name and six digits.
-            image: of the workers; it has Python, torch and springtide.
+            image: of the workers; it has Python, torch and springtide. None: the template's, or the project's
+                own.
             packages: requirements as pip takes them; each worker installs those that its image lacks.
             code: folder that travels too, and is the working directory.
             resources: of each worker, such as {"cpu": 4, "nvidia.com/gpu": 1}: request and limit; or a
                 dictionary of `requests` and `limits`.
-            strategy: AllReduce, ParameterServer or Hybrid; or the fields of `spec.strategy`.
+            strategy: AllReduce, ParameterServer or Hybrid; or the fields of `spec.strategy`. None: the
+                template's, or AllReduce.
+            standby: so many more pods stand by, outside of the group, and one takes the place of a worker
+                that is lost. None: as many as the template says, or none.
+            template: NAME of a ClusterTrainingTemplate, or TrainingTemplate/NAME for one of the namespace:
+                what is not said here comes from it.
             env: environment variables.
             pod: fields of the pod template's spec, merged into what the client makes.
             spec: fields of the job's spec, merged likewise.
@@ -117,7 +124,7 @@ class TrainingClient:
             The job, which goes on without this process.
 
         Raises:
-            SourceError: the function, script or arguments cannot be sent.
+            SourceError: the function, script or arguments cannot be sent, or an option is none.
             ClusterRefused: the API server refuses the job.
         """
         payload = pack(train, arguments, packages, code)
@@ -128,6 +135,8 @@ class TrainingClient:
             image=image,
             resources=resources or {},
             strategy=strategy,
+            standby=standby,
+            template=template,
             env=env or {},
             pod=pod or {},
             spec=spec or {},

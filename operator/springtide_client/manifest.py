@@ -11,6 +11,7 @@ from typing import Any
 from springtide_client.errors import SourceError
 from springtide_client.packing import Payload
 from springtide_operator.api import names
+from springtide_operator.api.effective_spec import parse_reference
 
 Object = dict[str, Any]
 Workers = int | tuple[int, int]
@@ -28,18 +29,22 @@ class JobOptions:
 
     Attributes:
         workers: how many; or the fewest with which it goes on, and how many are wanted.
-        image: of the workers.
+        image: of the workers; None: the template's, or without one the project's own.
         resources: of each worker: quantities, which are request and limit; or `requests` and `limits`.
-        strategy: its type, or the fields of `spec.strategy`.
+        strategy: its type, or the fields of `spec.strategy`; None: the template's, or AllReduce.
+        standby: pods that stand by; None: as many as the template says, or none.
+        template: NAME of a ClusterTrainingTemplate, or KIND/NAME; "" for none.
         env: environment variables.
         pod: fields of the pod template's spec, merged into what the client makes.
         spec: fields of the job's spec, merged likewise.
     """
 
     workers: Workers = 1
-    image: str = IMAGE
+    image: str | None = None
     resources: Mapping[str, Any] = field(default_factory=dict)
-    strategy: str | Mapping[str, Any] = "AllReduce"
+    strategy: str | Mapping[str, Any] | None = None
+    standby: int | None = None
+    template: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     pod: Mapping[str, Any] = field(default_factory=dict)
     spec: Mapping[str, Any] = field(default_factory=dict)
@@ -115,11 +120,12 @@ def training_job(name: str, code: str, options: JobOptions) -> Object:
         options: what it is to have.
 
     Raises:
-        SourceError: the workers are no numbers in order.
+        SourceError: the workers are no numbers in order, or the template or the standbys are none.
     """
+    image = options.image or ("" if options.template else IMAGE)
     container: Object = {
         "name": "worker",
-        "image": options.image,
+        **({"image": image} if image else {}),
         "command": ["python", f"{FOLDER}/boot.py", FOLDER, WORK],
         "env": [
             {"name": key, "value": str(value)}
@@ -143,17 +149,18 @@ def training_job(name: str, code: str, options: JobOptions) -> Object:
             {"name": "springtide-work", "emptyDir": {}},
         ],
     }
-    if options.image == IMAGE:
+    if image == IMAGE:
         # What PodSecurity `restricted` asks for, which our image can do; another one may need to be root.
         pod["securityContext"] = {"runAsNonRoot": True}
         container["securityContext"] = {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         }
-    strategy = {"type": options.strategy} if isinstance(options.strategy, str) else dict(options.strategy)
+    workers = {**sizes(options.workers), **_standby(options.standby)}
     spec: Object = {
-        "strategy": strategy,
-        "workers": {**sizes(options.workers), "template": {"spec": merged(pod, options.pod)}},
+        **_template(options.template),
+        **_strategy(options),
+        "workers": {**workers, "template": {"spec": merged(pod, options.pod)}},
     }
     return {
         "apiVersion": names.API_VERSION,
@@ -161,6 +168,32 @@ def training_job(name: str, code: str, options: JobOptions) -> Object:
         "metadata": {"name": name},
         "spec": merged(spec, options.spec),
     }
+
+
+def _template(text: str) -> Object:
+    if not text:
+        return {}
+    try:
+        named = parse_reference(text)
+    except ValueError as error:
+        raise SourceError(f"template: {error}") from None
+    return {"templateRef": {"kind": named.kind, "name": named.name}}
+
+
+def _strategy(options: JobOptions) -> Object:
+    if options.strategy is None:
+        return {} if options.template else {"strategy": {"type": "AllReduce"}}
+    if isinstance(options.strategy, str):
+        return {"strategy": {"type": options.strategy}}
+    return {"strategy": dict(options.strategy)}
+
+
+def _standby(number: int | None) -> Object:
+    if number is None:
+        return {}
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise SourceError(f"standby is how many pods stand by, a number from 0 on, not {number!r}")
+    return {"standby": number}
 
 
 def merged(ours: Any, theirs: Any) -> Any:

@@ -12,6 +12,7 @@ from springtide_coordinator import logs
 from springtide_coordinator.service import PortTakenError, serve
 from springtide_coordinator.settings import BadEnvironmentError, read_options
 from springtide_protocol.lobby import raise_descriptor_limit
+from springtide_protocol.span_export import job_resource, open_tracer
 
 SPARE_DESCRIPTORS = 256
 """Beyond one for each process of the job: for those that come back, the operator, and pages."""
@@ -38,7 +39,12 @@ def main() -> int:
                 options.target,
                 options.servers,
             )
-        asyncio.run(serve(options))
+        spans = open_tracer("springtide-coordinator", job_resource(os.environ))
+        try:
+            asyncio.run(serve(options, spans))
+        finally:
+            if spans is not None:
+                spans.close()
     except (BadEnvironmentError, PortTakenError, ValueError, OSError) as error:
         log.error("%s", error)
         return 2

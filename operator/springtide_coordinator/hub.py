@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from springtide_coordinator import wire
+from springtide_coordinator.change_traces import ChangeTraces
 from springtide_coordinator.evaluation import Answer, Evaluations, Total
 from springtide_coordinator.heartbeats import Heartbeats
 from springtide_coordinator.history import Commit, History
@@ -32,7 +33,14 @@ from springtide_coordinator.membership import (
     take_in,
 )
 from springtide_coordinator.membership.events import Effect, EndStream, LoopEnded, Made, MemberLost, Send
-from springtide_coordinator.membership.messages import Outgoing, Refused, ServerLeaving, Standing, Welcome
+from springtide_coordinator.membership.messages import (
+    Outgoing,
+    Refused,
+    ServerLeaving,
+    Standing,
+    Start,
+    Welcome,
+)
 from springtide_coordinator.memory import Memories
 from springtide_coordinator.poison import Death, Poison
 from springtide_coordinator.rates import Rates
@@ -49,6 +57,7 @@ from springtide_protocol import codec
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.names import Incarnation, StateName
 from springtide_protocol.store_entries import unpack
+from springtide_protocol.tracing import NoTracer, Tracer
 from springtide_protocol.unknown_kinds import UnknownKinds
 from springtide_protocol.versions import STORE_ENTRIES
 
@@ -82,6 +91,8 @@ class Hub:
         incarnation: of the process.
         clock: unix seconds, never backwards.
         later: calls something after so many seconds; None: decisions are taken and entries sent at once.
+        tracer: takes the spans of the job's changes; None: nobody does.
+        began: when this process did, in unix seconds; 0: now.
     """
 
     def __init__(
@@ -90,8 +101,11 @@ class Hub:
         incarnation: Incarnation,
         clock: Callable[[], float] | None = None,
         later: Later | None = None,
+        tracer: Tracer | None = None,
+        began: float = 0.0,
     ) -> None:
         self.clock = clock or steady_unix_clock()
+        self.changes = ChangeTraces(tracer or NoTracer(), options.job_uid, incarnation, began or self.clock())
         self.options = options
         self.membership = Membership(
             incarnation,
@@ -157,6 +171,7 @@ class Hub:
         except codec.MalformedError as error:
             self.refuse(stream, str(error))
             return
+        self.changes.came(hello.member.id)
         stream.member = hello.member.id
         self._take(event)
         if stream.ended:
@@ -219,6 +234,8 @@ class Hub:
             return
         if incoming is not None:
             self._take(Received(stream.session, incoming))
+        if message.WhichOneof("message") == "formed" and self.membership.current is not None:
+            self.changes.formed(self.membership.current, self.clock())
 
     def closed(self, stream: WorkerStream | ServerStream) -> None:
         """The stream broke or ended."""
@@ -226,6 +243,7 @@ class Hub:
         self.heartbeats.forget(stream.session)
         known: list[dict[int, WorkerStream] | dict[int, ServerStream]] = [self.streams, self.server_streams]
         if any(streams.pop(stream.session, None) is not None for streams in known):
+            self.changes.broke(stream.member, self.clock())
             self._take(Disconnected(stream.session))
             if all(other.member != stream.member for other in self.streams.values()):
                 self._send_ranges(self.evaluations.gone(stream.member, self._size()))
@@ -242,6 +260,7 @@ class Hub:
         except codec.MalformedError as error:
             self.refuse_server(stream, str(error))
             return
+        self.changes.came(hello.server.id)
         stream.member = hello.server.id
         self._take(event)
 
@@ -358,6 +377,8 @@ class Hub:
         """Take all decisions that the facts allow, and say what the job is at."""
         now = self.clock()
         self._handle(decide(self.membership, now), now)
+        if (current := self.membership.current) is not None and current.adopted:
+            self.changes.adopted(current, now)
         self.memories.keep(self.membership.members.keys())
         self._phase, status = describe(self.membership, now)
         self.motion.look(self._phase, now)
@@ -367,7 +388,8 @@ class Hub:
             waiting = ", ".join(status.waiting_for)
             self._log(status.message + (f"; waits for {waiting}" if waiting else ""), reason=status.reason)
 
-    def _handle(self, effects: Iterable[Effect], now: float) -> None:
+    def _handle(self, effects: Sequence[Effect], now: float) -> None:
+        self.changes.see(effects, self.membership.target, now)
         for effect in effects:
             self._carry_out(effect, now)
 
@@ -420,6 +442,8 @@ class Hub:
             if isinstance(message, Welcome):
                 encoded.welcome.training = self._training()
                 encoded.welcome.wanted = self.membership.target
+            if isinstance(message, Start):
+                encoded.start.traceparent = self.changes.traceparent
             self._encoded = (message, known, encoded)
         return self._encoded[2]
 
@@ -582,6 +606,7 @@ class Hub:
             size = len({member.pod_uid for member in current.members})
             for done in commits:
                 if done.state.generation == current.name:
+                    self.changes.committed(current.name, done.unix_time)
                     self.rates.committed(current.name, size, done.state.step, done.unix_time, done.samples)
                     self.step_rate.committed(current.name, size, done.state.step, done.unix_time)
         self.history.plan(progress.job_steps, progress.total_steps, progress.data.stage)

@@ -148,6 +148,8 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
     if last is not None:
         reply.last_recovery.CopyFrom(_recovery(last))
     reply.failures.extend(map(_recovery, history.failures))
+    for change in hub.changes.announced:
+        reply.traces.add(traceparent=str(change.context), lost_pods=change.lost_pods)
     return reply
 
 

@@ -27,6 +27,7 @@ from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol import coordinator_pb2_grpc as pb_grpc
 from springtide_protocol.channel import OPERATOR_METADATA, server_options
 from springtide_protocol.codec import MalformedError
+from springtide_protocol.span_export import SpanQueue, process_began
 from springtide_protocol.versions import IncompatibleError
 
 log = logging.getLogger("springtide.coordinator")
@@ -323,8 +324,12 @@ async def tick_for_ever(hub: Hub, seconds: float) -> None:
         hub.tick(seconds)
 
 
-async def serve(options: Options) -> None:
+async def serve(options: Options, spans: SpanQueue | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Workers do not mind the end: they go on and look for the next one.
+
+    Args:
+        options: of the process.
+        spans: take what is traced, and are closed by the caller; None: nothing is.
 
     Raises:
         PortTakenError, ValueError, OSError: it cannot serve; the text says why.
@@ -340,7 +345,13 @@ async def serve(options: Options) -> None:
             if not failed.done():
                 failed.set_exception(error)
 
-    hub = Hub(options, incarnation, later=lambda seconds, what: loop.call_later(seconds, call, what))
+    hub = Hub(
+        options,
+        incarnation,
+        later=lambda seconds, what: loop.call_later(seconds, call, what),
+        tracer=spans,
+        began=process_began() if spans is not None else 0.0,
+    )
     server, port = await start_grpc(hub, options)
     log.info("listening", extra={"fields": {"port": port, "incarnation": incarnation}})
     stop = asyncio.Event()
@@ -348,7 +359,7 @@ async def serve(options: Options) -> None:
         loop.add_signal_handler(signal_number, stop.set)
     from springtide_coordinator.web import start_web  # what it imports takes as long as all the rest
 
-    web = start_web(hub, options)
+    web = start_web(hub, options, spans)
     ticker = asyncio.create_task(tick_for_ever(hub, options.tick))
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -362,5 +373,6 @@ async def serve(options: Options) -> None:
         for task in (ticker, stopped, failed):
             task.cancel()
         await asyncio.gather(ticker, stopped, failed, return_exceptions=True)
+        hub.changes.close(hub.clock(), "the coordinator ended before a step was committed")
         await server.stop(grace=None)
         web.close()

@@ -31,6 +31,7 @@ class Options:
     state_dir: Path
     job: str = "job"
     namespace: str = "default"
+    job_uid: str = ""
     former_tokens: tuple[str, ...] = ()  # which pods of the job may still have
     operator_digest: str = ""  # SHA-256 of the operator's own token; empty: the job's suffices for all
     host: str = ""
@@ -78,6 +79,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         ),
         job=env.get("SPRINGTIDE_JOB", "job"),
         namespace=env.get("SPRINGTIDE_NAMESPACE", "default"),
+        job_uid=env.get("SPRINGTIDE_JOB_UID", ""),
         operator_digest=digest(env),
         host=env.get("SPRINGTIDE_BIND", ""),
         port=whole(env, "SPRINGTIDE_PORT", 7070),

@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from springtide_coordinator.history import Commit, GenerationSeen, History
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.metrics import JobCollector
+from springtide_coordinator.metrics import LABELS, JobCollector
 from springtide_coordinator.settings import Options
 from springtide_protocol.bounded_http import (
     REQUEST_SECONDS,
@@ -32,6 +32,8 @@ from springtide_protocol.bounded_http import (
     in_words,
     serve,
 )
+from springtide_protocol.span_export import SpanQueue
+from springtide_protocol.span_metrics import SpanCollector
 
 log = logging.getLogger("springtide.coordinator")
 
@@ -44,7 +46,7 @@ KEPT_PAGES = 4
 _LOOP_SECONDS = REQUEST_SECONDS - 1.0
 
 
-def start_web(hub: Hub, options: Options) -> BoundedServer:
+def start_web(hub: Hub, options: Options, spans: SpanQueue | None = None) -> BoundedServer:
     """Serve on the metrics port, or on a free one when that is taken; the caller closes it.
 
     Called in the event loop that the hub lives in.
@@ -52,11 +54,12 @@ def start_web(hub: Hub, options: Options) -> BoundedServer:
     Args:
         hub: all state of the process.
         options: of the process.
+        spans: whose counts are served, too; None: nothing is traced.
 
     Returns:
         The server, with the port that it got.
     """
-    pages = Pages(hub, (options.token, *options.former_tokens), asyncio.get_running_loop())
+    pages = Pages(hub, (options.token, *options.former_tokens), asyncio.get_running_loop(), spans)
     server = serve(pages.answer, options.host, options.metrics_port)
     log.info("serves metrics", extra={"fields": {"metrics_port": server.port}})
     return server
@@ -88,11 +91,20 @@ class Pages:
     tokens: the job's, one of which /timeline asks for: it shows what the script reports, and names of pods.
     """
 
-    def __init__(self, hub: Hub, tokens: Sequence[str], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        tokens: Sequence[str],
+        loop: asyncio.AbstractEventLoop,
+        spans: SpanQueue | None = None,
+    ) -> None:
         self._hub, self._loop = hub, loop
         self._expected = [f"Bearer {token}".encode() for token in tokens]
         registry = CollectorRegistry()
         registry.register(JobCollector(hub))
+        if spans is not None:
+            job = (hub.options.job, hub.options.namespace)
+            registry.register(SpanCollector(spans, dict(zip(LABELS, job, strict=True))))
         self._metrics = ThrottledValue(
             lambda: in_loop(loop, lambda: generate_latest(registry), _LOOP_SECONDS)
         )

@@ -25,8 +25,10 @@ from springtide_protocol.codec import (
     state_to_proto,
 )
 from springtide_protocol.limits import (
+    FOLLOW_SECRET_BYTES,
     MAX_COUNT,
     MAX_PAUSE_SECONDS,
+    MAX_PORT,
     MAX_PROCESSES,
     MAX_PROCESSES_PER_POD,
     MAX_SERVERS,
@@ -181,6 +183,14 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
             return say.Ended(generation, state, ended.stage)
         case "bound_to_steps":
             return say.BoundToSteps(message.bound_to_steps.reason[:MAX_TEXT_CHARACTERS])
+        case "follow":
+            port, secret = message.follow.port, message.follow.secret
+            if not 0 < port <= MAX_PORT or len(secret) != FOLLOW_SECRET_BYTES:
+                raise MalformedError(
+                    f"Follow names port {port} and a secret of {len(secret)} bytes: a port from 1 to "
+                    f"{MAX_PORT} and {FOLLOW_SECRET_BYTES} bytes are wanted"
+                )
+            return say.Follow(port, secret)
         case "bye":
             return say.Bye(message.bye.outcome, message.bye.detail)
     return None
@@ -341,6 +351,17 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
             return pb.CoordinatorMessage(
                 save=pb.Save(state=state, writers=message.writers, attempt=message.attempt)
             )
+        case say.Feed():
+            feed = pb.Feed(
+                follower=message.follower,
+                address=message.address,
+                secret=message.secret,
+                index=message.index,
+                count=message.count,
+            )
+            return pb.CoordinatorMessage(feed=feed)
+        case say.Feeding():
+            return pb.CoordinatorMessage(feeding=pb.Feeding(count=message.count))
         case say.Leave():
             return pb.CoordinatorMessage(leave=pb.Leave(reason=message.reason, finished=message.finished))
         case say.EndOk():

@@ -48,6 +48,19 @@ class Cluster(Protocol):
         """
         ...
 
+    async def get_template(self, kind: str, namespace: str, name: str) -> Object:
+        """Read a TrainingTemplate or ClusterTrainingTemplate.
+
+        Args:
+            kind: which of the two.
+            namespace: of the job that names it.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
+        ...
+
     async def get_pod(self, namespace: str, name: str) -> Object:
         """Read a pod.
 
@@ -421,6 +434,23 @@ class KubeCluster:
             ApiError: 404: there is none.
         """
         return await self._kube.request("GET", _job(namespace, name))
+
+    async def get_template(self, kind: str, namespace: str, name: str) -> Object:
+        """Read a TrainingTemplate or ClusterTrainingTemplate.
+
+        Args:
+            kind: which of the two.
+            namespace: of the job that names it.
+            name: of the object.
+
+        Raises:
+            ApiError: 404: there is none.
+        """
+        if kind == names.CLUSTER_TEMPLATE_KIND:
+            path = f"/apis/{names.API_VERSION}/{names.CLUSTER_TEMPLATE_PLURAL}/{_part(name)}"
+        else:
+            path = _custom(names.API_VERSION, namespace, names.TEMPLATE_PLURAL, name)
+        return await self._kube.request("GET", path)
 
     async def get_pod(self, namespace: str, name: str) -> Object:
         """Read a pod.

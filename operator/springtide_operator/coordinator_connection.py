@@ -34,6 +34,7 @@ from springtide_operator.plan.observation import (
     ShareReport,
     SlowReport,
     StallReport,
+    TraceReport,
 )
 from springtide_operator.plan.values import LAST_SECOND
 from springtide_protocol import coordinator_pb2 as pb
@@ -383,6 +384,10 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
             for rate in reply.rates[:MAX_WORKERS]
         ),
         opaque=reply.opaque,
+        traces=tuple(
+            TraceReport(trace.traceparent, frozenset(trace.lost_pods))
+            for trace in reply.traces[-_MOST_ENTRIES:]
+        ),
     )
 
 

@@ -28,11 +28,13 @@ from springtide_operator.kopf_lists import KopfLists
 from springtide_operator.runtime import Operator
 from springtide_operator.settings import read_settings
 from springtide_operator.stateless import NoDifferences, NoProgress
+from springtide_protocol.span_export import open_tracer
 
 log = logging.getLogger("springtide.operator")
 
 LAST_SECONDS = 20.0  # for a process that ends by itself
 
+_POD = {"namespace.name": "POD_NAMESPACE", "pod.name": "POD_NAME", "pod.uid": "POD_UID"}
 _login = Login()
 _BACKOFFS = (0.2, 0.5, 1, 2, 3, *([5] * 10_000))
 
@@ -48,7 +50,9 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     ours = read_settings(os.environ)
     configure(settings, ours.watched)
     memo.lists = KopfLists(ours.watched)
-    memo.operator = Operator(ours, memo.lists, on_death=die)
+    pod = {f"k8s.{key}": os.environ.get(name, "") for key, name in _POD.items()}
+    spans = open_tracer("springtide-operator", pod)
+    memo.operator = Operator(ours, memo.lists, on_death=die, spans=spans)
     await memo.operator.start()
 
 

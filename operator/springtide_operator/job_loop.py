@@ -21,16 +21,18 @@ from typing import Any, Protocol
 from springtide_kube.errors import ApiError
 from springtide_operator import warm_takeover as takeover
 from springtide_operator.api import names, reasons
+from springtide_operator.api.effective_spec import Reference, template_in_status
 from springtide_operator.api.job import InvalidJob, Job
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster, is_gone, merge_patch
 from springtide_operator.coordinator_connection import CoordinatorConnection, news
 from springtide_operator.intervals import backoff_seconds
 from springtide_operator.job_credentials import JobCredentials
+from springtide_operator.job_spans import JobSpans
 from springtide_operator.logs import in_words
 from springtide_operator.lookout import LOOK_SECONDS, Lookout
 from springtide_operator.perform import Performer
-from springtide_operator.plan import conditions, gang, keys, kueue, nodes, progress
+from springtide_operator.plan import conditions, gang, keys, kueue, nodes, progress, training_template
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
 from springtide_operator.plan.coordinator_sync import CoordinatorUpdate, make_sync
@@ -45,6 +47,8 @@ from springtide_operator.queues import Queues
 from springtide_operator.repeated_events import RepeatedEvents
 from springtide_operator.settings import CERTIFICATE_SECONDS
 from springtide_operator.status_patch import OutdatedCrdError, missing, status_schema, with_unknown
+from springtide_operator.training_templates import TrainingTemplates
+from springtide_protocol.tracing import OFF, Tracer
 
 log = logging.getLogger("springtide.operator")
 
@@ -58,6 +62,8 @@ SETTLE_LIMIT = 0.05
 SETTLE_SHARE = 0.1  # of the time may go into comparing what the coordinator was told with what is
 PROTECTION_SECONDS = 30.0  # between two looks at a job's NetworkPolicy and disruption budget
 PROTECTION_PAUSES = 10.0  # and at least so many ordinary looks at the job
+TEMPLATE_RETRY = 0.5  # until a template that is missing is looked for again, at first
+TEMPLATE_SECONDS = 10.0  # the same, in the end
 INVALID_SECONDS = 30.0  # between two looks at a job that only an edit can mend
 SURPRISE_SECONDS = 60.0  # between two tries of a job that the operator fails with, in the end
 
@@ -150,6 +156,8 @@ class JobLoop:
         tls: bool = False,
         credentials: Callable[[Job], JobCredentials] | None = None,
         certificate_seconds: float = CERTIFICATE_SECONDS,
+        tracer: Tracer = OFF,
+        templates: TrainingTemplates | None = None,
     ) -> None:
         self.key = key
         self.uid = uid
@@ -180,6 +188,9 @@ class JobLoop:
         self._tls = tls  # of jobs that do not say
         self._credentials = credentials
         self._certificate_seconds = certificate_seconds
+        self._spans = JobSpans(tracer, *key, uid)
+        self._templates = templates or TrainingTemplates(cluster)
+        self._template_looks = 0  # in a row that did not find the template of the job
         self._plan_wanted = asyncio.Event()
         self._sync_wanted = asyncio.Event()
         self._first_seen, self._events = FirstSeen(), RepeatedEvents()
@@ -371,21 +382,29 @@ class JobLoop:
         if raw is None or not self._may_act():
             return self._tick
         now = self._clock()
+        named = training_template.wanted(raw)
+        if named is not None:
+            return await self._take_template(raw, named, now)
         job: Job | None = None
         try:
             job = Job.parse(raw)
             self._trust(job, now)
         except InvalidJob as error:
-            decided = invalid(raw.get("status") or {}, raw["metadata"].get("generation", 1), str(error), now)
+            generation = raw["metadata"].get("generation", 1)
+            decided = invalid(raw.get("status") or {}, generation, str(error), now, error.reason)
         else:
             unreadable = [*self._cache.unreadable(self.key, self.uid)]
             if self._queues is not None and self._queues.unreadable(self.uid):
                 unreadable.append(self._queues.unreadable(self.uid))
             if unreadable:
                 raise UnreadableError("; ".join(unreadable[:3]))
-            decided = plan(job, self.observe(job), now)
+            observation = self.observe(job)
+            self._spans.look(job, observation, now)
+            decided = plan(job, observation, now)
         if not await self._write_status(raw, decided):
             return 0.0
+        created = str(raw["metadata"].get("creationTimestamp", ""))
+        self._spans.ended(raw.get("status") or {}, decided.status, created)
         was_calm = self._calm
         self._calm = calm(raw.get("status") or {}, decided, now)
         if was_calm and not self._calm:
@@ -409,6 +428,21 @@ class JobLoop:
             wait = min(wait, max(0.02, decided.wake_at - self._clock()))
         due = self._performer.protection_due(job, self._protection_seconds())
         return wait if due is None else min(wait, max(0.02, due))
+
+    async def _take_template(self, raw: dict[str, Any], named: Reference, now: float) -> float:
+        """Keep the job's template in status, or say why it waits. Returns seconds to wait. Raises
+        ApiError.
+        """
+        decided = await self._templates.plan(raw, named, now)
+        if not await self._write_status(raw, decided):
+            return 0.0
+        for event in decided.events:
+            await self._post(raw, event)
+        if template_in_status({**raw, "status": decided.status}) is not None:
+            self._template_looks = 0
+            return 0.0
+        self._template_looks += 1
+        return backoff_seconds(self._template_looks, TEMPLATE_RETRY, TEMPLATE_SECONDS)
 
     def _protection_seconds(self) -> float:
         """How long what protects a job is believed to be there where it is not watched: longer, where there

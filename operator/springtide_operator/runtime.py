@@ -43,6 +43,7 @@ from springtide_operator.priority_semaphore import PrioritySemaphore
 from springtide_operator.queues import Queues
 from springtide_operator.releases import Claim, Releases
 from springtide_operator.settings import Settings
+from springtide_operator.training_templates import TrainingTemplates
 from springtide_operator.unschedulable_pods import (
     FRESH_SECONDS,
     LIST_SECONDS,
@@ -52,7 +53,10 @@ from springtide_operator.unschedulable_pods import (
 from springtide_operator.warm_takeover import patience
 from springtide_operator.web import start_web
 from springtide_protocol.bounded_http import BoundedServer
+from springtide_protocol.span_export import SpanQueue
+from springtide_protocol.span_metrics import SpanCollector
 from springtide_protocol.sync_client import SyncClient
+from springtide_protocol.tracing import OFF
 
 log = logging.getLogger("springtide.operator")
 
@@ -80,8 +84,21 @@ class Operator:
         cluster: Cluster | None = None,
         connect: Callable[..., Caller] = SyncClient,
         on_death: Callable[[str], None] = lambda why: None,
+        spans: SpanQueue | None = None,
     ) -> None:
+        """Put the parts together; `start` begins.
+
+        Args:
+            settings: of the process.
+            lists: has kopf list objects anew.
+            kube: asks the API server; None: one is made.
+            cluster: what is asked for by it; None: one is made.
+            connect: makes what calls a coordinator.
+            on_death: is told why this process must end.
+            spans: take what is traced, and are closed with the operator; None: nothing is.
+        """
         self.settings, self._lists = settings, lists
+        self._spans = spans
         self._on_death = on_death
         self._deaths: list[str] = []
         self._not_taken_in: dict[Key, Exception] = {}  # by plural and namespace: of the last list
@@ -90,8 +107,11 @@ class Operator:
         self._connect = connect
         self.cache = Cache(self._changed, managed_by=settings.managed_by, on_lack=self._list_anew)
         self.metrics = Metrics(self._statuses, lambda: self.acting)
+        if spans is not None:
+            self.metrics.registry.register(SpanCollector(spans, {}))
         self._kube = kube or Kube(timeout=settings.request_timeout, on_error=self.metrics.api_error)
         self._cluster = cluster or KubeCluster(self._kube, settings.watched)
+        self._templates = TrainingTemplates(self._cluster)
         self._unschedulable = UnschedulablePods(self.cache, self._cluster)
         self._stuck_version = 0
         self._crowd_timer: asyncio.TimerHandle | None = None
@@ -127,6 +147,7 @@ class Operator:
             lambda key: self._new_performer(key, queues),
             self._apis.known,
             lambda: bool(self.acting and self._is_default and self._root_key is not None),
+            self._templates,
         )
         self._loops: dict[Key, JobLoop] = {}
         self._semaphore = PrioritySemaphore()
@@ -201,6 +222,8 @@ class Operator:
         if self._web is not None:
             self._web.close()
         await self._kube.close()
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     async def _begin_anew(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run a task that ends with an error that nobody foresaw again and again, ever more seldom."""
@@ -586,6 +609,8 @@ class Operator:
             tls=self.settings.jobs_tls,
             credentials=self._credentials,
             certificate_seconds=self.settings.certificate_seconds,
+            tracer=self._spans or OFF,
+            templates=self._templates,
         )
 
     def _observe_nodes(self) -> Observation:

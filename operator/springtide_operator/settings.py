@@ -12,6 +12,7 @@ from pathlib import Path
 from springtide_operator.api import names
 from springtide_operator.manifests.defaults import PodDefaults
 from springtide_operator.manifests.protection import Doors
+from springtide_operator.manifests.trace_environment import with_traces
 
 DEFAULT_NAMESPACE = "springtide-system"
 CERTIFICATE_SECONDS = 90 * 86_400.0
@@ -78,7 +79,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         server_image=env.get("SPRINGTIDE_PARAMETER_SERVER_IMAGE") or names.PARAMETER_SERVER_IMAGE,
         coordinator_pull_policy=_pull_policy(env),
         pod_defaults=_pod_defaults(env),
-        jobs_tls=_jobs_tls(env),
+        jobs_tls=_flag(env, "SPRINGTIDE_JOBS_TLS", "false"),
         certificate_seconds=_certificate_seconds(env),
         doors=_doors(env),
         bind=env.get("SPRINGTIDE_BIND", ""),
@@ -113,9 +114,10 @@ def _managed_by(env: Mapping[str, str]) -> str:
 def _pod_defaults(env: Mapping[str, str]) -> PodDefaults:
     text = env.get("SPRINGTIDE_POD_DEFAULTS")
     try:
-        return PodDefaults.parse(text) if text else PodDefaults()
+        given = PodDefaults.parse(text) if text else PodDefaults()
     except ValueError as error:
         raise BadEnvironmentError(f"SPRINGTIDE_POD_DEFAULTS {error}") from error
+    return with_traces(given, env) if _flag(env, "SPRINGTIDE_TRACE_JOBS", "true") else given
 
 
 def _pull_policy(env: Mapping[str, str]) -> str:
@@ -127,10 +129,10 @@ def _pull_policy(env: Mapping[str, str]) -> str:
     return policy
 
 
-def _jobs_tls(env: Mapping[str, str]) -> bool:
-    text = env.get("SPRINGTIDE_JOBS_TLS") or "false"
+def _flag(env: Mapping[str, str], name: str, default: str) -> bool:
+    text = env.get(name) or default
     if text not in ("true", "false"):
-        raise BadEnvironmentError(f"SPRINGTIDE_JOBS_TLS is {text!r}: say true or false")
+        raise BadEnvironmentError(f"{name} is {text!r}: say true or false")
     return text == "true"
 
 

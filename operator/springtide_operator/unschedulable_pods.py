@@ -13,6 +13,7 @@ from typing import Any
 
 from springtide_kube.errors import ApiError
 from springtide_operator.api import names, reasons
+from springtide_operator.api.effective_spec import merged_spec
 from springtide_operator.api.elasticity import ElasticityPolicy
 from springtide_operator.cache import Cache, Key
 from springtide_operator.cluster import Cluster
@@ -37,7 +38,7 @@ def has_extras(job: Object | None) -> bool:
 
 def may_have_extras(job: Object | None) -> bool:
     """Whether the job's manifest asks for extra workers or standbys."""
-    spec = (job or {}).get("spec") or {}
+    spec = merged_spec(job or {})
     policy = (spec.get("elasticity") or {}).get("policy")
     return policy == ElasticityPolicy.CAPACITY.value or bool((spec.get("workers") or {}).get("standby"))
 

@@ -2,8 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -148,7 +147,7 @@ class Consistency(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., staleness: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "evaluate", "checkpoint", "transferring", "bound_to_steps", "memory", "heartbeat")
+    __slots__ = ("hello", "parked", "store_set", "formed", "progress", "leaving", "ended", "values", "bye", "activity", "times", "evaluate", "checkpoint", "transferring", "bound_to_steps", "memory", "follow", "heartbeat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     STORE_SET_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +164,7 @@ class WorkerMessage(_message.Message):
     TRANSFERRING_FIELD_NUMBER: _ClassVar[int]
     BOUND_TO_STEPS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     parked: Parked
@@ -182,8 +182,9 @@ class WorkerMessage(_message.Message):
     transferring: Transferring
     bound_to_steps: BoundToSteps
     memory: Memory
+    follow: Follow
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ..., bound_to_steps: _Optional[_Union[BoundToSteps, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ..., bound_to_steps: _Optional[_Union[BoundToSteps, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "keeps_applied_batches", "bound_to_steps", "at_epoch_end", "storage", "speaks", "largest_group", "together")
@@ -229,7 +230,7 @@ class Hello(_message.Message):
     speaks: Speaks
     largest_group: int
     together: int
-    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: _Optional[bool] = ..., ended_stage: _Optional[int] = ..., opaque: _Optional[bool] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: _Optional[bool] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., keeps_applied_batches: _Optional[bool] = ..., bound_to_steps: _Optional[str] = ..., at_epoch_end: _Optional[bool] = ..., storage: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., largest_group: _Optional[int] = ..., together: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: bool = ..., ended_stage: _Optional[int] = ..., opaque: bool = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: bool = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., keeps_applied_batches: bool = ..., bound_to_steps: _Optional[str] = ..., at_epoch_end: bool = ..., storage: bool = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., largest_group: _Optional[int] = ..., together: _Optional[int] = ...) -> None: ...
 
 class BoundToSteps(_message.Message):
     __slots__ = ("reason",)
@@ -261,6 +262,14 @@ class Memory(_message.Message):
     limited_by: str
     def __init__(self, parameter_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., bucket_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., shard: _Optional[str] = ..., limit_bytes: _Optional[int] = ..., limited_by: _Optional[str] = ...) -> None: ...
 
+class Follow(_message.Message):
+    __slots__ = ("port", "secret")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    secret: bytes
+    def __init__(self, port: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
+
 class Parked(_message.Message):
     __slots__ = ("reason", "generation", "state", "layout_hash", "detail", "suspects", "restored_step", "at_epoch_end", "cannot_go_back", "reached", "largest_group", "together", "hands_over")
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -289,7 +298,7 @@ class Parked(_message.Message):
     largest_group: int
     together: int
     hands_over: bool
-    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ..., at_epoch_end: _Optional[bool] = ..., cannot_go_back: _Optional[bool] = ..., reached: _Optional[_Iterable[str]] = ..., largest_group: _Optional[int] = ..., together: _Optional[int] = ..., hands_over: _Optional[bool] = ...) -> None: ...
+    def __init__(self, reason: _Optional[_Union[ParkReason, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., layout_hash: _Optional[str] = ..., detail: _Optional[str] = ..., suspects: _Optional[_Iterable[str]] = ..., restored_step: _Optional[int] = ..., at_epoch_end: bool = ..., cannot_go_back: bool = ..., reached: _Optional[_Iterable[str]] = ..., largest_group: _Optional[int] = ..., together: _Optional[int] = ..., hands_over: bool = ...) -> None: ...
 
 class StoreEntry(_message.Message):
     __slots__ = ("generation", "key", "value")
@@ -344,7 +353,7 @@ class Formed(_message.Message):
     server_copies: int
     needed_servers: _containers.RepeatedScalarFieldContainer[str]
     servers_unsettled: bool
-    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., group_seconds: _Optional[float] = ..., transfer_seconds: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., server_copies: _Optional[int] = ..., needed_servers: _Optional[_Iterable[str]] = ..., servers_unsettled: _Optional[bool] = ...) -> None: ...
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., group_seconds: _Optional[float] = ..., transfer_seconds: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., server_copies: _Optional[int] = ..., needed_servers: _Optional[_Iterable[str]] = ..., servers_unsettled: bool = ...) -> None: ...
 
 class Transferring(_message.Message):
     __slots__ = ("generation", "holder", "bytes_done", "bytes_total")
@@ -419,7 +428,7 @@ class Commit(_message.Message):
     skipped: bool
     data_seconds: float
     checkpoint_seconds: float
-    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., unix_time: _Optional[float] = ..., step_seconds: _Optional[float] = ..., exposed_communication_seconds: _Optional[float] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., skipped: _Optional[bool] = ..., data_seconds: _Optional[float] = ..., checkpoint_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., unix_time: _Optional[float] = ..., step_seconds: _Optional[float] = ..., exposed_communication_seconds: _Optional[float] = ..., samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., skipped: bool = ..., data_seconds: _Optional[float] = ..., checkpoint_seconds: _Optional[float] = ...) -> None: ...
 
 class Times(_message.Message):
     __slots__ = ("steps", "step_seconds", "data_seconds", "compute_seconds", "wait_seconds", "share_samples", "sample_seconds", "by_speed")
@@ -439,7 +448,7 @@ class Times(_message.Message):
     share_samples: int
     sample_seconds: float
     by_speed: bool
-    def __init__(self, steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., share_samples: _Optional[int] = ..., sample_seconds: _Optional[float] = ..., by_speed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., share_samples: _Optional[int] = ..., sample_seconds: _Optional[float] = ..., by_speed: bool = ...) -> None: ...
 
 class Activity(_message.Message):
     __slots__ = ("step", "doing", "seconds", "where")
@@ -567,7 +576,7 @@ class Bye(_message.Message):
     def __init__(self, outcome: _Optional[str] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save", "store_entries")
+    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save", "store_entries", "feed", "feeding")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -580,6 +589,8 @@ class CoordinatorMessage(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     STORE_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    FEED_FIELD_NUMBER: _ClassVar[int]
+    FEEDING_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
     start: Start
@@ -592,7 +603,29 @@ class CoordinatorMessage(_message.Message):
     evaluation: Evaluation
     save: Save
     store_entries: StoreEntries
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., store_entries: _Optional[_Union[StoreEntries, _Mapping]] = ...) -> None: ...
+    feed: Feed
+    feeding: Feeding
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., store_entries: _Optional[_Union[StoreEntries, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., feeding: _Optional[_Union[Feeding, _Mapping]] = ...) -> None: ...
+
+class Feed(_message.Message):
+    __slots__ = ("follower", "address", "secret", "index", "count")
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    follower: str
+    address: str
+    secret: bytes
+    index: int
+    count: int
+    def __init__(self, follower: _Optional[str] = ..., address: _Optional[str] = ..., secret: _Optional[bytes] = ..., index: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Feeding(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("incarnation", "protocol_version", "known", "training", "wanted", "speaks")
@@ -627,7 +660,7 @@ class Transfer(_message.Message):
     def __init__(self, receiver: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("generation", "members", "state", "transfers", "fresh", "known", "reason", "servers", "leaving_servers", "consistency", "had_state", "minimum")
+    __slots__ = ("generation", "members", "state", "transfers", "fresh", "known", "reason", "servers", "leaving_servers", "consistency", "had_state", "minimum", "traceparent")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -640,6 +673,7 @@ class Start(_message.Message):
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     HAD_STATE_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     generation: GenerationName
     members: _containers.RepeatedCompositeFieldContainer[Member]
     state: StateName
@@ -652,7 +686,8 @@ class Start(_message.Message):
     consistency: Consistency
     had_state: bool
     minimum: int
-    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., fresh: _Optional[bool] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., reason: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., leaving_servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., had_state: _Optional[bool] = ..., minimum: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., fresh: bool = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., reason: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., leaving_servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., had_state: bool = ..., minimum: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Save(_message.Message):
     __slots__ = ("state", "writers", "attempt")
@@ -672,7 +707,7 @@ class Boundary(_message.Message):
     generation: GenerationName
     reason: str
     at_epochs_end: bool
-    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., reason: _Optional[str] = ..., at_epochs_end: _Optional[bool] = ...) -> None: ...
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., reason: _Optional[str] = ..., at_epochs_end: bool = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("reason", "finished")
@@ -680,7 +715,7 @@ class Leave(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     reason: str
     finished: bool
-    def __init__(self, reason: _Optional[str] = ..., finished: _Optional[bool] = ...) -> None: ...
+    def __init__(self, reason: _Optional[str] = ..., finished: bool = ...) -> None: ...
 
 class EndOk(_message.Message):
     __slots__ = ("generation", "stage")
@@ -696,7 +731,7 @@ class Refused(_message.Message):
     RETRY_FIELD_NUMBER: _ClassVar[int]
     reason: str
     retry: bool
-    def __init__(self, reason: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
+    def __init__(self, reason: _Optional[str] = ..., retry: bool = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("ask", "start", "stop", "values", "samples", "problem")
@@ -747,7 +782,7 @@ class ServerHello(_message.Message):
     newest_incarnation: Incarnation
     leaving: bool
     speaks: Speaks
-    def __init__(self, protocol_version: _Optional[int] = ..., server: _Optional[_Union[Server, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., leaving: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., server: _Optional[_Union[Server, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., leaving: bool = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
 
 class ServerLeaving(_message.Message):
     __slots__ = ("reason",)
@@ -787,7 +822,7 @@ class Pod(_message.Message):
     leave_by: float
     unheard: bool
     leave_in_seconds: float
-    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: _Optional[bool] = ..., leave_by: _Optional[float] = ..., unheard: _Optional[bool] = ..., leave_in_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., slot: _Optional[int] = ..., started: bool = ..., leave_by: _Optional[float] = ..., unheard: bool = ..., leave_in_seconds: _Optional[float] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
     __slots__ = ("target", "minimum", "maximum", "living", "observed", "processes_per_pod", "incarnation_number", "generation", "hang_seconds", "hung", "pause_seconds", "servers", "living_servers", "suspend", "suspend_by", "consistency", "saved", "speaks", "suspend_in_seconds", "standby")
@@ -831,7 +866,7 @@ class SyncRequest(_message.Message):
     speaks: Speaks
     suspend_in_seconds: float
     standby: int
-    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: _Optional[bool] = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: _Optional[bool] = ..., suspend_by: _Optional[float] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., saved: _Optional[str] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., suspend_in_seconds: _Optional[float] = ..., standby: _Optional[int] = ...) -> None: ...
+    def __init__(self, target: _Optional[int] = ..., minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., living: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., observed: bool = ..., processes_per_pod: _Optional[int] = ..., incarnation_number: _Optional[int] = ..., generation: _Optional[int] = ..., hang_seconds: _Optional[float] = ..., hung: _Optional[_Iterable[str]] = ..., pause_seconds: _Optional[float] = ..., servers: _Optional[int] = ..., living_servers: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., suspend: bool = ..., suspend_by: _Optional[float] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., saved: _Optional[str] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., suspend_in_seconds: _Optional[float] = ..., standby: _Optional[int] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("server", "connected", "serving", "leaving", "speaks")
@@ -845,7 +880,7 @@ class ServerStatus(_message.Message):
     serving: bool
     leaving: bool
     speaks: Speaks
-    def __init__(self, server: _Optional[_Union[Server, _Mapping]] = ..., connected: _Optional[bool] = ..., serving: _Optional[bool] = ..., leaving: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
+    def __init__(self, server: _Optional[_Union[Server, _Mapping]] = ..., connected: bool = ..., serving: bool = ..., leaving: bool = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
     __slots__ = ("member", "standing", "connected", "step_seconds", "leaving", "data_seconds", "compute_seconds", "wait_seconds", "speaks", "share_samples", "sample_seconds", "by_speed")
@@ -873,7 +908,7 @@ class MemberStatus(_message.Message):
     share_samples: int
     sample_seconds: float
     by_speed: bool
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., connected: _Optional[bool] = ..., step_seconds: _Optional[float] = ..., leaving: _Optional[bool] = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., share_samples: _Optional[int] = ..., sample_seconds: _Optional[float] = ..., by_speed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., connected: bool = ..., step_seconds: _Optional[float] = ..., leaving: bool = ..., data_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., share_samples: _Optional[int] = ..., sample_seconds: _Optional[float] = ..., by_speed: bool = ...) -> None: ...
 
 class Slow(_message.Message):
     __slots__ = ("pod_name", "busy_seconds", "median_seconds", "since_unix")
@@ -953,8 +988,16 @@ class Poison(_message.Message):
     detail: str
     def __init__(self, step: _Optional[int] = ..., samples: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
+class ChangeTrace(_message.Message):
+    __slots__ = ("traceparent", "lost_pods")
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    LOST_PODS_FIELD_NUMBER: _ClassVar[int]
+    traceparent: str
+    lost_pods: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, traceparent: _Optional[str] = ..., lost_pods: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class SyncReply(_message.Message):
-    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "failures", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "vanished", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "consistency_refused", "consistency_pending", "all_saved", "speaks", "held_back", "memory", "planned_steps", "seconds_per_step", "steps_in", "former_members")
+    __slots__ = ("incarnation", "phase", "generation", "state", "members", "waiting_for", "reason", "message", "data", "samples_per_second", "goodput", "step_seconds", "last_recovery", "recoveries", "failures", "states_lost", "ended_stages", "values", "unix_time", "last_commit_unix", "silent", "vanished", "stall", "poison", "rates", "lost_seconds", "slow", "servers", "opaque", "servers_settled", "put_away", "checkpoint", "checkpoint_error", "restored", "consistency", "consistency_refused", "consistency_pending", "all_saved", "speaks", "held_back", "memory", "planned_steps", "seconds_per_step", "steps_in", "former_members", "traces")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1014,6 +1057,7 @@ class SyncReply(_message.Message):
     SECONDS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_IN_FIELD_NUMBER: _ClassVar[int]
     FORMER_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     phase: Phase
     generation: GenerationName
@@ -1059,4 +1103,5 @@ class SyncReply(_message.Message):
     seconds_per_step: float
     steps_in: str
     former_members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Recovery, _Mapping]]] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., vanished: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: _Optional[bool] = ..., servers_settled: _Optional[bool] = ..., put_away: _Optional[bool] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., consistency_refused: _Optional[str] = ..., consistency_pending: _Optional[str] = ..., all_saved: _Optional[bool] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., held_back: _Optional[str] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., planned_steps: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., steps_in: _Optional[str] = ..., former_members: _Optional[_Iterable[str]] = ...) -> None: ...
+    traces: _containers.RepeatedCompositeFieldContainer[ChangeTrace]
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., phase: _Optional[_Union[Phase, str]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., goodput: _Optional[float] = ..., step_seconds: _Optional[float] = ..., last_recovery: _Optional[_Union[Recovery, _Mapping]] = ..., recoveries: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Recovery, _Mapping]]] = ..., states_lost: _Optional[int] = ..., ended_stages: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., unix_time: _Optional[float] = ..., last_commit_unix: _Optional[float] = ..., silent: _Optional[_Iterable[str]] = ..., vanished: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., poison: _Optional[_Union[Poison, _Mapping]] = ..., rates: _Optional[_Iterable[_Union[SizeRate, _Mapping]]] = ..., lost_seconds: _Optional[_Mapping[str, float]] = ..., slow: _Optional[_Union[Slow, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., opaque: bool = ..., servers_settled: bool = ..., put_away: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_error: _Optional[str] = ..., restored: _Optional[_Union[Restored, _Mapping]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., consistency_refused: _Optional[str] = ..., consistency_pending: _Optional[str] = ..., all_saved: bool = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., held_back: _Optional[str] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., planned_steps: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., steps_in: _Optional[str] = ..., former_members: _Optional[_Iterable[str]] = ..., traces: _Optional[_Iterable[_Union[ChangeTrace, _Mapping]]] = ...) -> None: ...

@@ -17,3 +17,5 @@ MAX_STALENESS = 1_000_000
 MAX_COUNT = 2**53
 """Limit of everything that is counted; whole numbers up to here are exact in JSON."""
 MAX_PAUSE_SECONDS = 3600.0
+MAX_PORT = 65_535
+FOLLOW_SECRET_BYTES = 32

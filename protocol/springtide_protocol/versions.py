@@ -22,12 +22,16 @@ OLDEST_PROTOCOL_VERSION: Final = 1
 STORE_ENTRIES: Final = "store-entries"
 MEMORY: Final = "memory"
 HEARTBEAT: Final = "heartbeat"
+FOLLOW: Final = "follow"
 STANDBY: Final = "standby"
 """A coordinator that has it lets no more than `SyncRequest.target` processes train while some stand by."""
 CAPABILITY_OF: Final[Mapping[str, str]] = {
     "store_entries": STORE_ENTRIES,
     "memory": MEMORY,
     "heartbeat": HEARTBEAT,
+    "follow": FOLLOW,
+    "feed": FOLLOW,
+    "feeding": FOLLOW,
 }
 """Kinds of messages (their names in a `oneof`) that version 1 does not have, and the capability of each."""
 

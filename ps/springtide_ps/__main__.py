@@ -19,9 +19,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from springtide_protocol.bounded_http import BoundedServer, Reply, Request, ThrottledValue, in_words, serve
 from springtide_protocol.former_keys import former_authorities
 from springtide_protocol.lobby import raise_descriptor_limit
+from springtide_protocol.span_export import job_resource, open_tracer, process_began
+from springtide_protocol.span_metrics import SpanCollector
 from springtide_protocol.tls import read_authority
+from springtide_protocol.tracing import OFF
 from springtide_ps.params.optim import Update
 from springtide_ps.server import registration
+from springtide_ps.server.generation_spans import GenerationSpans
 from springtide_ps.server.kv_store import Store
 from springtide_ps.server.metrics import ServerCollector
 from springtide_ps.server.server import CLIENTS_LIMIT, Server
@@ -62,6 +66,9 @@ def main() -> int:
                 descriptors,
                 CLIENTS_LIMIT,
             )
+        spans = open_tracer("springtide-ps", job_resource(os.environ))
+        uid = os.environ.get("SPRINGTIDE_JOB_UID", "")
+        generations = GenerationSpans(spans or OFF, uid, process_began())
         server = Server(
             Store(settings.memory_limit),
             (settings.token, *settings.former_tokens),
@@ -70,18 +77,24 @@ def main() -> int:
             tls=tls,
             peers=peers,
             threads=settings.threads,
+            spans=generations,
         )
+        generations.ready()
         in_job = registration.read(os.environ, server.port)
     except (ValueError, OSError) as error:
         log.error("%s", error)
         return 2
     REGISTRY.register(ServerCollector(server))
+    if spans is not None:
+        REGISTRY.register(SpanCollector(spans, {}))
     metrics = _serve_metrics(settings)
     log.info("serves parameters on port %d, metrics on port %d", server.port, metrics.port)
     why, well = _serve_until_stopped(in_job)
     log.log(logging.INFO if well else logging.ERROR, "stops: %s; %s", why, server.status())
     metrics.close()
     server.close()
+    if spans is not None:
+        spans.close()
     # The interpreter's end would look through all of torch's objects for garbage, for most of a second.
     gc.freeze()
     return 0 if well else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import time
@@ -19,6 +20,7 @@ from springtide_local.ports import ApiError
 from springtide_operator import records
 from springtide_operator.api import names
 from springtide_operator.api.job import InvalidJob
+from springtide_operator.plan import training_template
 
 Object = dict[str, Any]
 
@@ -98,6 +100,54 @@ def test_any_job_is_planned_or_refused_in_words(api: str) -> None:
         assert world.status
 
     assert fuzzing.run("words", SEEDS, made, check, 400) >= len(SEEDS)
+
+
+LIMITS: Object = {
+    "maxReplicas": 4,
+    "maxStandby": 1,
+    "maxServers": 2,
+    "maxResources": {"cpu": "8", "nvidia.com/gpu": 1},
+    "images": ["img", "registry.example.com/*"],
+    "serviceAccountNames": ["default"],
+    "priorityClassNames": ["high"],
+    "fixedFields": ["strategy.type", "workers.template.spec.hostNetwork"],
+}
+
+
+def templated(chance: Random) -> tuple[Object, Object]:
+    """Return a template, and a job that names it; one of them, or both, damaged."""
+    defaults = {
+        "workers": {"template": copy.deepcopy(FULL), "maxReplicas": 3},
+        "strategy": {"type": "Hybrid"},
+    }
+    spec = {"defaults": defaults, "limits": copy.deepcopy(LIMITS)}
+    job = job_object(replicas=1)
+    job["spec"]["workers"]["template"] = copy.deepcopy(FULL)
+    if chance.random() < 0.7:
+        spec = fuzzing.mutated(chance, spec, 3)
+    if chance.random() < 0.5:
+        job["spec"] = fuzzing.mutated(chance, job["spec"], 3)
+    if isinstance(job["spec"], dict):
+        job["spec"]["templateRef"] = {"kind": "ClusterTrainingTemplate", "name": "t"}
+    return {"metadata": {"name": "t", "uid": "u", "generation": 1}, "spec": spec}, job
+
+
+def test_any_template_is_taken_or_refused_in_words() -> None:
+    def check(made: tuple[Object, Object]) -> None:
+        template, job = made
+        kept, began = records.job(json.loads(json.dumps(job, allow_nan=True))), time.process_time()
+        named = training_template.wanted(kept)
+        if named is None:  # what is too large or too deep of the job is the job's own trouble
+            assert names.UNREADABLE in kept or not isinstance(job["spec"], dict)
+            return
+        found = json.loads(json.dumps(template, allow_nan=True))
+        kept["status"] = training_template.take(kept, named, found, 0.0).status
+        assert kept["status"].get("template") or kept["status"]["message"]
+        with contextlib.suppress(InvalidJob):
+            World(job=kept).round()
+        assert time.process_time() - began < 3.0
+
+    assert fuzzing.run("templates", (), templated, check, 1000) > 0
 
 
 BODIES = (

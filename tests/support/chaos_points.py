@@ -32,18 +32,34 @@ CHECKPOINTS_2 = tuple(sorted((*CHECKPOINTS_1, *_ALSO_2)))
 SERVERS_2 = tuple(sorted((*WORKERS_2, "leasing", "meeting")))
 SERVERS_3 = tuple(sorted((*SERVERS_2, "pushing")))
 SHARDS_5 = tuple(sorted((*CHECKPOINTS_2, "filling", "gathering")))
+_ALSO_9 = ("feeding", "following")
+WORKERS_9 = tuple(sorted((*WORKERS_2, *_ALSO_9)))
+CHECKPOINTS_9 = tuple(sorted((*CHECKPOINTS_2, *_ALSO_9)))
 
 VERSIONS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "workers": (WORKERS_1, *(WORKERS_2,) * 7),
-    "checkpoints": (CHECKPOINTS_1, *(CHECKPOINTS_2,) * 7),
-    "shards": (SHARDS_5,) * 8,
-    "servers": (WORKERS_1, SERVERS_2, *(SERVERS_3,) * 6),
+    "workers": (WORKERS_1, *(WORKERS_2,) * 7, WORKERS_9),
+    "checkpoints": (CHECKPOINTS_1, *(CHECKPOINTS_2,) * 7, CHECKPOINTS_9),
+    "shards": (SHARDS_5,) * 9,
+    "servers": (WORKERS_1, SERVERS_2, *(SERVERS_3,) * 7),
 }
 """The sorted points of versions 1, 2, ... of each kind. A version may be a new one for some kinds only."""
 
-NEWEST = 8
+NEWEST = 9
 
-SELDOM = frozenset(["asked", "filling", "leasing", "meeting", "receiving", "restore", "sending", "transfer"])
+SELDOM = frozenset(
+    [
+        "asked",
+        "feeding",
+        "filling",
+        "following",
+        "leasing",
+        "meeting",
+        "receiving",
+        "restore",
+        "sending",
+        "transfer",
+    ]
+)
 """Points that few steps have: from version 2 on, more of their faults are of any step."""
 
 

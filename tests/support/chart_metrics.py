@@ -17,6 +17,8 @@ from springtide_coordinator.settings import Options
 from springtide_operator.metrics import Metrics as OperatorMetrics
 from springtide_operator.plan.observation import Observation
 from springtide_protocol.names import Incarnation
+from springtide_protocol.span_export import OtlpExporter, SpanQueue
+from springtide_protocol.tracing import TraceSettings
 from springtide_ps.server.kv_store import Store
 from springtide_ps.server.metrics import ServerCollector
 from springtide_ps.server.server import Server
@@ -50,6 +52,7 @@ def worker_series() -> dict[str, set[str]]:
     launcher = LauncherSeries("job", "namespace", 1, lambda: 1)
     metrics = Metrics("job", "namespace")
     metrics.tracker("tensorboard")
+    metrics.count_spans(SpanQueue(TraceSettings(), OtlpExporter("grpc", {})))
     return series(metrics.registry) | series(launcher.registry)
 
 

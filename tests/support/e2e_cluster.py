@@ -38,8 +38,7 @@ OPERATOR_NAMESPACE = "springtide-system"
 OPERATOR_LABELS = "springtide.dev/role=operator"
 RELEASE = "springtide"
 CRD = "trainingjobs.springtide.dev"
-CRD_FILE = ROOT / "deploy" / "crd" / "trainingjobs.yaml"
-CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD}"
+CRD_FILES = {f"{path.stem}.springtide.dev": path for path in sorted((ROOT / "deploy" / "crd").glob("*.yaml"))}
 NAMESPACE_PATH = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}"
 EMBEDDED_IMAGE = "springtide/worker:0.1.0"
 # On all that these tests put into a cluster: what an interrupted run has left is known by it.
@@ -245,13 +244,14 @@ def _installed(cluster: E2ECluster, folder: Path, packaged: bool) -> Iterator[No
             documents = operator_documents(cluster.image)
             if _exists(cluster, NAMESPACE_PATH):
                 documents = [document for document in documents if document["kind"] != "Namespace"]
-            if not _apply_crd(cluster):
-                documents += _documents(CRD_FILE)
+            if not _apply_crds(cluster):
+                documents += [one for path in CRD_FILES.values() for one in _documents(path)]
             for document in documents:
                 document["metadata"].setdefault("labels", {})[OURS] = "true"
             manifest.write_text(yaml.safe_dump_all(documents))
             cluster.kubectl("apply", "--server-side", "-f", str(manifest))
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s")
+        crds = [f"crd/{name}" for name in CRD_FILES]
+        cluster.kubectl("wait", "--for=condition=Established", *crds, "--timeout=60s")
         until_operator_is_ready(cluster)
         yield
     finally:
@@ -305,7 +305,7 @@ def install_chart(cluster: E2ECluster, archive: Path) -> None:
     if not _exists(cluster, NAMESPACE_PATH):
         cluster.api.request("POST", "/api/v1/namespaces", _namespace(OPERATOR_NAMESPACE))
     values = {**chart_values(cluster.image), "commonLabels": {OURS: "true"}}
-    if _apply_crd(cluster):
+    if _apply_crds(cluster):
         values["crds"] = {"enabled": False}
     flags = ["-n", OPERATOR_NAMESPACE, "--wait", f"--timeout={120 * cluster.slow:.0f}s", "--values", "-"]
     try:
@@ -314,12 +314,25 @@ def install_chart(cluster: E2ECluster, archive: Path) -> None:
         raise AssertionError(f"{error}\n{describe(cluster, OPERATOR_NAMESPACE)}") from None
 
 
-def _apply_crd(cluster: E2ECluster) -> bool:
-    """Bring a CRD that was there before to this version, and say whether there was one: it stays."""
-    if not _exists(cluster, CRD_PATH):
+def _crd_path(name: str) -> str:
+    return f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+
+
+def _apply_crds(cluster: E2ECluster) -> bool:
+    """Bring CRDs that were there before to this version, and say whether that of jobs was: they stay."""
+    if not _exists(cluster, _crd_path(CRD)):
         return False
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
+    for name, path in CRD_FILES.items():
+        [document] = _documents(path)
+        if not _exists(cluster, _crd_path(name)):
+            document["metadata"].setdefault("labels", {})[OURS] = "true"
+        flags = ("--server-side", "--force-conflicts", "-f", "-")
+        cluster.kubectl("apply", *flags, stdin=yaml.safe_dump(document))
     return True
+
+
+def _our_crds(cluster: E2ECluster) -> list[str]:
+    return [name for name in CRD_FILES if _is_ours(cluster, _crd_path(name))]
 
 
 def _documents(path: Path) -> list[Object]:
@@ -345,13 +358,13 @@ def _check_unused(cluster: E2ECluster) -> None:
 
     A CRD without jobs and a namespace without an operator are of no use to anybody: they stay as they are.
     """
-    if _namespaces(cluster) or _is_ours(cluster, CRD_PATH):
+    if _namespaces(cluster) or _our_crds(cluster):
         _remove(cluster)
     used = [
         f"the operator {pod['metadata']['namespace']}/{pod['metadata']['name']}"
         for pod in cluster.read("/api/v1/pods", labelSelector=OPERATOR_LABELS)["items"]
     ]
-    if _exists(cluster, CRD_PATH):
+    if _exists(cluster, _crd_path(CRD)):
         jobs = cluster.read("/apis/springtide.dev/v1alpha1/trainingjobs")["items"]
         used += [f"the job {job['metadata']['namespace']}/{job['metadata']['name']}" for job in jobs]
     if used:
@@ -375,13 +388,13 @@ def _remove(cluster: E2ECluster) -> None:
         cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
     if OPERATOR_NAMESPACE not in namespaces and _exists(cluster, NAMESPACE_PATH):
         _empty_operator_namespace(cluster)
-    if _is_ours(cluster, CRD_PATH):
-        cluster.kubectl("delete", "crd", CRD, "--ignore-not-found", "--wait=false")
+    for name in _our_crds(cluster):
+        cluster.kubectl("delete", "crd", name, "--ignore-not-found", "--wait=false")
     kinds = "clusterroles,clusterrolebindings"
     cluster.kubectl("delete", kinds, "-l", f"{OURS}=true", "--ignore-not-found")
 
     def left() -> list[str]:
-        return [*_namespaces(cluster), *([CRD] if _is_ours(cluster, CRD_PATH) else [])]
+        return [*_namespaces(cluster), *_our_crds(cluster)]
 
     try:
         cluster.until(60, "what was installed to be gone", lambda: not left())

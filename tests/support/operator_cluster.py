@@ -135,6 +135,13 @@ class FakeCluster:
         await self._call("get_job", name)
         return copy.deepcopy(self._get("trainingjobs", namespace, name))
 
+    async def get_template(self, kind: str, namespace: str, name: str) -> Object:
+        await self._call("get_template", name)
+        plural, where = names.TEMPLATE_PLURAL, namespace
+        if kind == names.CLUSTER_TEMPLATE_KIND:
+            plural, where = names.CLUSTER_TEMPLATE_PLURAL, ""
+        return copy.deepcopy(self._get(plural, where, name))
+
     async def get_pod(self, namespace: str, name: str) -> Object:
         await self._call("get_pod", name)
         return copy.deepcopy(self._get("pods", namespace, name))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from required import is_required
+from required import is_required, require_protoc
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "tests" / "skew" / "base"
@@ -103,7 +103,12 @@ def next_release(folder: Path) -> Tree:
     proto.write_text(text + "\nmessage Tide {\n  uint64 height = 1;\n}\n", encoding="utf-8")
     command = "-m grpc_tools.protoc -I protocol --python_out=protocol --grpc_python_out=protocol"
     subprocess.run(
-        [sys.executable, *command.split(), _PROTO], cwd=folder, check=True, capture_output=True, timeout=120
+        [sys.executable, *command.split(), _PROTO],
+        cwd=folder,
+        env=require_protoc(),
+        check=True,
+        capture_output=True,
+        timeout=120,
     )
     for path, anchor, more in _SAYS:
         file = folder / path

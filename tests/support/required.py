@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,17 @@ import pytest
 def is_required(tool: str, environ: Mapping[str, str]) -> bool:
     """Say whether `SPRINGTIDE_REQUIRE` (comma separated) names the tool."""
     return tool in {name.strip() for name in environ.get("SPRINGTIDE_REQUIRE", "").split(",")}
+
+
+def require_protoc() -> dict[str, str]:
+    """Return the environment in which Python finds the protocol's generator; as `require_tool` without it."""
+    folder = Path(__file__).resolve().parents[2] / ".tools" / "protoc"
+    if (folder / "grpc_tools").is_dir():
+        return os.environ | {"PYTHONPATH": str(folder)}
+    missing = "the protocol's generator is not in .tools/protoc: run make tools"
+    if is_required("protoc", os.environ):
+        pytest.fail(f"{missing} (SPRINGTIDE_REQUIRE names it)", pytrace=False)
+    pytest.skip(missing)
 
 
 def require_tool(tool: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = 110
-GENERATED = ("docs/api.md", "docs/reference.md")
+GENERATED = ("docs/api.md", "docs/reference.md", "docs/recordings/tutorial.md")
 
 # What may begin a line that is no running text.
 _APART = re.compile(r"\s*(#|\||>|<|```|~~~|!\[|\[[^\]]+\]:|-{3,}$|={3,}$|$)")

@@ -112,7 +112,7 @@ JOBS: dict[int, tuple[Job, ...]] = {
     1: _FIRST,
     2: _FIRST,
     3: _THIRD,
-    **dict.fromkeys((4, 5, 6, 7, 8), _FOURTH),
+    **dict.fromkeys((4, 5, 6, 7, 8, 9), _FOURTH),
 }
 """Jobs by version of the seed."""
 

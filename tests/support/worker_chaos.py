@@ -21,6 +21,8 @@ from worker_reference import Reference
 MOST_WORKERS = 5
 SPEED_FROM = 7
 """The first version of the seeds of which some have parts by speed."""
+FOLLOW_FROM = 9
+"""The first version of the seeds in whose jobs joiners take the state beside training."""
 _ACTIONS = ("kill", "kill", "stop=0.3", "stop=3", "raise", "term", "sleep=0.4")
 
 
@@ -36,6 +38,15 @@ def speed_of(seed: Seed) -> tuple[dict[str, Any], dict[str, str]]:
         return {}, {}
     speeds = {str(slot): 0.002 * (1 + slot % 3) for slot in range(64)}
     return {"sample_seconds": speeds, "pace": 0}, {"SPRINGTIDE_BALANCE": "Speed"}
+
+
+def follow_of(seed: Seed) -> dict[str, str]:
+    """Return the environment in which joiners of a seed's job follow before they are members.
+
+    Args:
+        seed: of the job.
+    """
+    return {"SPRINGTIDE_FOLLOW_MIB": "0"} if seed.version >= FOLLOW_FROM else {}
 
 
 class Chaos:

@@ -62,6 +62,7 @@ class WorkerCluster:
     ) -> None:
         self._script = script
         self.environment = dict(environment or {})
+        self.everywhere: dict[str, str] = {}  # the environment of coordinators and servers, too
         self._zygote = self.coordinator_zygote = self.server_zygote = zygote  # of those made from now on
         self.folder = folder
         self._options = options
@@ -132,6 +133,7 @@ class WorkerCluster:
             "SPRINGTIDE_SERVERS": str(self.servers_wanted),
             "SPRINGTIDE_CONSISTENCY": self.consistency.mode,
             "SPRINGTIDE_STALENESS": str(self.consistency.staleness or 4),
+            **self.everywhere,
         }
         self._coordinator_since = time.monotonic()
         argv = [str(PROGRAM), "springtide_coordinator"]
@@ -172,6 +174,7 @@ class WorkerCluster:
             "SPRINGTIDE_BIND": address,
             "SPRINGTIDE_SLOT": str(slot),
             "SPRINGTIDE_METRICS_PORT": "0",
+            **self.everywhere,
         }
         path = self.folder / f"{name}.log"
         argv = [str(self.server_programs.get(slot, PROGRAM)), "springtide_ps"]
@@ -197,6 +200,7 @@ class WorkerCluster:
             "SPRINGTIDE_STEP_LOG": str(self.folder / f"{name}.steps"),
             "SPRINGTIDE_FAULT": f"{self._brake.fault};{fault}",
             "SPRINGTIDE_BUCKET_MIB": "0.002",
+            **self.everywhere,
             **self.environment,
         }
         argv = [str(self._script), str(self.folder), json.dumps(self._options | options)]

@@ -148,6 +148,36 @@ def deal(stage: int, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, dict[str, A
     return torch.utils.data.TensorDataset(x[40:], y[40:]), {"drop_last": True}
 
 
+def in_shards(options: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+    """The samples in shards, which are read from their begin, with arguments of batches()."""
+    lengths = options["shards"]
+    firsts = [sum(lengths[:shard]) for shard in range(len(lengths))]
+
+    def read(shard: int) -> Iterator[Any]:
+        for number in range(firsts[shard], firsts[shard] + lengths[shard]):
+            if noise := options.get("noise"):  # as augmentation draws it
+                yield x[number] + noise * torch.randn(12), y[number]
+            else:
+                yield x[number], y[number]
+
+    names = range(len(lengths))
+    return springtide.data.Shards(names, read), dict(options.get("dealing", {}))
+
+
+def note_samples(folder: Path, batch: Any) -> None:
+    """Write which samples go into the gradients of a step, and in which generation."""
+    runtime = springtide.api.active_runtime
+    generation = None if runtime.membership is None else runtime.membership.generation
+    line = {
+        "step": runtime.trainer.batch_number,
+        "generation": "" if generation is None else str(generation),
+        "ids": batch.ids.tolist(),
+    }
+    name = os.environ.get("SPRINGTIDE_POD_NAME", "alone")
+    with open(folder / f"{name}.samples", "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
 def make_loggers(folders: dict[str, str]) -> list[Any]:
     """Trackers by name, each in its folder."""
     from springtide.loggers import MLflow, TensorBoard, WandB
@@ -231,6 +261,8 @@ def main() -> None:
     rates: dict[int, float] = {}
     for stage in range(options.get("loops", 1)):
         dataset, dealing = deal(stage, x, y) if "datasets" in options else ((x, y), {})
+        if "shards" in options:
+            dataset, dealing = in_shards(options, x, y)
         if [stage, slot] in options.get("other_order", []):  # as `os.listdir` on another node
             dataset = (x.flip(0), y.flip(0))
         for batch in springtide.batches(
@@ -244,6 +276,8 @@ def main() -> None:
             verify_samples=options.get("verify_samples", 8),
         ):
             with springtide.step():
+                if "shards" in options:
+                    note_samples(folder, batch)
                 # One sample of the first two epochs overflows.
                 broken = springtide.api.active_runtime.position.cursor.epoch < 2 and bool(
                     (batch.ids == options.get("infinite", -1)).any()

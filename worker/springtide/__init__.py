@@ -27,6 +27,7 @@ from springtide.errors import GenerationChanged, SpringtideError, UsageError
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from springtide import data as data
     from springtide import loggers as loggers
     from springtide.api import (
         batches,
@@ -81,7 +82,7 @@ if not TYPE_CHECKING:
         """The training functions are imported when they are first used, so that what trains nothing
         (`springtide launch`) does not import torch.
         """
-        if name in ("api", "loggers"):
+        if name in ("api", "data", "loggers"):
             return _import(f"springtide.{name}")
         if name not in __all__:
             raise AttributeError(f"module 'springtide' has no attribute {name!r}")

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from springtide import faults
 from springtide.comm.nccl import take_gpu, tame_nccl
 from springtide.data.batch import Batch
-from springtide.data.loop import plan_loop
+from springtide.data.loop import DEFAULT_SHUFFLE_BUFFER, plan_loop
+from springtide.data.shards import ShardedDataset
 from springtide.data.source import make_source
 from springtide.elastic.evaluation import Evaluation
 from springtide.elastic.retry import RetryAttempt
@@ -24,10 +25,12 @@ from springtide.elastic.runtime import Runtime
 from springtide.elastic.warm_up import MAX_BODIES
 from springtide.errors import UsageError
 from springtide.exact.settings import check_gpu, on_gpu, prepare
+from springtide.integrations.sources import given
 from springtide.loading.device_copies import copier_for, with_copies
 from springtide.loading.marking import check_count
 from springtide.loading.marking import read_marks as read_marks_of
-from springtide.loading.prefetch import make_loader
+from springtide.loading.prefetch import Loader, make_loader
+from springtide.loading.streams import StreamLoader, make_stream_loader
 from springtide.loggers.logger import Logger
 from springtide.loggers.tracking import check_config, check_loggers, facts_of
 from springtide.pods.checks import check_model, check_settings, check_steps
@@ -230,6 +233,8 @@ def batches(
     rehearsals: int = 0,
     verify_samples: int = 8,
     until: Callable[[], bool] | None = None,
+    shuffle_buffer: int = DEFAULT_SHUFFLE_BUFFER,
+    streams: int | None = None,
     train: Literal[True] = True,
 ) -> Iterator[Batch]: ...
 
@@ -262,6 +267,8 @@ def batches(
     rehearsals: int = 0,
     verify_samples: int = 8,
     until: Callable[[], bool] | None = None,
+    shuffle_buffer: int = DEFAULT_SHUFFLE_BUFFER,
+    streams: int | None = None,
     train: bool = True,
 ) -> Iterator[Batch] | Evaluation:
     """Iterate over this worker's parts of the global batches.
@@ -274,8 +281,9 @@ def batches(
     the loop the mean is in `values` of the returned iterator, on all workers.
 
     Args:
-        dataset: a map-style dataset, TensorDataset, tensors, or an IterableDataset with `__len__()` and
-            `read_range(start, stop)` (with shuffle=False).
+        dataset: a map-style dataset, TensorDataset, tensors, an IterableDataset with `__len__()` and
+            `read_range(start, stop)` (with shuffle=False), or data in shards (`springtide.data.Shards`,
+            Hugging Face's streaming data sets, WebDataset, MDS; see docs/data.md).
         batch_size: samples of the global batch over all workers; with train=False, samples that one worker
             computes at once.
         epochs: passes over the data.
@@ -296,6 +304,10 @@ def batches(
             with the others', which finds lists of files in another order; 0: none.
         until: asked before each step; where it returns True the loop ends, in the middle of a pass too. It
             has to return the same on all workers: decide by tracked objects and by means over all workers.
+        shuffle_buffer: of data in shards, with shuffle=True: samples that are mixed at a time, over all
+            workers.
+        streams: of data in shards: into how many streams the shards are dealt, which workers read; it stays
+            for the job's life. None: as many as there are shards, at most 64.
         train: False: evaluate.
 
     Raises:
@@ -313,7 +325,14 @@ def batches(
         raise TypeError(f"batches(): until must be a function without arguments, got {until!r}")
     device = None if runtime.trainer is None else runtime.trainer.device
     copier = copier_for(device) if to_device else None
+    found = given(dataset, collate_fn, shuffle)
+    dataset, collate_fn, shuffle = found.dataset, found.collate_fn, found.shuffle
     if not train:
+        if isinstance(dataset, ShardedDataset):
+            raise UsageError(
+                "batches(..., train=False): an evaluation takes samples by number, and data in shards have "
+                "none: give a data set with __len__ and __getitem__"
+            )
         source = with_copies(make_source(dataset, collate_fn), copier)
         return runtime.evaluations.evaluate(source, batch_size, epochs)
     plan = plan_loop(
@@ -327,15 +346,32 @@ def batches(
         drop_last=drop_last,
         weights=weights,
         collate_fn=collate_fn,
+        shuffle_buffer=shuffle_buffer,
+        streams=streams,
     )
     if isinstance(rehearsals, bool) or not isinstance(rehearsals, int) or not 0 <= rehearsals <= MAX_BODIES:
         raise ValueError(
             f"batches(): rehearsals must be an integer from 0 to {MAX_BODIES}, got {rehearsals!r}"
         )
     count = check_count(verify_samples) * (not runtime.settings.alone)
-    exact = bool(runtime.settings.logical_workers)
-    loader = make_loader(plan, loader_workers, exact=exact, device=device, copier=copier)
-    source = with_copies(plan.source, copier)
+    loader: Loader | StreamLoader | None
+    if plan.streams is not None:
+        if runtime.pod is not None:
+            raise UsageError(
+                "batches(): data in shards do not go with mesh() yet: give a data set with __len__ and "
+                "__getitem__"
+            )
+        if rehearsals:
+            raise UsageError(
+                "batches(rehearsals=) tries a body out before the worker knows where the job is in its "
+                "shards: leave it out"
+            )
+        loader = make_stream_loader(plan, loader_workers, collate_fn=collate_fn, copier=copier)
+        source, count = loader.source, 0  # members compare the names of the shards
+    else:
+        exact = bool(runtime.settings.logical_workers)
+        loader = make_loader(plan, loader_workers, exact=exact, device=device, copier=copier)
+        source = with_copies(plan.source, copier)
     if runtime.accounting.tracking is not None:
         runtime.accounting.tracking.describe(
             facts_of(runtime.settings, batch_size=batch_size, epochs=epochs, seed=seed)

@@ -12,6 +12,8 @@ optimizer changes parameters), stepped (after it), committed, formed (the group 
 transfer (before a piece of the state is sent, or when it has come; at the end of a transfer in which nothing
 had to travel), filling (a round of shards has come to where they go, between steps or in one), gathering
 (values of a step are about to be waited for), sending and receiving (as transfer, in the middle of a state),
+feeding (a part of the state is about to be sent to a process that follows), following (one is about to be
+received by it; with the step after the newest that it has made, or 1),
 ended (at a loop's end), evaluation (before a batch of batches(train=False); its step is the one committed
 last). Of a checkpoint,
 with the step that it holds: staged (the share is copied), collecting (what servers hold of it is
@@ -57,7 +59,7 @@ POINTS = frozenset(
         "evaluation",
     ]
 )
-TRANSFER_POINTS = frozenset(["sending", "receiving", "filling", "gathering"])
+TRANSFER_POINTS = frozenset(["sending", "receiving", "filling", "gathering", "feeding", "following"])
 CHECKPOINT_POINTS = frozenset(["staged", "share", "shared", "manifest", "saved", "pruned", "restore"])
 FROZEN_POINTS = frozenset(["frozen"])
 COLLECTING_POINTS = frozenset(["collecting"])

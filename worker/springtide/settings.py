@@ -62,6 +62,9 @@ class Settings:
     salvage: str = "Auto"
     """Whether what survivors have computed of a dropped step is kept: Always, Never, or where copies of
     gradients take next to no time of a step (Auto)."""
+    follow_mib: float = 256.0
+    """Parameters and optimizer state from which on a joiner receives them while the others train; a smaller
+    state is sent when it is a member."""
     strategy: str = "AllReduce"
     node: str = ""
     """The node's name, where the operator says it."""
@@ -206,6 +209,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         shards_under_way_mib=number("SPRINGTIDE_SHARDS_UNDER_WAY_MIB", 5.0, 0.001),
         balance=choice("BALANCE", ("Even", "Speed")),
         salvage=choice("SALVAGE", ("Auto", "Always", "Never")),
+        follow_mib=number("SPRINGTIDE_FOLLOW_MIB", 256.0, 0),
         strategy=choice("STRATEGY", ("AllReduce", "ParameterServer", "Hybrid")),
         node=text("NODE"),
         replication=int(number("SPRINGTIDE_REPLICATION", 1, 1)),

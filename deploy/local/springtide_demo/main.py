@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Cluster(out / "cluster").stop()  # of a demo that was killed by force
     for name in ("steps", "alone", "cluster", "logs"):
         shutil.rmtree(out / name, ignore_errors=True)
-    for name in ("report.json", "timeline.svg", "metrics.json"):
+    for name in ("report.json", "timeline.svg", "metrics.json", "panels.json"):
         (out / name).unlink(missing_ok=True)
     (out / "steps").mkdir(parents=True)
     try:

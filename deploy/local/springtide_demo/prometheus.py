@@ -1,7 +1,7 @@
 """`make demo PROMETHEUS=1`: a real Prometheus beside the embedded cluster, and what the dashboard can show.
 
 At the end each query of the dashboard is asked over the demo's time; metrics.json says for each panel how
-many points it has.
+many points it has, and panels.json has the points.
 """
 
 from __future__ import annotations
@@ -141,14 +141,17 @@ class Prometheus:
 
 @contextlib.contextmanager
 def beside(kubeconfig: Path, board: Path, out: Path, say: Say) -> Iterator[None]:
-    """Watch what happens inside the `with`, then write metrics.json: {panel: number of points}.
+    """Watch what happens inside the `with`, then write what the dashboard would show of it.
+
+    metrics.json is {panel: number of points}; panels.json has `from` and `to` in unix seconds, and `panels`:
+    {panel: for each of its queries the series of Prometheus' answer, [{metric, values}]}.
 
     Where Prometheus is not installed a line says so, and nothing else happens.
 
     Args:
         kubeconfig: of the cluster whose pods are scraped.
         board: file of the Grafana dashboard, whose queries are asked.
-        out: folder of metrics.json, and of Prometheus' own data.
+        out: folder of both files, and of Prometheus' own data.
         say: prints a line.
 
     Raises:
@@ -174,10 +177,14 @@ def beside(kubeconfig: Path, board: Path, out: Path, say: Say) -> Iterator[None]
             say(f"Prometheus watches at {prometheus.url}", "bold")
             yield
         ended = time.time()
-        counted = {
-            panel: sum(points(prometheus.range(query, started, ended)) for query in asked)
+        answers = {
+            panel: [prometheus.range(query, started, ended) for query in asked]
             for panel, asked in queries.items()
         }
+        counted = {panel: sum(map(points, found)) for panel, found in answers.items()}
+        shown = {panel: [answer["data"]["result"] for answer in found] for panel, found in answers.items()}
+        written = {"from": started, "to": ended, "panels": shown}
+        (out / "panels.json").write_text(json.dumps(written) + "\n")
         (out / "metrics.json").write_text(json.dumps(counted, indent=2) + "\n")
         filled = sum(count > 0 for count in counted.values())
         say(

@@ -154,6 +154,7 @@ def build(
             "repeated": data["repeated"],
             "lost": data["lost"],
         },
+        "first_commit_unix": round(curve[0].unix_time, 3),
         "median_step_seconds": round(median_step_seconds(curve), 5),
         "events": events(curve, done, machine),
         "survivor_restarts": len(restarts),

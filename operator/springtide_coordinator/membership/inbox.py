@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from springtide_coordinator.membership.consistency import keeps_applied_batches
 from springtide_coordinator.membership.events import Effect, EndStream, Send
+from springtide_coordinator.membership.following import on_follow
 from springtide_coordinator.membership.hello import keep_layout, layout_mismatch
 from springtide_coordinator.membership.members import Record
 from springtide_coordinator.membership.messages import (
@@ -11,6 +12,7 @@ from springtide_coordinator.membership.messages import (
     Bye,
     Checkpointed,
     Ended,
+    Follow,
     Formed,
     Incoming,
     Leaving,
@@ -26,7 +28,7 @@ from springtide_protocol.names import StateName
 
 
 def receive(m: Membership, record: Record, message: Incoming, now: float) -> list[Effect]:
-    """Write down what a member says; only a wrong layout is answered at once.
+    """Write down what a member says; only a wrong layout, and the wish to follow, are answered at once.
 
     Args:
         m: facts of the membership, which are changed.
@@ -35,7 +37,7 @@ def receive(m: Membership, record: Record, message: Incoming, now: float) -> lis
         now: in unix seconds.
 
     Returns:
-        The refusal of a wrong layout, if it is one.
+        The refusal of a wrong layout, if it is one; who is told to send the state, for one that follows.
     """
     match message:
         case Parked():
@@ -52,6 +54,8 @@ def receive(m: Membership, record: Record, message: Incoming, now: float) -> lis
             on_ended(m, record, message)
         case BoundToSteps():
             record.bound_to_steps = message.reason
+        case Follow():
+            return on_follow(m, record, message)
         case Bye():
             record.goodbye = message.outcome or "Failed"
             record.detail = message.detail

@@ -50,6 +50,7 @@ class Record:
     stuck: bool = False  # it has trained, and there is no checkpoint that it could go back to
     largest_group: int = 0  # processes of the largest generation that it can connect to; 0: not told
     hands_over: bool = False  # as in Parked
+    follows: bool = False  # members were told to send it the state while it is not ready
     together: int = 1  # processes of its pod that train one model as one; see pods.py
     speaks: Speaks = OWN
     sent: set[Hashable] = field(default_factory=set)  # what was said once on this stream

@@ -204,6 +204,14 @@ class BoundToSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """The process is about to join, and takes the state at `port` from those that know the secret."""
+
+    port: int
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Bye:
     """The process exits after this; outcome is Finished, Left or Failed."""
 
@@ -231,7 +239,18 @@ class ServerLeaving:
     reason: str = ""
 
 
-Incoming = Parked | Formed | Checkpointed | Progressed | Leaving | Ended | BoundToSteps | Bye | ServerLeaving
+Incoming = (
+    Parked
+    | Formed
+    | Checkpointed
+    | Progressed
+    | Leaving
+    | Ended
+    | BoundToSteps
+    | Follow
+    | Bye
+    | ServerLeaving
+)
 
 
 # ---- coordinator -> worker ----
@@ -295,6 +314,24 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Feed:
+    """Order to a member that trains: send share `index` of `count` to a process that is about to join."""
+
+    follower: str  # its id
+    address: str
+    secret: bytes
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feeding:
+    """Answer to Follow: so many members were told to send the state."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     reason: str
     finished: bool = False  # the job has
@@ -319,4 +356,6 @@ class ServerLeave:
     reason: str
 
 
-Outgoing = Welcome | Prepare | Start | Boundary | Save | Leave | EndOk | Refused | ServerLeave
+Outgoing = (
+    Welcome | Prepare | Start | Boundary | Save | Feed | Feeding | Leave | EndOk | Refused | ServerLeave
+)

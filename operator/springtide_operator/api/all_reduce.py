@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from springtide_operator.api.base import ApiModel, rule
+from springtide_operator.api.base import ApiModel
 from springtide_operator.api.names import MAX_WORKERS
 
 
@@ -50,11 +50,6 @@ class AllReduce(ApiModel):
         description="How gradients travel. BF16, FP16: in 16 bits. PowerSGD: matrices as two factors of rank"
         " 4; what that leaves out is added to the next step's gradient. Not with exact. With Hybrid it is"
         " that of the dense gradients. Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule("self == oldSelf", "strategy.allReduce.compression is immutable: create a new job")
-            ]
-        },
     )
     shard: Shard = Field(
         default=Shard.NONE,
@@ -62,22 +57,12 @@ class AllReduce(ApiModel):
         " than one worker. Optimizer: the optimizer's state; each part of it is in two workers, so that the"
         " loss of one costs nothing. Gradients: summed gradients as well (with exact: as Optimizer). With"
         " strategy.type AllReduce; not with compression. Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule("self == oldSelf", "strategy.allReduce.shard is immutable: create a new job")
-            ]
-        },
     )
     exact: bool = Field(
         default=False,
         description="Whether the final weights are equal bit for bit at any number of workers, whatever"
         " happened to them (one machine type, one number of threads). Needs workers.maxReplicas; times"
         " processesPerPod it is at most logicalWorkers. Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule("self == oldSelf", "strategy.allReduce.exact is immutable: create a new job")
-            ]
-        },
     )
     logical_workers: int = Field(
         default=8,
@@ -85,9 +70,4 @@ class AllReduce(ApiModel):
         le=MAX_WORKERS,
         description="With exact: into how many parts each global batch is cut, whatever the number of"
         " workers. Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule("self == oldSelf", "strategy.allReduce.logicalWorkers is immutable: create a new job")
-            ]
-        },
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from springtide_operator.api.base import ApiModel, rule
+from springtide_operator.api.base import ApiModel
 
 Uri = Annotated[
     str,
@@ -21,11 +21,6 @@ class Checkpoint(ApiModel):
         description="A path that all worker pods have mounted, file:// and such a path, s3://BUCKET/PREFIX,"
         " or whatever else fsspec knows in the worker's image. The job's checkpoints are in a folder of its"
         " own below it: NAMESPACE-NAME-UID8. Immutable; a checkpoint can be added to a job, and not removed.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule("self == oldSelf", "checkpoint.uri is immutable: create a new job with restoreFrom")
-            ]
-        },
     )
     interval_seconds: int = Field(
         default=60,

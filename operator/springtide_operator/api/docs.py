@@ -1,4 +1,4 @@
-"""Generate the reference of the TrainingJob from the CRD: `python -m springtide_operator.api.docs > FILE`."""
+"""Generate the reference of jobs and templates: `python -m springtide_operator.api.docs > FILE`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from springtide_operator.api import names
-from springtide_operator.api.crd import custom_resource_definition
+from springtide_operator.api.crd import custom_resource_definition, template_definition, whole_spec
 
 Schema = dict[str, Any]
 
@@ -21,6 +21,16 @@ events and metrics mean, and what to do about them, stands in [operations.md](op
 
 `kubectl` refuses unknown fields by name. Fields without a default may be left out unless they are required.
 Templates have all fields of a pod of Kubernetes 1.29 to 1.37; here are those that the operator reads first.
+Defaults are the operator's: but for `workers.replicas` and `suspend` they are not written into the job, since
+what a job leaves out may come from [its template](templates.md).
+"""
+
+_TEMPLATES = f"""\
+## Templates
+
+A `{names.TEMPLATE_KIND}` (short name `{names.TEMPLATE_SHORT_NAME}`) is for the jobs of its namespace, a
+`{names.CLUSTER_TEMPLATE_KIND}` (`{names.CLUSTER_TEMPLATE_SHORT_NAME}`) for those of all; they have the same
+fields. [templates.md](templates.md) says how they are used.
 """
 
 OF_KUBERNETES = (".template", ".coordinator.resources", ".coordinator.tolerations")
@@ -37,7 +47,7 @@ def markdown() -> str:
         ("spec", "Spec", ("field", "type", "default", "meaning")),
         ("status", "Status", ("field", "type", "meaning")),
     ):
-        root = schema["properties"][part]
+        root = whole_spec() if part == "spec" else schema["properties"][part]
         parts.append(f"## {title}\n\n{root.get('description', '')}\n")
         rows = [_row(path, field, required, len(head) == 4) for path, field, required in _fields(root, part)]
         parts.append(_table(head, rows))
@@ -60,6 +70,16 @@ def markdown() -> str:
         "`kubectl scale stj NAME --replicas=N` and autoscalers write"
         f" `{scale['specReplicasPath']}`, and read `{scale['statusReplicasPath']}` and"
         f" `{scale['labelSelectorPath']}`.\n"
+    )
+    templates = template_definition(cluster=True)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    parts.append(_TEMPLATES)
+    root = templates["properties"]["spec"]
+    root["properties"]["defaults"].pop("properties")  # those of a job, above
+    parts.append(
+        _table(
+            ("field", "type", "meaning"),
+            [_row(path, one, False, False) for path, one, _ in _fields(root, "spec")],
+        )
     )
     return "\n".join(parts)
 
@@ -89,7 +109,7 @@ def _row(path: str, schema: Schema, required: bool, with_default: bool) -> tuple
 
 
 def _type(schema: Schema) -> str:
-    kind = str(schema["type"])
+    kind = str(schema.get("type", "quantity"))  # which is a string or a number
     if kind == "array":
         most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
         return f"list of {_type(schema['items'])}{most}"

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from springtide_operator.api import names, reasons
+from springtide_operator.api.effective_spec import InvalidJob, effective_spec
 from springtide_operator.api.model import TrainingJobSpec
+
+__all__ = ["InvalidJob", "Job", "JobKey"]
 
 _KEY_NAME = re.compile(r"(?P<id>[0-9a-f]{6})(-(?P<ends>[0-9]{1,11}))?")
 _MOST_KEYS = 16
@@ -47,10 +48,6 @@ def _unix(text: object) -> int:
         return 0
 
 
-class InvalidJob(Exception):
-    """The spec cannot be read; the message names the fields. (The API server refuses such a job.)"""
-
-
 @dataclass(frozen=True)
 class Job:
     """A TrainingJob as policies and manifests need it."""
@@ -72,20 +69,12 @@ class Job:
         meta = obj["metadata"]
         if names.UNREADABLE in obj:
             raise InvalidJob(str(obj[names.UNREADABLE]))
-        try:
-            spec = TrainingJobSpec.model_validate(obj.get("spec") or {})
-        except ValidationError as error:
-            lines = [
-                f"spec.{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
-                for item in error.errors()[:5]
-            ]
-            raise InvalidJob("; ".join(lines)) from error
         return cls(
             name=meta["name"],
             namespace=meta["namespace"],
             uid=meta["uid"],
             generation=int(meta.get("generation", 1)),
-            spec=spec,
+            spec=effective_spec(obj),
             status=obj.get("status") or {},
             deleting="deletionTimestamp" in meta,
             resource_version=meta.get("resourceVersion", ""),

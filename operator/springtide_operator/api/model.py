@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from springtide_operator.api import names, spec_rules
 from springtide_operator.api.all_reduce import AllReduce
-from springtide_operator.api.base import ApiModel, rule
+from springtide_operator.api.base import ApiModel
 from springtide_operator.api.checkpoint import Checkpoint
 from springtide_operator.api.coordinator import Coordinator
 from springtide_operator.api.elasticity import Elasticity
@@ -53,11 +54,6 @@ class Strategy(ApiModel):
         " ParameterServer: gradients are pushed to servers, which hold the parameters and run the optimizer."
         " Hybrid: dense gradients are summed, and servers hold the tables of springtide.Embedding."
         " The script is the same. Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule("self == oldSelf", "strategy.type is immutable: create a new job")
-            ]
-        },
     )
     all_reduce: AllReduce = Field(
         default_factory=AllReduce,
@@ -86,34 +82,7 @@ PodTemplate = Annotated[
 class Workers(ApiModel):
     """The worker pods and how many of them there may be."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule(
-                    "!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
-                    "workers.minReplicas must not be greater than workers.maxReplicas",
-                    reason="FieldValueInvalid",
-                    fieldPath=".minReplicas",
-                ),
-                rule(
-                    "self.replicas >= self.minReplicas"
-                    " && (!has(self.maxReplicas) || self.replicas <= self.maxReplicas)",
-                    "workers.replicas must lie between workers.minReplicas and workers.maxReplicas",
-                    reason="FieldValueInvalid",
-                    fieldPath=".replicas",
-                ),
-                rule(
-                    "!has(self.standby)"
-                    " || (has(self.maxReplicas) ? self.maxReplicas : self.replicas) + self.standby"
-                    f" <= {MAX_WORKERS}",
-                    "workers.standby and workers.maxReplicas (without it: workers.replicas) must be"
-                    f" {MAX_WORKERS} together at most",
-                    reason="FieldValueInvalid",
-                    fieldPath=".standby",
-                ),
-            ]
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": spec_rules.WORKERS})
 
     replicas: int = Field(
         default=1,
@@ -152,11 +121,6 @@ class Workers(ApiModel):
         description="Processes in each worker pod, each a member of the job: one per GPU of the pod. With"
         " more than one the container needs a command, which `springtide launch --processes N --` runs."
         " Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule("self == oldSelf", "workers.processesPerPod is immutable: create a new job")
-            ]
-        },
     )
     group_size: int = Field(
         default=1,
@@ -166,16 +130,11 @@ class Workers(ApiModel):
         " themselves, and one of them sends the sum to the servers and fetches the new values for all, so"
         " that servers receive and send less. With consistency BoundedStaleness and Asynchronous such a"
         " group works on one global batch together, and groups do not wait for each other. Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule("self == oldSelf", "workers.groupSize is immutable: create a new job")
-            ]
-        },
     )
     template: PodTemplate = Field(
-        description="The worker pod. A change holds for pods made afterwards, and pods that have not"
-        " begun are made anew; status.workers.outdated"
-        " counts the older ones."
+        description="The worker pod; needed, unless templateRef names a template that has one: then this one"
+        " is merged into it, containers and their variables by name. A change holds for pods made afterwards,"
+        " and pods that have not begun are made anew; status.workers.outdated counts the older ones."
     )
 
     @property
@@ -280,19 +239,6 @@ class PodMetadata(ApiModel):
 class Security(ApiModel):
     """Protection beyond the job's token."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule(
-                    "has(self.tls) == has(oldSelf.tls) && (!has(self.tls) || self.tls == oldSelf.tls)",
-                    "security.tls is immutable, and can be neither added nor removed: create a new job",
-                    reason="FieldValueForbidden",
-                    fieldPath=".tls",
-                )
-            ]
-        }
-    )
-
     tls: bool | None = Field(
         default=None,
         description="Whether calls of the job's coordinator and streams of its parameter servers are"
@@ -301,123 +247,30 @@ class Security(ApiModel):
     )
 
 
+class TemplateKind(StrEnum):
+    TEMPLATE = names.TEMPLATE_KIND
+    CLUSTER_TEMPLATE = names.CLUSTER_TEMPLATE_KIND
+
+
+class TemplateRef(ApiModel):
+    """The name of a template."""
+
+    kind: TemplateKind = Field(
+        default=TemplateKind.CLUSTER_TEMPLATE,
+        description="ClusterTrainingTemplate, or TrainingTemplate: one of the job's own namespace.",
+    )
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        description="Name of the template.",
+    )
+
+
 class TrainingJobSpec(ApiModel):
     """The wanted state of a TrainingJob."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule(
-                    "!self.strategy.allReduce.exact || (has(self.workers.maxReplicas)"
-                    " && self.workers.maxReplicas * self.workers.processesPerPod"
-                    " <= self.strategy.allReduce.logicalWorkers)",
-                    "with strategy.allReduce.exact, workers.maxReplicas must be given, and maxReplicas x"
-                    " processesPerPod be at most strategy.allReduce.logicalWorkers (default 8): a process"
-                    " without a logical part has nothing to compute",
-                    reason="FieldValueInvalid",
-                    fieldPath=".workers.maxReplicas",
-                ),
-                rule(
-                    "!self.strategy.allReduce.exact || self.strategy.allReduce.compression == 'None'",
-                    "strategy.allReduce.exact and compression exclude each other: set compression to None, or"
-                    " exact to false",
-                    reason="FieldValueForbidden",
-                    fieldPath=".strategy.allReduce.compression",
-                ),
-                rule(
-                    "self.strategy.allReduce.compression == 'None'"
-                    " || self.strategy.type != 'ParameterServer'",
-                    "strategy.allReduce.compression is for strategy.type AllReduce and Hybrid only",
-                    reason="FieldValueForbidden",
-                    fieldPath=".strategy.allReduce.compression",
-                ),
-                rule(
-                    "self.strategy.parameterServer.compression == 'None'"
-                    " || self.strategy.type != 'AllReduce'",
-                    "strategy.parameterServer.compression is for strategy.type ParameterServer and Hybrid"
-                    " only",
-                    reason="FieldValueForbidden",
-                    fieldPath=".strategy.parameterServer.compression",
-                ),
-                rule(
-                    "self.strategy.parameterServer.compression != 'TopK' || self.strategy.type != 'Hybrid'",
-                    "strategy.parameterServer.compression TopK is not for strategy.type Hybrid, where rows"
-                    " of tables alone go to servers: use BF16 or FP16",
-                    reason="FieldValueForbidden",
-                    fieldPath=".strategy.parameterServer.compression",
-                ),
-                rule(
-                    "!self.strategy.allReduce.exact || self.strategy.type == 'AllReduce'",
-                    "strategy.allReduce.exact is for strategy.type AllReduce only",
-                    reason="FieldValueInvalid",
-                    fieldPath=".strategy.allReduce.exact",
-                ),
-                rule(
-                    "self.strategy.allReduce.shard == 'None' || self.strategy.type == 'AllReduce'",
-                    "strategy.allReduce.shard is for strategy.type AllReduce only",
-                    reason="FieldValueForbidden",
-                    fieldPath=".strategy.allReduce.shard",
-                ),
-                rule(
-                    "self.strategy.allReduce.shard == 'None'"
-                    " || self.strategy.allReduce.compression == 'None'",
-                    "strategy.allReduce.shard and compression exclude each other: set one of them to None",
-                    reason="FieldValueForbidden",
-                    fieldPath=".strategy.allReduce.shard",
-                ),
-                rule(
-                    "!has(self.parameterServers) || self.strategy.type != 'AllReduce'",
-                    "parameterServers is for strategy.type ParameterServer and Hybrid only: leave it out, or"
-                    " choose one of those",
-                    reason="FieldValueForbidden",
-                    fieldPath=".parameterServers",
-                ),
-                rule(
-                    "self.strategy.type == 'AllReduce' || self.strategy.parameterServer.replication"
-                    " <= (has(self.parameterServers) ? self.parameterServers.replicas : 1)",
-                    "strategy.parameterServer.replication must not be greater than parameterServers.replicas:"
-                    " two copies need two servers",
-                    reason="FieldValueInvalid",
-                    fieldPath=".strategy.parameterServer.replication",
-                ),
-                rule(
-                    "self.strategy.type != 'Hybrid'"
-                    " || self.strategy.parameterServer.consistency == 'Synchronous'",
-                    "strategy.type Hybrid has consistency Synchronous only: dense gradients are summed in"
-                    " each step",
-                    reason="FieldValueInvalid",
-                    fieldPath=".strategy.parameterServer.consistency",
-                ),
-                rule(
-                    "self.workers.groupSize == 1 || self.strategy.type == 'ParameterServer'",
-                    "workers.groupSize is for strategy.type ParameterServer only",
-                    reason="FieldValueInvalid",
-                    fieldPath=".workers.groupSize",
-                ),
-                rule(
-                    "has(self.managedBy) == has(oldSelf.managedBy)"
-                    " && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
-                    "managedBy is immutable, and can be neither added nor removed: create a new job",
-                    reason="FieldValueForbidden",
-                    fieldPath=".managedBy",
-                ),
-                # A rule of the field itself does not run where the whole checkpoint goes and comes again.
-                rule(
-                    "!has(oldSelf.checkpoint) || has(self.checkpoint)",
-                    "checkpoint cannot be removed, since its uri is immutable: create a new job",
-                    reason="FieldValueForbidden",
-                    fieldPath=".checkpoint",
-                ),
-                rule(
-                    "self.elasticity.policy != 'Capacity' || has(self.workers.maxReplicas)",
-                    "elasticity.policy Capacity needs workers.maxReplicas: it says how many extra workers"
-                    " there may be",
-                    reason="FieldValueRequired",
-                    fieldPath=".workers.maxReplicas",
-                ),
-            ]
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": spec_rules.SPEC})
 
     managed_by: str | None = Field(
         default=None,
@@ -428,12 +281,21 @@ class TrainingJobSpec(ApiModel):
         f" others leave it alone. Absent: {DEFAULT_CLASS}, which a release has unless it is given another."
         " Immutable.",
     )
+    template_ref: TemplateRef | None = Field(
+        default=None,
+        description="A template of the platform, from which comes whatever this job leaves out, and whose"
+        " limits hold for it. It is read once, and kept in status.template: later edits of it concern later"
+        " jobs. A job whose template is not there waits for it. Immutable.",
+    )
     strategy: Strategy = Field(
         default_factory=Strategy,
         description="How workers exchange gradients.",
         json_schema_extra={"default": {}},
     )
-    workers: Workers = Field(description="The worker pods and how many of them there may be.")
+    workers: Workers = Field(
+        description="The worker pods and how many of them there may be.",
+        json_schema_extra={"default": {}},
+    )
     parameter_servers: ParameterServers | None = Field(
         default=None,
         description="The parameter servers of strategy.type ParameterServer. Absent: one.",

@@ -11,6 +11,12 @@ KIND = "TrainingJob"
 PLURAL = "trainingjobs"
 SINGULAR = "trainingjob"
 SHORT_NAME = "stj"
+TEMPLATE_KIND = "TrainingTemplate"
+TEMPLATE_PLURAL = "trainingtemplates"
+TEMPLATE_SHORT_NAME = "stt"
+CLUSTER_TEMPLATE_KIND = "ClusterTrainingTemplate"
+CLUSTER_TEMPLATE_PLURAL = "clustertrainingtemplates"
+CLUSTER_TEMPLATE_SHORT_NAME = "cstt"
 DEFAULT_CLASS = f"{GROUP}/operator"  # of jobs without spec.managedBy
 
 PROGRAM_VERSION = "0.1.0"

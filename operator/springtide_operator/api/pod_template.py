@@ -117,9 +117,9 @@ _TOLERATIONS = _list(
 )
 
 
-def _container(image_required: bool, own_name: str) -> Schema:
+def _container(own_name: str) -> Schema:
     words = _list(_text(MAX_TEMPLATE_BYTES), 1024)
-    result: Schema = {
+    return {
         "type": "object",
         "properties": {
             "name": _text(63, description=own_name),
@@ -138,9 +138,6 @@ def _container(image_required: bool, own_name: str) -> Schema:
             **dict.fromkeys(("terminationMessagePath", "workingDir"), _text(4096, nullable=True)),
         },
     }
-    if image_required:
-        result["required"] = ["image"]
-    return result
 
 
 def _pod_spec(restart_policy: Schema, containers: Schema, description: str) -> Schema:
@@ -151,7 +148,7 @@ def _pod_spec(restart_policy: Schema, containers: Schema, description: str) -> S
         "properties": {
             "restartPolicy": restart_policy,
             "containers": containers,
-            "initContainers": _list(_container(False, "Name of the container."), MAX_CONTAINERS),
+            "initContainers": _list(_container("Name of the container."), MAX_CONTAINERS),
             "nodeSelector": _map(_text(63), 64),
             "tolerations": _TOLERATIONS,
             "resources": _RESOURCES,
@@ -188,7 +185,10 @@ def _metadata(description: str) -> Schema:
 
 
 def worker_template() -> Schema:
-    """Return the schema of spec.workers.template."""
+    """Return the schema of spec.workers.template.
+
+    A spec, its containers and their images are needed (`spec_rules`), unless the job names a template.
+    """
     never = "leave restartPolicy out or say Never: the operator replaces workers that fail"
     restart_policy = _text(
         32,
@@ -200,7 +200,7 @@ def worker_template() -> Schema:
         "minItems": 1,
         "maxItems": MAX_CONTAINERS,
         "description": "Containers of a worker pod.",
-        "items": _container(True, "Default: worker."),
+        "items": _container("Default: worker."),
     }
     spec = _pod_spec(
         restart_policy,
@@ -209,10 +209,9 @@ def worker_template() -> Schema:
     )
     return {
         "type": "object",
-        "required": ["spec"],
         "properties": {
             "metadata": _metadata("Labels and annotations of the worker pods."),
-            "spec": {**spec, "required": ["containers"]},
+            "spec": spec,
         },
     }
 
@@ -226,7 +225,7 @@ def server_template() -> Schema:
         **{"x-kubernetes-validations": [rule("self == 'Always'", always)]},
     )
     containers = _list(
-        _container(False, "Default: server."), MAX_CONTAINERS, description="Containers of a server's pod."
+        _container("Default: server."), MAX_CONTAINERS, description="Containers of a server's pod."
     )
     spec = _pod_spec(
         restart_policy,
@@ -246,6 +245,11 @@ def server_template() -> Schema:
 def resources() -> Schema:
     """Return the schema of a container's resources."""
     return _RESOURCES
+
+
+def quantities() -> Schema:
+    """Return the schema of quantities by the name of their resource."""
+    return _QUANTITIES
 
 
 def tolerations() -> Schema:

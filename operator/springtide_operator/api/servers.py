@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from springtide_operator.api.base import ApiModel, rule
+from springtide_operator.api.base import ApiModel
 from springtide_operator.api.pod_template import server_template, without_nulls
 
 MAX_SERVERS = 64
@@ -34,14 +34,6 @@ class ParameterServer(ApiModel):
         description="How gradients travel to the servers, which sum them in the parameters' own type. BF16,"
         " FP16: in 16 bits, with Hybrid the gradients of tables' rows. TopK, not with Hybrid: the largest"
         " elements of each part; what that leaves out is added to the next step's gradient. Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule(
-                    "self == oldSelf",
-                    "strategy.parameterServer.compression is immutable: create a new job",
-                )
-            ]
-        },
     )
     top_k_ratio: float = Field(
         default=0.01,
@@ -49,28 +41,12 @@ class ParameterServer(ApiModel):
         le=1,
         description="With compression TopK: which part of the elements travels, 0.01 for one in a hundred."
         " From 0.5 on all of them do. Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule(
-                    "self == oldSelf",
-                    "strategy.parameterServer.topKRatio is immutable: create a new job",
-                )
-            ]
-        },
     )
     early_values: bool = Field(
         default=True,
         description="Synchronous and Asynchronous: servers send a step's values while its other gradients are"
         " still computed, where nothing needs all gradients first. Takes twice the memory on the servers."
         " Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule(
-                    "self == oldSelf",
-                    "strategy.parameterServer.earlyValues is immutable: create a new job",
-                )
-            ]
-        },
     )
     consistency: Consistency = Field(
         default=Consistency.SYNCHRONOUS,
@@ -95,14 +71,6 @@ class ParameterServer(ApiModel):
         " with 1 what it held is lost, and training starts again, or from a checkpoint (unless consistency is"
         " not Synchronous: then from what workers pulled last). At most"
         " parameterServers.replicas. Immutable.",
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                rule(
-                    "self == oldSelf",
-                    "strategy.parameterServer.replication is immutable: create a new job",
-                )
-            ]
-        },
     )
 
 

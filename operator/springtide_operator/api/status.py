@@ -28,6 +28,22 @@ PlacementsOfSets = Annotated[
 ]
 
 
+TemplateSpec = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
+
+
+class TemplateStatus(ApiModel):
+    """The template that the job names, as it was when the operator first saw the job."""
+
+    kind: Short = Field(description="TrainingTemplate or ClusterTrainingTemplate.")
+    name: Annotated[str, Field(max_length=253)] = Field(description="Its name.")
+    uid: Short = Field(description="Its uid.")
+    generation: Count = Field(description="Its metadata.generation.")
+    time: Time = Field(description="When it was read.")
+    spec: TemplateSpec = Field(description="Its spec: the defaults and limits that hold for this job.")
+
+
 class KeyStatus(ApiModel):
     """A key that processes of the job know each other by."""
 
@@ -485,6 +501,11 @@ class TrainingJobStatus(ApiModel):
         description="The job's key, and before it was replaced the ones that pods were made with which may"
         " still run; the newest comes first.",
         json_schema_extra={"maxItems": 64},
+    )
+    template: TemplateStatus | None = Field(
+        default=None,
+        description="The template that spec.templateRef names, as it holds for this job; later edits of the"
+        " template change nothing here.",
     )
     queue: QueueStatus | None = Field(default=None, description="What Kueue has decided about the job.")
     gang: GangStatus | None = Field(

@@ -129,7 +129,8 @@ def server_pod(
 def _from_workers(job: Job, spec: Object) -> None:
     if not isinstance(spec.get("tolerations", []), list):
         raise TemplateError("spec.parameterServers.template.spec.tolerations: must be a list")
-    follow_workers(job.spec.workers.template.get("spec") or {}, spec)
+    workers = job.spec.workers.template.get("spec")
+    follow_workers(workers if isinstance(workers, dict) else {}, spec)  # the worker's own check says so
 
 
 def _container(spec: Object) -> Object:

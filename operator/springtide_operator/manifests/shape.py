@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from springtide_operator.api import names
+from springtide_operator.api.quantities import quantity
 from springtide_operator.manifests.errors import TemplateError
-from springtide_operator.manifests.resources import quantity
 
 Check = Callable[[str, Any], None]
 

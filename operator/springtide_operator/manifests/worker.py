@@ -16,10 +16,10 @@ from springtide_operator.api.all_reduce import Shard
 from springtide_operator.api.elasticity import Balance
 from springtide_operator.api.job import Job, JobKey
 from springtide_operator.api.model import StrategyType
+from springtide_operator.api.quantities import quantity
 from springtide_operator.manifests import gang, kueue, owned
 from springtide_operator.manifests.errors import TemplateError as TemplateError
 from springtide_operator.manifests.init_process import with_init
-from springtide_operator.manifests.resources import quantity
 from springtide_operator.manifests.shape import check_template
 
 GRACE_SECONDS = 120

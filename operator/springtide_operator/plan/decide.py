@@ -35,6 +35,7 @@ from springtide_operator.plan import (
     store_size,
     suspend,
     template,
+    training_template,
 )
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Event, Plan
@@ -42,10 +43,12 @@ from springtide_operator.plan.completion import Outcome
 from springtide_operator.plan.conditions import Truth
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation
+from springtide_operator.plan.only_said import only_said
 from springtide_operator.plan.values import parse_time, timestamp
 
 Status = dict[str, Any]
 
+_CARRIED = ("queue", "gang", security.STATUS, keys.STATUS, training_template.STATUS)
 LAST_REPORT_LOOK = 0.1  # between two looks for the answer of a coordinator whose job has ended
 
 
@@ -156,15 +159,7 @@ def invalid(
     """
     text = text[:4096]
     truths = {reasons.DEGRADED: Truth(True, reason, text), **readiness.stalled(reason, text)}
-    others = [
-        condition for condition in status.get("conditions") or [] if condition.get("type") not in truths
-    ]
-    written = conditions.write(truths, status, generation, now)
-    new = {**status, "message": text, "observedGeneration": generation, "conditions": others + written}
-    new.setdefault("state", reasons.STATE_PENDING)
-    known = conditions.reason_of(status, reasons.DEGRADED) == reason
-    events = () if known else (Event(reason, text, warning=True),)
-    return Plan(new, (), events)
+    return only_said(status, generation, truths, now)
 
 
 def _size(job: Job, observation: Observation, ledger: Ledger, now: float) -> elasticity.Sized:
@@ -247,10 +242,10 @@ def _servers(job: Job, observation: Observation, ledger: Ledger, over: bool = Fa
 
 
 def _carried_over(status: Status) -> Status:
-    """Return the fields of status that are kept as they are: requests to other schedulers, and one-time
-    decisions.
+    """Return the fields of status that are kept as they are: requests to other schedulers, one-time
+    decisions, and the template.
     """
-    return {key: status[key] for key in ("queue", "gang", security.STATUS, keys.STATUS) if key in status}
+    return {key: status[key] for key in _CARRIED if key in status}
 
 
 def _workers(

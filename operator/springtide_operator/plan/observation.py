@@ -349,6 +349,14 @@ class CheckpointReport:
 
 
 @dataclass(frozen=True)
+class TraceReport:
+    """A change of members that somebody records: its span, and the pods (uids) that it lost."""
+
+    traceparent: str
+    lost_pods: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Report:
     """The coordinator's last answer."""
 
@@ -405,6 +413,7 @@ class Report:
     silent: frozenset[str] = frozenset()  # pod uids that run and have not said Hello
     vanished: frozenset[str] = frozenset()  # that run, were members, and have not been heard of for a minute
     opaque: bool = False  # its members run scripts that commit no steps of ours: no progress is no hang
+    traces: tuple[TraceReport, ...] = ()  # of the last changes of members, oldest first
 
     @cached_property
     def connected(self) -> frozenset[str]:

@@ -44,7 +44,8 @@ class CopyUnderWay:
     Attributes:
         reading: of the bytes of a large slice, of which `at` of `total` have left; 0: it goes whole.
         open: parts that have no answer yet.
-        since: when the last part left, on the monotonic clock in seconds.
+        began: when the first part left, on the monotonic clock in seconds.
+        since: when the last part left, on the same clock.
     """
 
     key: str
@@ -55,6 +56,7 @@ class CopyUnderWay:
     total: int = 0
     at: int = 0
     open: int = 0
+    began: float = 0.0
     since: float = 0.0
 
 
@@ -92,6 +94,10 @@ class Replicator:
         chunk_reads: of bytes that stay as they were at one moment.
         part_bytes: a slice of more is sent in parts of so many.
         on_steps_thread: has something done on the thread that makes the steps.
+
+    Attributes:
+        copied: called in the store's lock when a copy is over: seconds that it took, bytes, why it is not
+            there ("" if it is), and whether it was the last one.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class Replicator:
         on_steps_thread: Callable[[Callable[[], None]], None],
     ) -> None:
         self.fill = fill
+        self.copied: Callable[[float, int, str, bool], None] = lambda seconds, size, error, last: None
         self._changed = changed
         self._chunk_reads = chunk_reads
         self._part_bytes = part_bytes
@@ -180,7 +187,7 @@ class Replicator:
             Whether the other server counts as one that holds a copy, or will: it got the first part.
         """
         assert shard.chunk is not None
-        sending = CopyUnderWay(key, shard, address, shard.version)
+        sending = CopyUnderWay(key, shard, address, shard.version, began=time.monotonic())
         if isinstance(shard.chunk, Slice) and shard.chunk.dumped_bytes > self._part_bytes:
             sending.reading, sending.total = self._chunk_reads.begin(key), shard.chunk.dumped_bytes
         self._under_way, shard.forward = sending, [*shard.forward, address]
@@ -242,6 +249,7 @@ class Replicator:
         if why:
             log.warning("the copy of %s on server %s is not made: %s", sending.key, sending.address, why)
             sending.shard.forward = [a for a in sending.shard.forward if a != sending.address]
+        self.copied(time.monotonic() - sending.began, sending.at, why, self.is_idle)
 
     # ---- from another server, or from a worker
 

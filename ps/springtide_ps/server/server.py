@@ -22,6 +22,7 @@ from springtide_ps.params.optim import UpdateError
 from springtide_ps.params.sparse_gradient import SparseGradientError
 from springtide_ps.server.async_handler import KINDS as RANGE_KINDS
 from springtide_ps.server.async_handler import REFUSALS, AsyncHandler
+from springtide_ps.server.generation_spans import GenerationSpans
 from springtide_ps.server.gradient_stash import GradientStash
 from springtide_ps.server.kv_handler import Answer, Counters, KvHandler
 from springtide_ps.server.kv_store import Store, StoreError
@@ -80,6 +81,7 @@ class Server:
     tls: of this server. peers: for its own connections to other servers. part_bytes, threads: as of
     `ShardStore`.
     handshake: seconds in which a connection has proven that it knows the token, from its first byte on.
+    spans: are told of generations; None: nobody is.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Server:
         part_bytes: int = PART_BYTES,
         handshake: float = HANDSHAKE_SECONDS,
         threads: int = 0,
+        spans: GenerationSpans | None = None,
     ) -> None:
         if not token:
             raise ValueError("a parameter server needs the job's token")
@@ -105,6 +108,7 @@ class Server:
             self.counters,
             part_bytes,
             threads,
+            spans,
         )
         # One limit for all that is here, by hand and of a job.
         store.others = lambda: self.sync_handler.store.unlocked_bytes

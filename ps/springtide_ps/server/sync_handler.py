@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -20,6 +21,7 @@ import torch
 from springtide_ps.params.chunk import Chunk
 from springtide_ps.params.embedding_shard import ROW_DTYPES, SLICES_LIMIT, Slice
 from springtide_ps.params.sparse_gradient import SparseGradient, unpack
+from springtide_ps.server.generation_spans import GenerationSpans
 from springtide_ps.server.intermediate import NO_ROOM
 from springtide_ps.server.kv_handler import Answer, Counters
 from springtide_ps.server.kv_store import KEY_LIMIT
@@ -63,12 +65,14 @@ class SyncHandler:
         counters: of the server.
         part_bytes: a slice of more goes to another server in parts of so many.
         threads: that make steps, as of `ShardStore`.
+        spans: are told of generations; None: nobody is.
 
     Attributes:
         memory_limit: as given.
         others: returns the bytes that the server holds beside the shards.
         store: the shards.
         entered: called when a generation has begun.
+        spans: told of generations.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class SyncHandler:
         counters: Counters | None = None,
         part_bytes: int = PART_BYTES,
         threads: int = 0,
+        spans: GenerationSpans | None = None,
     ) -> None:
         self._connect, self.memory_limit = connect, memory_limit
         self._counters = counters or Counters()
@@ -86,6 +91,8 @@ class SyncHandler:
         self._lock = threading.Lock()
         self.store = ShardStore(self._forward, self._fill, part_bytes, threads)
         self.entered: Callable[[Token], None] = lambda token: None
+        self.spans = spans or GenerationSpans()
+        self.store.replicator.copied = self.spans.copied
 
     def close(self) -> None:
         self.store.close()
@@ -205,14 +212,16 @@ class SyncHandler:
 
         match header.kind:
             case Kind.ENTER:
-                run_id, in_batches = str(meta.get("lineage")), bool(meta.get("books"))
+                run_id, in_batches, began = str(meta.get("lineage")), bool(meta.get("books")), time.time()
                 skipped = number_in(meta, "skipped") if in_batches else 0
                 version = store.enter(token, _members(meta), _step(meta), run_id, in_batches, skipped)
                 self.entered(token)
+                self.spans.entered(token, str(meta.get("trace", "")), began, whole=in_batches)
                 done(Frame(Kind.DONE, number, {"version": version}))
             case Kind.RESOLVE:
                 step_spec = meta.get("recipe")
                 store.resolve(token, None if step_spec is None else spec_in(meta))
+                self.spans.resolved(token)
                 done(Frame(Kind.DONE, number))
             case Kind.LOAD if "of" in meta:
                 at, total = number_in(meta, "at"), number_in(meta, "of")
@@ -228,6 +237,7 @@ class SyncHandler:
                 done(Frame(Kind.VALUES, number, about, len(names)), memoryview(names))
             case Kind.ARRANGE:
                 self._arrange(token, meta)
+                self.spans.arranged(token)
                 done(Frame(Kind.DONE, number))
             case Kind.STAGE | Kind.STAGE_SPARSE:
                 # A gradient has no answer of its own: PREPARE counts them.

@@ -70,6 +70,7 @@ class Kind(IntEnum):
     # The steps of a job (`step_protocol`); "t" is the generation, "s" the step to be made, "k" a chunk.
     # "rank" in any request: its answer goes after tensors of a lower rank (`send_queue`); 0 without.
     # A generation begins; answered with {"version"}. "books": its members do not step together, "s" is 0.
+    # With "trace", where somebody records it: the traceparent of the change of members.
     ENTER = 40  # {"t", "me", "members", "s", "lineage"}, with "books" also "skipped"
     # {"t", "k", "s", ...what a chunk is} + its memory: this server holds it from now on. A slice may come in
     # parts, in order: with "at", "of": which byte a part begins at, of how many; the first one brings the

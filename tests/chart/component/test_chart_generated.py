@@ -94,5 +94,5 @@ def test_kustomization_takes_everything(require_tool: Callable[[str], str]) -> N
     assert done.returncode == 0, done.stderr
     built = {(o["kind"], o["metadata"]["name"]) for o in parse(done.stdout)}
     expected = parse((ROOT / "deploy" / "operator.yaml").read_text())
-    expected += [yaml.safe_load((ROOT / "deploy" / "crd" / "trainingjobs.yaml").read_text())]
+    expected += [yaml.safe_load(path.read_text()) for path in (ROOT / "deploy" / "crd").glob("*.yaml")]
     assert built == {(o["kind"], o["metadata"]["name"]) for o in expected}

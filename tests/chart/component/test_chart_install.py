@@ -118,7 +118,7 @@ def test_running_job_serves_what_dashboard_and_alerts_ask_for(place: Installatio
     seldom = {"springtide_job_last_recovery_seconds", "springtide_operator_api_errors_total"}
     # This job has none of these.
     of_others = {"springtide_job_parameter_servers", "springtide_job_standbys", *server_series()}
-    neither = ("springtide_launcher_", "springtide_worker_tracker_")
+    neither = ("springtide_launcher_", "springtide_worker_tracker_", "springtide_trace_spans_")
     wanted = {name for name in names_in(asked) - seldom - of_others if not name.startswith(neither)}
     # Some of it only when the operator has heard of the steps.
     until(60, f"all of {sorted(wanted)}", lambda: wanted <= set(served_now(place)))

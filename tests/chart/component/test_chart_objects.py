@@ -24,7 +24,7 @@ from chart_render import (
 )
 
 from springtide_operator.api import names
-from springtide_operator.api.crd import custom_resource_definition
+from springtide_operator.api.crd import DEFINITIONS
 
 EACH_FILE = pytest.mark.parametrize("file", VALUE_FILES, ids=[file.stem for file in VALUE_FILES])
 CLUSTER_SCOPED = {
@@ -123,10 +123,26 @@ def test_selectors_find_the_operator_and_no_pod_of_a_job(file: Path) -> None:
         assert selects(service["metadata"]["labels"], monitor["spec"]["selector"]["matchLabels"])
 
 
-def test_crd_is_the_one_of_the_models() -> None:
-    rendered = pick(render(), "CustomResourceDefinition")
-    assert rendered["spec"] == custom_resource_definition()["spec"]
-    assert rendered["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+def test_crds_are_those_of_the_models() -> None:
+    rendered = [one for one in render() if one["kind"] == "CustomResourceDefinition"]
+    assert [one["spec"]["names"]["kind"] for one in rendered] == list(DEFINITIONS)
+    for one in rendered:
+        assert one["spec"] == DEFINITIONS[one["spec"]["names"]["kind"]]()["spec"]
+        assert one["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("http://collector.monitoring:4318", 4318),
+        ("https://otel.example.com/v1", 443),
+        ("http://10.1.2.3", 80),
+    ],
+)
+def test_limited_operator_reaches_the_collector_of_traces(endpoint: str, port: int) -> None:
+    values = {"networkPolicy": {"egress": {"enabled": True}}, "tracing": {"endpoint": endpoint}}
+    policy = pick(render(values), "NetworkPolicy")
+    assert {"ports": [{"port": port, "protocol": "TCP"}]} in policy["spec"]["egress"]
 
 
 def test_network_policy_lets_operator_reach_coordinators_only() -> None:
@@ -166,7 +182,14 @@ def test_named_namespaces_need_no_cluster_wide_right() -> None:
     everywhere = bindings(render(), "springtide-operator")
     named = bindings(
         render(
-            {"watchNamespaces": ["a", "b"], "rbac": {"aggregateToUserRoles": False, "otherReleases": False}}
+            {
+                "watchNamespaces": ["a", "b"],
+                "rbac": {
+                    "aggregateToUserRoles": False,
+                    "otherReleases": False,
+                    "clusterTemplates": False,
+                },
+            }
         ),
         "springtide-operator",
     )
@@ -197,9 +220,15 @@ def test_named_namespaces_need_no_cluster_wide_right() -> None:
         "verbs": ["get"],
     }
     classes = {"apiGroups": ["scheduling.k8s.io"], "resources": ["priorityclasses"], "verbs": ["get"]}
-    assert everywhere["ClusterRole", ""] == [*named["Role", "a"], nodes, flavors, classes, releases, crds]
+    templates = {
+        "apiGroups": ["springtide.dev"],
+        "resources": ["clustertrainingtemplates"],
+        "verbs": ["get"],
+    }
+    besides = [templates, nodes, flavors, classes, releases, crds]
+    assert everywhere["ClusterRole", ""] == [*named["Role", "a"], *besides]
     seeing = bindings(render({"watchNamespaces": ["a", "b"]}), "springtide-operator")
-    assert seeing == named | {("ClusterRole", ""): [releases]}
+    assert seeing == named | {("ClusterRole", ""): [templates, releases]}
 
 
 @EACH_FILE
@@ -215,6 +244,8 @@ def test_rights_are_listed_one_by_one(file: Path) -> None:
     ("copy", "source"),
     [
         ("trainingjobs.yaml", "deploy/crd/trainingjobs.yaml"),
+        ("trainingtemplates.yaml", "deploy/crd/trainingtemplates.yaml"),
+        ("clustertrainingtemplates.yaml", "deploy/crd/clustertrainingtemplates.yaml"),
         ("alerts.yaml", "deploy/prometheus/alerts.yaml"),
         ("dashboard.json", "deploy/grafana/springtide.json"),
     ],

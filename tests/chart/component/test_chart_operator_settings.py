@@ -47,6 +47,21 @@ def test_defaults_of_job_pods_arrive() -> None:
     assert settings_of({"jobPods": given}).pod_defaults == PodDefaults(**given)
 
 
+def test_tracing_arrives_and_reaches_pods_of_jobs() -> None:
+    tracing = {"endpoint": "http://collector:4317", "protocol": "grpc", "ratio": 0.5}
+    given = {"container": {"env": [{"name": "TZ", "value": "UTC"}]}}
+    env = settings_of({"tracing": tracing, "jobPods": given}).pod_defaults.container["env"]
+    assert {entry["name"]: entry["value"] for entry in env} == {
+        "TZ": "UTC",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0.5",
+    }
+    assert settings_of({"tracing": {**tracing, "jobs": False}}).pod_defaults == PodDefaults()
+    assert settings_of({"tracing": None}).pod_defaults == PodDefaults()  # --reuse-values of an older release
+
+
 def test_switches_arrive() -> None:
     image = {"registry": "r.example.com", "digest": "sha256:" + "3" * 64, "pullPolicy": "Always"}
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
@@ -71,6 +86,7 @@ def test_switches_arrive() -> None:
         ("SPRINGTIDE_WATCH_NAMESPACES", "a,a"),
         ("SPRINGTIDE_LOG_LEVEL", "loud"),
         ("SPRINGTIDE_JOBS_TLS", "yes"),
+        ("SPRINGTIDE_TRACE_JOBS", "no"),
         ("SPRINGTIDE_CERTIFICATE_SECONDS", "29"),
         ("SPRINGTIDE_POD_DEFAULTS", "{"),
         ("SPRINGTIDE_COORDINATOR_PULL_POLICY", "Sometimes"),

@@ -12,7 +12,8 @@ from chart_podsecurity import restricted_violations
 from chart_render import KUBERNETES_VERSIONS, ROOT, Object, parse, pick, render, schema_errors
 
 from springtide_local.quantities import parse_quantity
-from springtide_operator.api.crd import custom_resource_definition
+from springtide_operator.api.crd import DEFINITIONS
+from springtide_operator.api.effective_spec import reference
 from springtide_operator.api.job import Job
 from springtide_operator.manifests.coordinator import coordinator_pod
 from springtide_operator.manifests.server import server_pod
@@ -34,16 +35,26 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def job_errors(job: Object) -> list[str]:
-    version = custom_resource_definition()["spec"]["versions"][0]
+TEMPLATES = ("TrainingTemplate", "ClusterTrainingTemplate")
+
+
+def own_errors(obj: Object) -> list[str]:
+    """Return what the CRD of an object's kind has against it."""
+    version = DEFINITIONS[obj["kind"]]()["spec"]["versions"][0]
     schema = closed(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}
-    found = jsonschema.Draft202012Validator(schema).iter_errors(job)
+    found = jsonschema.Draft202012Validator(schema).iter_errors(obj)
     return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in found]
 
 
-def with_identity(job: Object) -> Object:
-    return {**job, "metadata": {**job["metadata"], "namespace": "n", "uid": "0" * 8}}
+def with_identity(job: Object, objects: list[Object]) -> Object:
+    """Return a job as the operator sees it, with the template of the same file that it names."""
+    made = {**job, "metadata": {**job["metadata"], "namespace": "n", "uid": "0" * 8}}
+    for obj in objects:
+        if obj["kind"] in TEMPLATES and obj["metadata"]["name"] == (reference(job) or ("", ""))[1]:
+            named = {"kind": obj["kind"], "name": obj["metadata"]["name"], "time": "2026-01-01T00:00:00Z"}
+            made["status"] = {"template": {**named, "spec": obj["spec"]}}
+    return made
 
 
 @EACH
@@ -51,8 +62,8 @@ def test_objects_follow_their_schemas(file: Path) -> None:
     objects = parse(file.read_text())
     assert "TrainingJob" in {obj["kind"] for obj in objects}
     for obj in objects:
-        if obj["kind"] == "TrainingJob":
-            assert job_errors(obj) == []
+        if obj["kind"] in DEFINITIONS:
+            assert own_errors(obj) == []
             continue
         for version in KUBERNETES_VERSIONS:
             assert schema_errors(obj, version) == []
@@ -60,10 +71,11 @@ def test_objects_follow_their_schemas(file: Path) -> None:
 
 @EACH
 def test_pods_are_taken_everywhere(file: Path) -> None:
-    for obj in parse(file.read_text()):
+    objects = parse(file.read_text())
+    for obj in objects:
         if obj["kind"] != "TrainingJob":
             continue
-        job = Job.parse(with_identity(obj))
+        job = Job.parse(with_identity(obj, objects))
         workers = job.spec.workers
         assert workers.min_replicas <= workers.replicas <= workers.maximum
         for pod in (worker_pod(job, 0, 0, "10.0.0.1:7070"), coordinator_pod(job, 1)):
@@ -104,9 +116,10 @@ def fits(pods: list[dict[str, float]], nodes: int) -> bool:
 def test_a_sample_and_its_operator_fit_two_small_nodes(file: Path) -> None:
     deployment = pick(render(), "Deployment")
     pods = [asked(deployment["spec"]["template"]["spec"])] * deployment["spec"]["replicas"]
-    for obj in parse(file.read_text()):
+    objects = parse(file.read_text())
+    for obj in objects:
         if obj["kind"] == "TrainingJob":
-            job = Job.parse(with_identity(obj))
+            job = Job.parse(with_identity(obj, objects))
             pods.append(asked(coordinator_pod(job, 1)["spec"]))
             pods += [asked(worker_pod(job, 0, 0, "10.0.0.1:7070")["spec"])] * job.spec.workers.replicas
             pods += [
@@ -157,6 +170,6 @@ def test_scripts_are_python_and_commands_exist(file: Path) -> None:
 def test_job_errors_finds_mistakes() -> None:
     wrong = {"apiVersion": "springtide.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}}
     wrong["spec"] = {"worker": {}, "workers": {"replicas": "3", "template": {"spec": {"containers": []}}}}
-    text = " ".join(job_errors(wrong))
+    text = " ".join(own_errors(wrong))
     assert "'worker' was unexpected" in text
     assert "'3' is not of type 'integer'" in text

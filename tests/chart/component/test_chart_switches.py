@@ -134,9 +134,11 @@ CASES: list[Case] = [
     (
         "crds.keep",
         False,
-        lambda o: pick(o, "CustomResourceDefinition")["metadata"].get("annotations"),
-        {"helm.sh/resource-policy": "keep"},
-        None,
+        lambda o: [
+            one["metadata"].get("annotations") for one in o if one["kind"] == "CustomResourceDefinition"
+        ],
+        [{"helm.sh/resource-policy": "keep"}] * 3,
+        [None] * 3,
     ),
     (
         "watchNamespaces",
@@ -237,7 +239,7 @@ CASES: list[Case] = [
         "rbac.aggregateToUserRoles",
         False,
         lambda o: sorted(x["metadata"]["name"] for x in o if x["kind"] == "ClusterRole"),
-        ["springtide-edit", f"{OPERATOR}-jobs", "springtide-view"],
+        ["springtide-admin", "springtide-edit", f"{OPERATOR}-jobs", "springtide-view"],
         [f"{OPERATOR}-jobs"],
     ),
     (
@@ -309,6 +311,13 @@ CASES: list[Case] = [
     ("metrics.prometheusRule.enabled", True, lambda o: "PrometheusRule" in kinds(o), False, True),
     ("metrics.dashboard.enabled", True, lambda o: "ConfigMap" in kinds(o), False, True),
     (
+        "tracing.endpoint",
+        "http://collector:4318",
+        lambda o: environment(o).get("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        None,
+        "http://collector:4318",
+    ),
+    (
         "jobPods.metadata",
         {"labels": {"a": "b"}},
         lambda o: environment(o).get("SPRINGTIDE_POD_DEFAULTS"),
@@ -365,6 +374,14 @@ TOGETHER: list[tuple[str, dict[str, Any], dict[str, Any], Callable[[list[Object]
         [],
     ),
     (
+        "rbac.clusterTemplates",
+        {"watchNamespaces": ["a"]},
+        {"watchNamespaces": ["a"], "rbac": {"clusterTemplates": False}},
+        lambda o: [x["metadata"]["name"] for x in o if x["metadata"]["name"].endswith("-templates")],
+        [f"springtide-system-{OPERATOR}-templates"] * 2,
+        [],
+    ),
+    (
         "serviceAccount.create",
         {"serviceAccount": {"name": "sa"}},
         {"serviceAccount": {"name": "sa", "create": False}},
@@ -391,6 +408,21 @@ TOGETHER.append(
         [(verb, "springtide.dev", "trainingjobs/status") for verb in ("get", "update", "patch")],
     )
 )
+for _value, _given, _variable, _without, _with in (
+    ("protocol", "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "grpc"),
+    ("ratio", 0.25, "OTEL_TRACES_SAMPLER_ARG", None, "0.25"),
+    ("jobs", False, "SPRINGTIDE_TRACE_JOBS", None, "false"),
+):
+    TOGETHER.append(
+        (
+            f"tracing.{_value}",
+            {"tracing": {"endpoint": "http://collector:4318"}},
+            {"tracing": {"endpoint": "http://collector:4318", _value: _given}},
+            lambda o, variable=_variable: environment(o).get(variable),
+            _without,
+            _with,
+        )
+    )
 for _kind, _key in (
     ("ServiceMonitor", "serviceMonitor"),
     ("PodMonitor", "podMonitor"),

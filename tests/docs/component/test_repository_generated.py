@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from required import require_protoc
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTOS = sorted(path.relative_to(ROOT) for root in ("protocol",) for path in (ROOT / root).rglob("*.proto"))
@@ -23,6 +24,7 @@ def test_the_protocol_is_generated_from_its_source(proto: Path, tmp_path: Path) 
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc", "-I", root, *outputs, str(proto)],
         cwd=ROOT,
+        env=require_protoc(),
         check=True,
         timeout=60,
     )

@@ -19,10 +19,11 @@ def test_the_report_has_the_keys_that_it_promises() -> None:
     curve = steady(1, 10, 100.0)
     made = report.build(curve, steady(1, 10, 0.0), [], OUTCOME, [], 2)
     assert set(made) == {
-        "test_accuracy", "samples", "median_step_seconds", "events",
+        "test_accuracy", "samples", "first_commit_unix", "median_step_seconds", "events",
         "survivor_restarts", "final_workers", "loss_curve_max_difference",
     }  # fmt: skip
     assert made["samples"] == {"expected": 640, "seen": 640, "repeated": 0, "lost": 0}
+    assert made["first_commit_unix"] == pytest.approx(curve[0].unix_time)
     assert made["median_step_seconds"] == pytest.approx(0.01)
     assert made["loss_curve_max_difference"] == 0.0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from springtide.client import JobFailed, TrainingClient
+from springtide_demo.kube import Kube
 from springtide_local.cluster import Cluster
 
 pytestmark = [
@@ -19,6 +20,30 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client"),
 ]
 
+TEMPLATE = {
+    "apiVersion": "springtide.dev/v1alpha1",
+    "kind": "ClusterTrainingTemplate",
+    "metadata": {"name": "greeting"},
+    "spec": {
+        "defaults": {
+            "failurePolicy": {"backoffLimit": 0},
+            "workers": {
+                "template": {
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "worker",
+                                "image": "springtide/worker:0.1.0",
+                                "env": [{"name": "GREETING", "value": "of the platform"}],
+                            }
+                        ]
+                    }
+                }
+            },
+        },
+        "limits": {"maxReplicas": 1, "images": ["springtide/*"]},
+    },
+}
 NOTEBOOK = Path(__file__).resolve().parents[3] / "examples" / "notebook.ipynb"
 
 
@@ -84,3 +109,11 @@ def test_notebook_and_folder_on_one_cluster(
     assert last == "no such data"
     job.delete()
     assert client.list() == []
+
+    with Kube(tmp_path / "state" / "springtide" / "local" / "kubeconfig") as cluster:
+        cluster.request("POST", "/apis/springtide.dev/v1alpha1/clustertrainingtemplates", TEMPLATE)
+    (source / "train.py").write_text("import os\nraise SystemExit(os.environ['GREETING'])\n")
+    job = client.train("train.py", code=source, name="templated", template="greeting")
+    with pytest.raises(JobFailed, match=r"templated failed \(BackoffLimitExceeded\): .*of the platform"):
+        job.wait(120, progress=False)
+    job.delete()

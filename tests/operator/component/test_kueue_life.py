@@ -282,6 +282,29 @@ async def test_job_of_multikueue_has_a_workload_and_nothing_else(monkeypatch: py
         assert not [key for key in cluster.objects if key[0] in ("services", "networkpolicies", "secrets")]
 
 
+async def test_job_of_multikueue_asks_for_what_its_template_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("springtide_operator.queues.LIST_SECONDS", 0.05)
+    monkeypatch.setattr("springtide_operator.multikueue.RETRY_SECONDS", 0.2)
+    lab = multikueue_lab()
+    cluster, job = lab.cluster, lab.cluster.job()
+    pod = job["spec"]["workers"].pop("template")
+    job["spec"]["templateRef"] = {"kind": names.TEMPLATE_KIND, "name": "gpu"}
+    cluster.put("trainingjobs", job)
+    async with operator(cluster):
+        await until(lambda: cluster.calls["get_template"], "the template to be asked for")
+        assert lab.workload() is None
+        pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "3"}}
+        meta = {"name": "gpu", "namespace": "default", "uid": "t", "generation": 1}
+        spec = {"defaults": {"workers": {"template": pod}}}
+        cluster.put(names.TEMPLATE_PLURAL, {"metadata": meta, "spec": spec})
+        await until(lambda: lab.workload() is not None, "the Workload")
+        made = lab.workload()
+        assert made is not None
+        container = made["spec"]["podSets"][1]["template"]["spec"]["containers"][0]
+        assert container["resources"]["requests"] == {"cpu": "3"}
+        assert "template" not in (cluster.job().get("status") or {})  # another cluster's to write
+
+
 async def test_job_copied_by_multikueue_takes_the_workload_it_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

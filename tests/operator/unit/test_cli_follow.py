@@ -279,7 +279,7 @@ async def test_installing_waits_for_the_kind_and_for_the_operator(monkeypatch: p
     cluster = Cluster()
     async with asyncio.timeout(60):
         await install.install(cluster)
-    assert cluster.looks == {"CustomResourceDefinition": 3, "Deployment": 3}
+    assert cluster.looks == {"CustomResourceDefinition": 5, "Deployment": 3}  # three CRDs
     applied = [body["kind"] for _, _, body, _, _ in cluster.requests]
     assert applied == KINDS
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from springtide_cli.errors import Refused
-from springtide_cli.manifest import parse, read
+from springtide_cli.manifest import Changes, parse, read, with_changes
 
 JOB = "apiVersion: springtide.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: digits}\nspec: {}\n"
 MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\n"
@@ -68,3 +68,42 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
     assert parse(read("-"), "standard input").job["metadata"]["name"] == "digits"
+
+
+def test_the_command_line_names_a_template_and_standbys() -> None:
+    manifest = parse(f"{MAP}---\n{JOB}", "job.yaml")
+    assert with_changes(manifest, Changes()) is manifest
+    made = with_changes(manifest, Changes("gpu", 2))
+    assert made.job is made.objects[1]
+    assert made.objects[0] is manifest.objects[0]
+    assert made.job["spec"] == {
+        "templateRef": {"kind": "ClusterTrainingTemplate", "name": "gpu"},
+        "workers": {"standby": 2},
+    }
+    assert manifest.job["spec"] == {}
+
+
+def test_the_command_line_changes_nothing_else_of_a_job() -> None:
+    workers = "workers: {replicas: 3, standby: 1}"
+    spec = f"spec: {{templateRef: {{name: cpu, kind: TrainingTemplate}}, {workers}, suspend: true}}"
+    manifest = parse(JOB.replace("spec: {}", spec), "job.yaml")
+    made = with_changes(manifest, Changes("TrainingTemplate/gpu", 0)).job["spec"]
+    assert made == {
+        "templateRef": {"kind": "TrainingTemplate", "name": "gpu"},
+        "workers": {"replicas": 3, "standby": 0},
+        "suspend": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("job", "changes", "message"),
+    [
+        (JOB, Changes("Pod/gpu"), "--template: 'Pod/gpu' names no template"),
+        (JOB.replace("spec: {}", "spec: 3"), Changes("gpu"), "TrainingJob.spec is a number"),
+        (JOB.replace("{}", "{workers: [1]}"), Changes(standby=1), "TrainingJob.spec.workers is a list"),
+    ],
+)
+def test_changes_that_cannot_be_made(job: str, changes: Changes, message: str) -> None:
+    with pytest.raises(Refused) as caught:
+        with_changes(parse(job, "job.yaml"), changes)
+    assert message in str(caught.value)

@@ -191,6 +191,41 @@ def test_another_image_may_be_root_and_limits_may_differ() -> None:
     assert manifest.sizes(4) == {"replicas": 4}
 
 
+def test_what_is_not_said_is_left_to_the_template() -> None:
+    plain = manifest.training_job("a", "b", manifest.JobOptions())["spec"]
+    assert plain["strategy"] == {"type": "AllReduce"}
+    assert plain["workers"]["template"]["spec"]["containers"][0]["image"] == manifest.IMAGE
+    named = manifest.training_job("a", "b", manifest.JobOptions(template="TrainingTemplate/gpu"))["spec"]
+    assert named["templateRef"] == {"kind": "TrainingTemplate", "name": "gpu"}
+    assert "strategy" not in named
+    [container] = named["workers"]["template"]["spec"]["containers"]
+    assert not {"image", "securityContext", "resources"} & container.keys()
+    assert container["name"] == "worker"
+    said = manifest.JobOptions(template="gpu", image="mine:1", strategy="Hybrid", workers=2)
+    both = manifest.training_job("a", "b", said)["spec"]
+    assert both["templateRef"] == {"kind": "ClusterTrainingTemplate", "name": "gpu"}
+    assert both["strategy"] == {"type": "Hybrid"}
+    assert both["workers"]["template"]["spec"]["containers"][0]["image"] == "mine:1"
+
+
+@pytest.mark.parametrize("template", ["Gpu", "Pod/gpu", "a/b/c", "TrainingTemplate/", "/gpu"])
+def test_a_template_has_a_name_and_one_of_two_kinds(template: str) -> None:
+    with pytest.raises(SourceError, match="names no template: give the name of a ClusterTrainingTemplate"):
+        manifest.training_job("a", "b", manifest.JobOptions(template=template))
+
+
+def test_standbys_are_a_number() -> None:
+    options = manifest.JobOptions(workers=(1, 4), standby=1)
+    workers = manifest.training_job("a", "b", options)["spec"]["workers"]
+    assert {key: workers[key] for key in ("replicas", "standby")} == {"replicas": 4, "standby": 1}
+    assert "standby" not in manifest.training_job("a", "b", manifest.JobOptions())["spec"]["workers"]
+    zero = manifest.training_job("a", "b", manifest.JobOptions(standby=0))["spec"]["workers"]
+    assert zero["standby"] == 0  # a template may say another number
+    for wrong in (-1, True, "1", 1.5):
+        with pytest.raises(SourceError, match="standby is how many pods stand by"):
+            manifest.training_job("a", "b", manifest.JobOptions(standby=wrong))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("workers", [0, (3, 2), (1, 2, 3), True, 1.5, ()])
 def test_workers_are_numbers_in_order(workers: Any) -> None:
     with pytest.raises(SourceError, match=r"workers is a number from 1 on, or \(the fewest, the most\)"):

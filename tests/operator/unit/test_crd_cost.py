@@ -10,7 +10,7 @@ import pytest
 from springtide_local.api.cel.budget import inspect_rules
 from springtide_local.api.cel.cost import DEFINITION_LIMIT, EXPRESSION_LIMIT
 from springtide_local.api.kinds.crds import Definitions
-from springtide_operator.api.crd import custom_resource_definition
+from springtide_operator.api.crd import custom_resource_definition, template_definition
 
 # Two expressions that the CRD once had, for which a real API server refused it.
 SIZES = (
@@ -56,6 +56,16 @@ def test_no_rule_costs_a_tenth_of_what_kubernetes_allows() -> None:
 
 def test_an_api_server_has_nothing_against_the_definition() -> None:
     assert [str(error) for error in Definitions().check(definition())] == []
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_an_api_server_has_nothing_against_templates(cluster: bool) -> None:
+    made = copy.deepcopy(template_definition(cluster))
+    made["spec"]["conversion"] = {"strategy": "None"}
+    assert [str(error) for error in Definitions().check(made)] == []
+    found = inspect_rules(schema(made), "spec.validation.openAPIV3Schema")
+    assert found.errors == []
+    assert found.total <= DEFINITION_LIMIT // 10
 
 
 @pytest.mark.parametrize(

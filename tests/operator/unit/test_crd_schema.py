@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_columns_and_subresources() -> None:
     shown = [c["name"] for c in version["additionalPrinterColumns"] if not c.get("priority")]
     assert shown == ["State", "Workers", "PS", "Step", "Samples/s", "Goodput", "Restarts", "Age"]
     wide = [c for c in version["additionalPrinterColumns"] if c.get("priority")]
-    assert [c["name"] for c in wide] == ["Progress", "ETA", "Message"]
+    assert [c["name"] for c in wide] == ["Progress", "ETA", "Template", "Message"]
     assert all(c["type"] != "date" for c in wide), "kubectl prints `<invalid>` for a date to come"
     assert version["subresources"]["scale"] == {
         "specReplicasPath": ".spec.workers.replicas",
@@ -121,17 +122,21 @@ def test_the_models_defaults_and_the_schemas_are_the_same() -> None:
                 result[name] = defaulted(child, result[name])
         return result
 
-    assert defaulted(SCHEMA["properties"]["spec"], {"workers": {"template": template}}) == said
+    assert defaulted(crd.whole_spec(), {"workers": {"template": template}}) == said
 
 
-def holds(schema: dict[str, Any], value: dict[str, Any]) -> list[str]:
-    """Return the messages of the rules that `value` breaks."""
+@functools.cache
+def program(rule: str) -> Any:
     environment = celpy.Environment()
+    return environment.program(environment.compile(rule))
+
+
+def holds(schema: dict[str, Any], value: dict[str, Any], old: dict[str, Any] | None = None) -> list[str]:
+    """Return the messages of the rules that `value` breaks, where it takes the place of `old`, or stays."""
     broken = []
-    context = {"self": celpy.json_to_cel(value)}
+    context = {"self": celpy.json_to_cel(value), "oldSelf": celpy.json_to_cel(value if old is None else old)}
     for rule in schema["x-kubernetes-validations"]:
-        program = environment.program(environment.compile(rule["rule"]))
-        if not program.evaluate(context):
+        if not program(rule["rule"]).evaluate(context):
             broken.append(rule["message"])
     return broken
 
@@ -206,10 +211,105 @@ def test_the_longest_name_leaves_room_for_what_derives_from_it() -> None:
         assert len(name) <= 63
 
 
-def test_the_strategy_is_immutable_and_nothing_below_it() -> None:
-    strategy = SCHEMA["properties"]["spec"]["properties"]["strategy"]
-    assert strategy["properties"]["type"]["x-kubernetes-validations"][0]["rule"] == "self == oldSelf"
-    assert "x-kubernetes-validations" not in strategy
+IMMUTABLE = {
+    "strategy.type": ("AllReduce", "Hybrid"),
+    "strategy.allReduce.compression": ("None", "BF16"),
+    "strategy.allReduce.shard": ("None", "Optimizer"),
+    "strategy.allReduce.exact": (False, True),
+    "strategy.allReduce.logicalWorkers": (8, 16),
+    "strategy.parameterServer.compression": ("None", "BF16"),
+    "strategy.parameterServer.topKRatio": (0.01, 0.5),
+    "strategy.parameterServer.earlyValues": (True, False),
+    "strategy.parameterServer.replication": (1, 2),
+    "workers.processesPerPod": (1, 2),
+    "workers.groupSize": (1, 2),
+}
+
+
+def with_field(path: str, *value: Any, template: bool = False) -> dict[str, Any]:
+    """Return a spec as the API server stores it, with one field where a value is given."""
+    spec: dict[str, Any] = {
+        "strategy": {"allReduce": {}, "parameterServer": {}},
+        "workers": {"replicas": 1, "template": {"spec": {"containers": [{"image": "x"}]}}},
+        "elasticity": {},
+        "security": {},
+    }
+    if template:
+        spec["templateRef"] = {"kind": "ClusterTrainingTemplate", "name": "gpu"}
+    inner = spec
+    *above, name = path.split(".")
+    for step in above:
+        inner = inner[step]
+    for one in value:
+        inner[name] = one
+    return spec
+
+
+@pytest.mark.parametrize("path", IMMUTABLE)
+def test_an_immutable_field_keeps_its_value(path: str) -> None:
+    schema, message = SCHEMA["properties"]["spec"], f"{path} is immutable: create a new job"
+    default, other = IMMUTABLE[path]
+    absent, said, changed = with_field(path), with_field(path, default), with_field(path, other)
+    for old, new, refused in (
+        (absent, absent, False),
+        (absent, said, False),  # what was the operator's default all along
+        (said, absent, False),
+        (absent, changed, True),
+        (changed, absent, True),
+        (said, changed, True),
+        (changed, changed, False),
+    ):
+        assert (message in holds(schema, new, old)) is refused, (old, new)
+    # With a template an absent field is the template's, so that even the default is another value.
+    absent, said, changed = (with_field(path, *value, template=True) for value in ((), (default,), (other,)))
+    for old, new in ((absent, said), (said, absent), (absent, changed), (said, changed)):
+        assert message in holds(schema, new, old), (old, new)
+    assert message not in holds(schema, changed, changed)
+
+
+def test_a_template_can_neither_change_nor_come_nor_go() -> None:
+    schema, message = SCHEMA["properties"]["spec"], "templateRef is immutable, and can be neither added"
+    plain, templated = with_field("strategy.type"), with_field("strategy.type", template=True)
+    other = with_field("strategy.type", template=True)
+    other["templateRef"]["name"] = "cpu"
+    kind = with_field("strategy.type", template=True)
+    kind["templateRef"]["kind"] = "TrainingTemplate"
+    for old, new in ((plain, templated), (templated, plain), (templated, other), (templated, kind)):
+        assert any(message in text for text in holds(schema, new, old))
+    assert not holds(schema, templated, templated)
+
+
+def test_the_uri_of_checkpoints_stays() -> None:
+    schema = SCHEMA["properties"]["spec"]
+    without, a = with_field("strategy.type"), {**with_field("strategy.type"), "checkpoint": {"uri": "/a"}}
+    b, none = {**a, "checkpoint": {"uri": "/b"}}, {**a, "checkpoint": {"keep": 3}}
+    assert holds(schema, a, without) == holds(schema, a, a) == []
+    assert any("checkpoint.uri is immutable" in text for text in holds(schema, b, a))
+    assert any("checkpoint cannot be removed" in text for text in holds(schema, without, a))
+    assert any("checkpoint.uri is needed" in text for text in holds(schema, none))
+    template = {"templateRef": {"kind": "ClusterTrainingTemplate", "name": "gpu"}}
+    without, a, none = ({**spec, **template} for spec in (without, a, none))
+    assert holds(schema, none, without) == []  # the template's uri
+    for old in (without, none):
+        assert any("checkpoint.uri cannot be added" in text for text in holds(schema, a, old))
+
+
+def test_no_field_that_a_template_may_have_is_filled_in() -> None:
+    filled = {
+        path: schema["default"]
+        for path, schema in walk(SCHEMA["properties"]["spec"])
+        if "default" in schema and schema["default"] != {}
+    }
+    assert filled == {
+        ".workers.replicas": 1,
+        ".suspend": False,
+        ".templateRef.kind": "ClusterTrainingTemplate",
+    }
+    whole = {
+        path: schema for path, schema in walk(crd.whole_spec()) if schema.get("default") not in (None, {})
+    }
+    for path in whole.keys() - filled.keys():
+        assert "Default: " in dict(walk(SCHEMA["properties"]["spec"]))[path]["description"], path
 
 
 def test_the_class_of_a_job_can_neither_change_nor_come_nor_go() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
 from checkpoint_chaos import SavingChaos, saving_cluster
-from worker_chaos import Chaos, speed_of, survive
+from worker_chaos import Chaos, follow_of, speed_of, survive
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference
 
@@ -34,7 +34,7 @@ def test_survivors_of_any_faults_have_the_undisturbed_numbers(
         early = seed.number % 3 == 0
         options, environment = speed_of(seed)
         options = OPTIONS | options | {"same_start": early}
-        cluster = WorkerCluster(zygote, folder, options, environment=environment)
+        cluster = WorkerCluster(zygote, folder, options, environment=environment | follow_of(seed))
         return survive(Chaos(cluster, seed), reference, early=early)
 
     each_seed(SEEDS, seconds(20), one)
@@ -48,7 +48,7 @@ def test_all_lost_last_whole_checkpoint_gives_the_same_numbers(
         folder.mkdir()
         options, environment = speed_of(seed)
         cluster = saving_cluster(zygote, folder, OPTIONS | options)
-        cluster.environment |= environment
+        cluster.environment |= environment | follow_of(seed)
         chaos = SavingChaos(cluster, seed)
         told = survive(chaos, reference, early=True)
         restored = sum(" restored " in worker.log() for worker in chaos.cluster.workers)

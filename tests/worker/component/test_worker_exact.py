@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from worker_cluster import Worker, WorkerCluster, Zygote
+from worker_reference import train_alone
 
 from springtide.coordination import outcome
 
@@ -127,6 +128,16 @@ def test_equal_bits_over_kills_and_joins(make_cluster: Callable[..., WorkerClust
     assert isinstance(first.outcome(), outcome.Left)
     check(cluster, alone(), [third, fifth])
     assert fifth.commits()[0]["step"] > 3
+
+
+def test_equal_bits_when_a_joiner_follows(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
+    cluster = make_cluster({"SPRINGTIDE_FOLLOW_MIB": "0"})
+    cluster.start(2)
+    cluster.until_step(4)
+    joiner = cluster.add()
+    cluster.until_done()
+    assert re.search(r"of the state, \S+ \S+ were here", joiner.log()), joiner.log()
+    check(cluster, alone(), cluster.workers)
 
 
 def test_equal_bits_with_parts_by_speed(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
@@ -275,3 +286,29 @@ def test_parts_that_are_over_stay(make_cluster: Callable[..., WorkerCluster], al
     found = re.findall(pattern, steady.log()) + re.findall(pattern, other.log())
     assert sum(int(own) for _, _, own in found) >= 2, cluster.logs()
     check(cluster, alone(), [steady, other])
+
+
+def test_bits_of_data_in_shards_are_equal_after_a_death(zygote: Zygote, tmp_path: Path) -> None:
+    lengths = [30, 7, 0, 25, 18]
+    options = {
+        "samples": sum(lengths),
+        "shards": lengths,
+        "batch": 16,
+        "epochs": 1,
+        "pace": 0.03,
+        "noise": 0.1,
+    }
+    (tmp_path / "alone").mkdir()
+    reference = train_alone(zygote, tmp_path / "alone", options, ENVIRONMENT)
+    cluster = WorkerCluster(zygote, tmp_path, options, environment=ENVIRONMENT)
+    try:
+        steady, victim = cluster.start(2, faults={1: "backward:4:kill"})
+        cluster.until_done()
+        assert victim.code == -9
+        result = steady.result()
+        assert result is not None
+        assert result["parameters"] == reference.digest
+        assert result["audit"] == reference.audit
+        assert result["audit"]["totalSeen"] == sum(lengths)
+    finally:
+        cluster.close()

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(300)
     [
         ("accumulation", {"EPOCHS": "3"}, "backward:5:kill", "accuracy on the training set"),
         ("augmentation", {"EPOCHS": "1"}, "", "test accuracy"),
+        ("streaming", {"PASSES": "1"}, "backward:9:kill", "the last block was trained"),
         ("gpt", {"STEPS": "3", "SPRINGTIDE_SHARD": "Gradients"}, "", "held-out loss"),
     ],
 )

@@ -13,7 +13,7 @@ from chaos_points import NEWEST, SELDOM, VERSIONS, chance_of_any_step, points
 from chaos_seeds import Seed, each_seed, keep, kept, parse
 from server_chaos import CUTS_FROM, ServerChaos, deeds
 from server_chaos_jobs import ROUNDING, ROWS, SUMS, Job, job_of
-from worker_chaos import SPEED_FROM, Chaos, speed_of
+from worker_chaos import FOLLOW_FROM, SPEED_FROM, Chaos, follow_of, speed_of
 from worker_script import make_data, make_model
 
 from springtide import faults
@@ -60,7 +60,7 @@ def test_a_seed_of_the_first_version_draws_what_it_always_drew() -> None:
 
 def test_newer_seed_draws_new_points_and_seldom_any_step() -> None:
     made = [entry.split(":") for entry in drawn_by(NEWEST, 4000)]
-    for point in ("asked", "sending", "receiving", "transfer", "backward"):
+    for point in ("asked", "sending", "receiving", "following", "transfer", "backward"):
         steps = [step for name, step, _ in made if name == point]
         share = sum(step == "*" for step in steps) / len(steps)
         assert abs(share - chance_of_any_step(point, NEWEST)) < 0.12
@@ -74,6 +74,14 @@ def test_every_second_new_seed_has_parts_by_speed() -> None:
     options, environment = speed_of(Seed(5, SPEED_FROM))
     assert environment == {"SPRINGTIDE_BALANCE": "Speed"}
     assert len(set(options["sample_seconds"].values())) == 3
+
+
+def test_joiners_of_newer_seeds_follow() -> None:
+    assert follow_of(Seed(5, FOLLOW_FROM - 1)) == {}
+    assert follow_of(Seed(5)) == {"SPRINGTIDE_FOLLOW_MIB": "0"}
+    assert {"feeding", "following"} <= set(points("workers", FOLLOW_FROM)) - set(
+        points("workers", FOLLOW_FROM - 1)
+    )
 
 
 def test_seeds_are_read_and_kept_with_their_version(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_members import FOLDER, Members, state
+from page_code import python
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from springtide.checkpoint import consolidate, names
@@ -133,7 +134,7 @@ def read_dcp(folder: Path, found: dict[str, Any], **options: Any) -> None:
 
 
 def load_dcp(folder: Path, model: torch.nn.Module, optimizers: list[Optimizer], **options: Any) -> None:
-    """Load a folder as the page on checkpoints says."""
+    """Load a folder as docs/checkpoints.md says."""
     of_model, of_optimizers = get_state_dict(model, optimizers)
     read_dcp(folder, {"model": of_model, "optimizer": of_optimizers}, **options)
     set_state_dict(model, optimizers, model_state_dict=of_model, optim_state_dict=of_optimizers)
@@ -154,6 +155,26 @@ def test_safetensors_file_is_taken_by_load_state_dict(tmp_path: Path, members: i
     with safetensors.safe_open(file, "pt") as opened:
         assert opened.metadata() == {"format": "pt", "checkpoint": names.folder(state(5)), "step": "5"}
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
+
+
+def test_pieces_of_the_page_load_both_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python of docs/checkpoints.md."""
+    model, optimizers, content = trained()
+    save(tmp_path, content)
+    monkeypatch.chdir(tmp_path)
+    consolidate.to_safetensors(str(tmp_path / FOLDER), tmp_path / "model.safetensors")
+    consolidate.to_dcp(str(tmp_path / FOLDER), tmp_path / "gpt.dcp", optimizer=True)
+    other = other_model()
+    found = {"model": other, "safetensors": safetensors}
+    exec(python("docs/checkpoints.md", "load_file"), found)
+    assert_same(model.state_dict(), other.state_dict())
+    other = other_model()
+    (optimizer,) = adamw(other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DCP of one process
+        exec(python("docs/checkpoints.md", "dcp.load"), {"model": other, "optimizer": optimizer})
+    assert_same(model.state_dict(), other.state_dict())
+    assert_same(optimizers[0].state_dict(), optimizer.state_dict())
 
 
 def test_dcp_folder_without_optimizer_holds_the_model(tmp_path: Path) -> None:

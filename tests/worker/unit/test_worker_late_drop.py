@@ -50,6 +50,8 @@ def test_late_drop_leaves_the_next_generation_alone() -> None:
             memory=MagicMock(),
             balancer=Balancer(by_speed=True, logical_workers=0),
             salvage=MagicMock(),
+            following=MagicMock(),
+            spans=MagicMock(),
             check_term=lambda: None,
             depart=depart,
         )

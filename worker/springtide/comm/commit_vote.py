@@ -57,6 +57,9 @@ class Contribution:
     figures: Sequence[float] = ()
     """Figures for the cut by speed, by rank and then by figure, whole numbers below 2^53: its own, and zeros
     in the others' places. Adding zeros is exact, so all members read the same."""
+    found: Sequence[float] = ()
+    """Findings in streams of shards: whole numbers below 2^53 in the places of the streams in which it reads
+    ahead, and zeros in all others'; none where data are not in shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +86,11 @@ class Result:
     replicas_agree: bool = True
     late: list[bool] = field(default_factory=list)
     figures: list[int] = field(default_factory=list)
+    found: list[float] = field(default_factory=list)
 
 
 def encode(part: Contribution) -> torch.Tensor:
-    """float64 of shape (15 + 9 + 17 + parameters + buffers + late + figures + extra,).
+    """float64 of shape (15 + 9 + 17 + parameters + buffers + late + figures + found + extra,).
 
     Raise ValueError for more than 16 values.
     """
@@ -105,7 +109,9 @@ def encode(part: Contribution) -> torch.Tensor:
     ]
     # Bytes: one number for each parameter of the model costs more than all the rest.
     flags = np.frombuffer(bytes((*part.used, *part.changed, *part.late)), dtype=np.uint8)
-    return torch.from_numpy(np.concatenate((vector, flags, part.figures, part.extra), dtype=np.float64))
+    return torch.from_numpy(
+        np.concatenate((vector, flags, part.figures, part.found, part.extra), dtype=np.float64)
+    )
 
 
 def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
@@ -123,7 +129,8 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
     numbers = sums[:begin].tolist()
     flags = (sums[begin : begin + used + changed + late] > 0).tolist()
     told_at = begin + len(flags)
-    extra_at = told_at + len(part.figures)
+    found_at = told_at + len(part.figures)
+    extra_at = found_at + len(part.found)
     step, step2, weight, count, lo, hi, change, seconds, *told = numbers[:_SCALARS]
     low, low2, high, high2, save, digest, digest2 = told
     values_weight, *values = numbers[after:]
@@ -144,7 +151,8 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
         values=agreed,
         save=save,
         late=flags[used + changed :],
-        figures=[int(number) for number in sums[told_at:extra_at].tolist()],
+        figures=[int(number) for number in sums[told_at:found_at].tolist()],
+        found=sums[found_at:extra_at].tolist(),
         extra=sums[extra_at:].tolist(),
         replicas_agree=_equal(digest, digest2, size),
         options_fit=_fit(numbers[_SCALARS:after], part, size),

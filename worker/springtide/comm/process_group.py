@@ -388,7 +388,7 @@ def form(
             size,
         )
     for connection in connections:
-        _notice_silence(connection, connect_seconds)
+        notice_silence(connection, connect_seconds)
         congestion.choose(connection)
     group.adopt(store, connections)
     if nccl_device is not None:
@@ -413,11 +413,15 @@ def form(
     return group
 
 
-def _notice_silence(connection: socket.socket, seconds: float) -> None:
+def notice_silence(connection: socket.socket, seconds: float) -> None:
     """Have the connection fail when the peer's machine acknowledges nothing for so long.
 
     It takes the kernel a quarter of an hour otherwise, or for ever where this side only waits. The peer's
     kernel answers for a process that computes or is stopped: what that means the coordinator knows.
+
+    Args:
+        connection: to the peer, by TCP.
+        seconds: limit of the silence.
     """
     whole = max(1, int(seconds))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

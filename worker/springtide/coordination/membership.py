@@ -26,13 +26,14 @@ from springtide_protocol.codec import (
     incarnation_to_proto,
     required_generation,
     required_state,
+    speaks_from_proto,
     speaks_to_proto,
     state_from_proto,
     state_to_proto,
 )
 from springtide_protocol.names import WITHOUT_JOB, GenerationName, Incarnation, StateName, process_label
 from springtide_protocol.store_entries import unpack
-from springtide_protocol.versions import OWN
+from springtide_protocol.versions import FOLLOW, OWN
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,8 @@ class Membership:
         self._known: StateName | None = None
         self._training = 0  # processes in a running generation, when this one came
         self._stands_by = False  # they were as many as the job wants
+        self._can_follow = False  # the coordinator has members send to those that follow
+        self._feeding: int | None = None  # how many it has told to; None: no answer
         self._fatal = ""  # why there will be no stream any more
         self._on_epochs_end: Callable[[], None] = lambda: None
         self._on_wait = on_wait
@@ -291,6 +294,10 @@ class Membership:
                 self._end_ok(message.end_ok)
             case "refused":
                 self._refused(message.refused)
+            case "feeding":
+                with self._changed:
+                    self._feeding = message.feeding.count
+                    self._changed.notify_all()
             case "known":
                 with self._changed:
                     self._known = state_from_proto(message.known.state)
@@ -309,6 +316,8 @@ class Membership:
             self._known = state_from_proto(message.known)
             self._connected, self._training = True, message.training
             self._stands_by = 0 < message.wanted <= message.training
+            told = speaks_from_proto(message.speaks, message.protocol_version)
+            self._can_follow = message.training > 0 and FOLLOW in told.capabilities
             if message.wanted > self._wanted:
                 self._wanted = message.wanted
                 if why := why_too_few(self._wanted):
@@ -466,6 +475,29 @@ class Membership:
         """Return whether as many processes trained as the job wants, when the coordinator said welcome."""
         with self._changed:
             return self._stands_by
+
+    @property
+    def can_follow(self) -> bool:
+        """Return whether processes trained when the coordinator said welcome, and can send their state."""
+        with self._changed:
+            return self._can_follow
+
+    def follow(self, port: int, secret: bytes, seconds: float) -> int:
+        """Ask for the state while others train, before this process parks.
+
+        Args:
+            port: on which it listens, at its address.
+            secret: by which it knows the members that send.
+            seconds: to wait for the answer.
+
+        Returns:
+            How many members were told to send; 0 without an answer.
+        """
+        with self._changed:
+            self._feeding = None
+            self._send(pb.WorkerMessage(follow=pb.Follow(port=port, secret=secret)))
+            self._changed.wait_for(lambda: self._feeding is not None or bool(self._fatal), seconds)
+            return self._feeding or 0
 
     def hold(self, state: StateName) -> None:
         """Note that this process holds the whole state of that name."""

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from springtide_protocol.bounded_http import BoundedServer, Reply, Request, ThrottledValue, in_words
+from springtide_protocol.span_export import SpanQueue
+from springtide_protocol.span_metrics import SpanCollector
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +205,10 @@ class Metrics:
         labels = {**self._labels, "tracker": name}
         failures, losses, waiting = self._of_trackers
         return TrackerCounts(failures.labels(**labels), losses.labels(**labels), waiting.labels(**labels))
+
+    def count_spans(self, spans: SpanQueue) -> None:
+        """Show how many spans of this process reached a collector, from now on."""
+        self.registry.register(SpanCollector(spans, self._labels))
 
     def communicated(self, seconds: float, exposed: float, size: int) -> None:
         """Count the reductions of a committed step.

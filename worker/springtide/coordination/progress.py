@@ -20,7 +20,7 @@ from springtide.data.ledger import Ledger
 from springtide.errors import SpringtideError, UsageError
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
-from springtide_protocol.names import StateName
+from springtide_protocol.names import GenerationName, StateName
 
 MAX_COMMITS = 4096
 _MAX_IN_MESSAGE = 512
@@ -84,6 +84,16 @@ class CommitLog:
         """Return the state of the newest commit that is remembered; None for none."""
         with self._lock:
             return self._commits[-1].state if self._commits else None
+
+    def first_of(self, generation: GenerationName) -> Commit | None:
+        """Return the first commit of a generation; None unless the newest commit is of it."""
+        with self._lock:
+            found = None
+            for commit in reversed(self._commits):
+                if commit.state.generation != generation:
+                    break
+                found = commit
+            return found
 
     def take(self) -> list[Commit]:
         """Return the commits to send now, oldest first, at most 512; they count as sent."""

@@ -1,8 +1,8 @@
 """Talk with the coordinator: own the stream, and the thread that reports commits on it.
 
 Threads and locks: the stream's thread (`SessionClient`) hands messages to the membership and calls the
-listener's `on_over` and `on_boundary`; the reporting thread sends times, activity and commits, and asks
-`current_activity`; the script's thread asks, checks for SIGTERM and closes. State lies in the membership
+listener's `on_over`, `on_boundary` and `on_feed`; the reporting thread sends times, activity and commits, and
+asks `current_activity`; the script's thread asks, checks for SIGTERM and closes. State lies in the membership
 under its condition; `_end` is the only lock here: it makes the first of two threads that find the coordinator
 unheard end the process, while the other one waits.
 """
@@ -26,6 +26,7 @@ from springtide.coordination.outcome import Failed, Left, Outcome
 from springtide.coordination.progress import CommitLog, data_message
 from springtide.coordination.questions import Questions
 from springtide.coordination.waiting import ReductionWarnings, TransferReports
+from springtide.elastic.recovery_spans import RecoverySpans
 from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.termination import UNHEARD_SECONDS, end_by
 from springtide.elastic.trainer_access import TrainerAccess
@@ -54,6 +55,7 @@ class SessionSources:
     commits: CommitLog
     timing: Timing
     state_transfer: StateTransfer
+    spans: RecoverySpans
 
 
 class SessionListener(Protocol):
@@ -64,6 +66,9 @@ class SessionListener(Protocol):
 
     def on_boundary(self) -> None:
         """Stop after the running step. Called from the stream's thread."""
+
+    def on_feed(self, order: pb.Feed) -> None:
+        """Send the state to a process that is about to join. Called from the stream's thread."""
 
     def current_activity(self) -> Now | None:
         """Return what the script's thread does now. Called from the reporting thread."""
@@ -213,6 +218,8 @@ class Session:
         self.membership.receive(message)
         if kind == "evaluation":
             self._questions.answered(message.evaluation)
+        if kind == "feed":
+            self._listener.on_feed(message.feed)
         if kind == "welcome":
             self._sources.commits.rewind(self.membership.known)
             if (question := self._questions.open) is not None:
@@ -241,6 +248,7 @@ class Session:
             self._report_commits()
             self._report_times()
             self._report_activity()
+            self._sources.spans.look()
             self._reductions.look(time.monotonic())
             self._transfers.look(time.monotonic(), self._client.connected)
             if self._term_at is not None and not self.membership.leaving:

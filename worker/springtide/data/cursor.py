@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from springtide.data.streams import StreamPosition
+
+_NUMBERS: Final = ("stage", "epoch", "position", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +18,21 @@ class Cursor:
     stage: ordinal of the training loop (`batches` call) in the script, from 0. epoch: epochs completed in
     this stage, so also the number of the running one, from 0. position: samples of the running epoch that lie
     behind, in the order of its permutation. step: committed steps since the job began, over all stages.
+    streams: positions in data that are read from streams of shards; None: there are none, or nobody has
+    looked at this pass yet.
     """
 
     stage: int = 0
     epoch: int = 0
     position: int = 0
     step: int = 0
+    streams: tuple[StreamPosition, ...] | None = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name in _NUMBERS:
+            value = getattr(self, name)
             if type(value) is not int or value < 0:
-                raise ValueError(f"cursor: {field.name} must be an integer >= 0, got {value!r}")
+                raise ValueError(f"cursor: {name} must be an integer >= 0, got {value!r}")
 
     def advance(self, batch_size: int, dataset_size: int) -> Cursor:
         """Return the cursor after the step that starts here; the last batch is short, neither padded nor
@@ -54,13 +60,24 @@ class Cursor:
         """The start of the next training loop; steps go on being counted."""
         return Cursor(self.stage + 1, 0, 0, self.step)
 
-    def to_json(self) -> dict[str, int]:
-        return {"stage": self.stage, "epoch": self.epoch, "position": self.position, "step": self.step}
+    def with_streams(self, streams: tuple[StreamPosition, ...]) -> Cursor:
+        """Return the same cursor with other positions of streams."""
+        return replace(self, streams=streams)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; positions of streams are in it where there are any."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
+        if self.streams is not None:
+            found["streams"] = [position.to_json() for position in self.streams]
+        return found
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Cursor:
         """Raise ValueError when a field is missing, unknown or no integer >= 0."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        if set(value) != names:
-            raise ValueError(f"cursor: expected the fields {sorted(names)}, got {sorted(value)}")
-        return cls(**value)
+        streams = value.get("streams")
+        names = set(value) - {"streams"}
+        if names != set(_NUMBERS):
+            raise ValueError(f"cursor: expected the fields {sorted(_NUMBERS)}, got {sorted(names)}")
+        positions = None if streams is None else tuple(map(StreamPosition.from_json, streams))
+        stage, epoch, position, step = (value[name] for name in _NUMBERS)
+        return cls(stage, epoch, position, step, positions)

@@ -145,10 +145,10 @@ class Ledger:
     All numbers are over the job, but for the running epoch's.
 
     stage, epoch: the running epoch (epochs completed in this stage). expected: samples of one epoch of the
-    running stage; 0 before the first commit. count, hash: of the ids that went in during the running epoch.
-    total_seen: samples that went in. skipped: steps skipped because a gradient was not finite (their samples
-    count as seen). repeated, lost: found at the ends of epochs; a lower bound when both happened in one
-    epoch.
+    running stage; 0 before the first commit, and where nobody knows. count, hash: of the ids that went in
+    during the running epoch. total_seen: samples that went in. skipped: steps skipped because a gradient was
+    not finite (their samples count as seen). repeated, lost: found at the ends of epochs, or at each step
+    where nobody knows an epoch's length; a lower bound when both happened in one.
     """
 
     stage: int = 0
@@ -188,8 +188,63 @@ class Ledger:
         Raises:
             ValueError: the step does not belong to the running epoch, or a sum is no exact integer.
         """
-        if count < 0 or count != int(count):
-            raise ValueError(f"the number of samples of a step must be an integer >= 0, got {count!r}")
+        ledger = dataclasses.replace(
+            self._in_pass(before)._with_samples(count, hash_lo, hash_hi, skipped=skipped),
+            expected=dataset_size,
+        )
+        dataset_sum(dataset_size).advance(int(count), dataset_size - before.position)
+        if (after.stage, after.epoch) == (ledger.stage, ledger.epoch):
+            return ledger
+        return ledger._close(after)
+
+    def commit_dealt(
+        self,
+        before: Cursor,
+        after: Cursor,
+        ids: torch.Tensor,
+        count: float,
+        hash_lo: float,
+        hash_hi: float,
+        *,
+        skipped: bool = False,
+    ) -> Ledger:
+        """Return the ledger after a committed step of a pass whose length nobody knows.
+
+        The samples that went in are compared with those that were dealt at once, not at the pass's end.
+        Positions move over those that were dealt and no others, so the steps of a pass together have taken
+        each sample behind them once.
+
+        Args:
+            before: the cursor that the step started from.
+            after: the cursor behind it.
+            ids: the ledger's numbers of the global batch, int64 (n,).
+            count: as for `commit`.
+            hash_lo: as for `commit`.
+            hash_hi: as for `commit`.
+            skipped: as for `commit`.
+
+        Raises:
+            ValueError: as for `commit`.
+        """
+        dealt = contribution(ids, before.stage, before.epoch)
+        went_in = self._in_pass(before)._with_samples(count, hash_lo, hash_hi, skipped=skipped)
+        repeated, lost = max(0, int(count) - dealt.samples), max(0, dealt.samples - int(count))
+        if not repeated and not lost and join_halves(hash_lo, hash_hi) != join_halves(*dealt[1:]):
+            repeated = lost = 1
+        is_over = (after.stage, after.epoch) != (before.stage, before.epoch)
+        return dataclasses.replace(
+            went_in,
+            stage=after.stage,
+            epoch=after.epoch,
+            expected=0,
+            count=0 if is_over else went_in.count,
+            hash=0 if is_over else went_in.hash,
+            repeated=self.repeated + repeated,
+            lost=self.lost + lost,
+        )
+
+    def _in_pass(self, before: Cursor) -> Ledger:
+        """Return the ledger in the pass of a step. Raise ValueError when it stands in another one."""
         ledger = self
         if before.stage > self.stage:
             ledger = dataclasses.replace(self, stage=before.stage, epoch=before.epoch, count=0, hash=0)
@@ -198,18 +253,19 @@ class Ledger:
                 f"the step belongs to stage {before.stage}, epoch {before.epoch}, "
                 f"but the ledger stands in stage {ledger.stage}, epoch {ledger.epoch}"
             )
-        ledger = dataclasses.replace(
-            ledger,
-            expected=dataset_size,
-            count=ledger.count + int(count),
-            hash=(ledger.hash + join_halves(hash_lo, hash_hi)) & MASK_64,
-            total_seen=ledger.total_seen + int(count),
-            skipped=ledger.skipped + skipped,
+        return ledger
+
+    def _with_samples(self, count: float, hash_lo: float, hash_hi: float, *, skipped: bool) -> Ledger:
+        """Return the ledger with a step's samples. Raise ValueError when a sum is no exact integer."""
+        if count < 0 or count != int(count):
+            raise ValueError(f"the number of samples of a step must be an integer >= 0, got {count!r}")
+        return dataclasses.replace(
+            self,
+            count=self.count + int(count),
+            hash=(self.hash + join_halves(hash_lo, hash_hi)) & MASK_64,
+            total_seen=self.total_seen + int(count),
+            skipped=self.skipped + skipped,
         )
-        dataset_sum(dataset_size).advance(int(count), dataset_size - before.position)
-        if (after.stage, after.epoch) == (ledger.stage, ledger.epoch):
-            return ledger
-        return ledger._close(after)
 
     def _close(self, after: Cursor) -> Ledger:
         repeated, lost = max(0, self.count - self.expected), max(0, self.expected - self.count)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,12 @@ from springtide.data.marks import Marks, differing
 from springtide.data.order import Order, make_order
 from springtide.data.partition import Part, partition
 from springtide.data.salvage import Carried, Places, among, size, take
+from springtide.data.shards import ShardedDataset, ShardList
 from springtide.data.source import Source, make_source
+from springtide.data.stream_order import StreamOrder, make_stream_order
+
+DEFAULT_SHUFFLE_BUFFER = 1024
+"""Samples of shards that are mixed at a time, over all streams."""
 
 _NOTHING = [Part(0, 0)]
 
@@ -26,12 +32,12 @@ _NOTHING = [Part(0, 0)]
 class LoopPlan:
     """The arguments of one `batches` call, checked.
 
-    Batch_size, micro_batch and min_part count samples; batch_size is global. order: of each pass. marks: of
-    a few samples.
+    Batch_size, micro_batch and min_part count samples; batch_size is global. order: of each pass; data
+    without numbers have a `StreamOrder`, and a source that its loader fills in. marks: of a few samples.
     """
 
     source: Source
-    order: Order
+    order: Order | StreamOrder
     batch_size: int
     epochs: int
     seed: int
@@ -41,25 +47,54 @@ class LoopPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The last batch of an epoch may be short."""
-        return -(-self.order.size // self.batch_size)
+        """The last batch of an epoch may be short. 0: nobody knows how many there are."""
+        return self.order.steps(self.batch_size)
 
     @property
     def total_steps(self) -> int:
         return self.steps_per_epoch * self.epochs
 
+    @property
+    def streams(self) -> StreamOrder | None:
+        """Return the order of data that are read from streams of shards; None for other data."""
+        return self.order if isinstance(self.order, StreamOrder) else None
+
+    @property
+    def whole_batch(self) -> int:
+        """Samples of a batch that is not the last of an epoch."""
+        return self.order.whole(self.batch_size)
+
+    def numbered(self) -> Order:
+        """Return the order of samples that have numbers. Raise TypeError for other data."""
+        if isinstance(self.order, StreamOrder):
+            raise TypeError("the samples of this loop have no numbers")
+        return self.order
+
     def ended(self, cursor: Cursor) -> bool:
         return cursor.epoch >= self.epochs
 
-    def advance(self, cursor: Cursor) -> Cursor:
-        return cursor.advance(self.batch_size, self.order.size)
+    def advance(self, cursor: Cursor, found: Sequence[float] = ()) -> Cursor:
+        """Return the cursor after the step that starts here.
+
+        Args:
+            cursor: where the step starts.
+            found: what members have found of streams meanwhile; see `StreamOrder.advance`.
+        """
+        return self.order.advance(cursor, self.batch_size, found)
+
+    def is_known(self, cursor: Cursor) -> bool:
+        """Return whether the step at the cursor can be dealt; else members have to look ahead first."""
+        return self.order.is_known(cursor, self.batch_size)
+
+    def describe_samples(self, cursor: Cursor) -> str:
+        """Return which samples the step at the cursor takes, in words."""
+        return self.order.describe(self.seed, cursor, self.batch_size)
 
     def global_ids(self, cursor: Cursor) -> torch.Tensor:
         """Ids of the whole batch of the step that starts at the cursor: int64, shape (1..batch_size,)."""
         if self.ended(cursor):
             raise ValueError(f"the loop ended after {self.epochs} epochs, and the cursor stands at {cursor}")
-        stop = cursor.position + self.batch_size
-        return self.order.ids(self.seed, cursor.epoch, cursor.position, stop)
+        return self.order.batch_ids(self.seed, cursor, self.batch_size)
 
     def account(self, ids: torch.Tensor, cursor: Cursor) -> torch.Tensor:
         """Return the ledger's numbers for the global batch of a step.
@@ -71,7 +106,7 @@ class LoopPlan:
         Returns:
             int64 [n]: the ids themselves, or their places in the pass (`Order.account`).
         """
-        return self.order.account(ids, cursor.position)
+        return self.order.account(ids, cursor)
 
     def batch(
         self,
@@ -132,6 +167,7 @@ class LoopPlan:
         hash_hi: float,
         *,
         skipped: bool = False,
+        found: Sequence[float] = (),
     ) -> tuple[Cursor, Ledger]:
         """Return cursor and ledger after a committed step.
 
@@ -142,12 +178,14 @@ class LoopPlan:
             hash_lo: low halves of the workers' hashes, summed likewise.
             hash_hi: high halves.
             skipped: the step changed no parameter, since a gradient was not finite.
+            found: what members have found of streams meanwhile; see `StreamOrder.advance`.
 
         Raises:
             ValueError: the step does not belong to the ledger's epoch, or a sum is no exact integer.
         """
-        after = self.advance(cursor)
-        return after, ledger.commit(cursor, after, self.order.size, count, hash_lo, hash_hi, skipped=skipped)
+        after, sums = self.advance(cursor, found), (count, hash_lo, hash_hi)
+        dealt = partial(self.global_ids, cursor)
+        return after, self.order.commit(ledger, cursor, after, dealt, sums, skipped)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the arguments and marks that are saved with a state and compared when it is loaded;
@@ -216,11 +254,13 @@ def plan_loop(
     drop_last: bool = False,
     weights: Any = None,
     collate_fn: Any = None,
+    shuffle_buffer: int = DEFAULT_SHUFFLE_BUFFER,
+    streams: int | None = None,
 ) -> LoopPlan:
     """Check the arguments of `batches` and make its plan.
 
     Args:
-        dataset: what `make_source` reads by id.
+        dataset: what `make_source` reads by id, or shards.
         batch_size: samples of the global batch, at least 1; it stays the same whatever the number of workers.
         epochs: passes over the data, at least 0.
         seed: of the order and of random numbers in a step: an integer of 64 bits with sign.
@@ -233,6 +273,8 @@ def plan_loop(
         weights: chances of the samples, one number for each, which are then drawn with replacement; None:
             each once.
         collate_fn: makes a batch's data of a list of samples; None: torch's `default_collate`.
+        shuffle_buffer: of shards: samples that are mixed at a time, over all streams, at least 0.
+        streams: of shards: how many streams they are dealt to; None: as many as there are shards, at most 64.
 
     Returns:
         The plan, which decides what each step takes.
@@ -253,6 +295,15 @@ def plan_loop(
                 f"batches(): micro_batch={micro_batch} cannot keep pieces of min_part={min_part} or more; "
                 f"use micro_batch >= {2 * min_part - 1}, or a smaller min_part if the model has no BatchNorm"
             )
+    _at_least("shuffle_buffer", shuffle_buffer, 0)
+    if isinstance(dataset, ShardedDataset):
+        _check_for_shards(drop_last, weights, shuffle)
+        shards = ShardList(dataset)
+        stream_order = make_stream_order(shards, batch_size, shuffle, shuffle_buffer, streams)
+        nothing = Source(0, _not_filled_in)
+        return LoopPlan(nothing, stream_order, batch_size, epochs, seed, micro_batch, min_part)
+    if streams is not None:
+        raise ValueError("batches(): streams= is for data in shards, and this data set has samples by number")
     source = make_source(dataset, collate_fn)
     order = make_order(source.size, batch_size, shuffle, drop_last, weights)
     if source.reads_ranges and shuffle:
@@ -261,3 +312,20 @@ def plan_loop(
             "when the data is written)"
         )
     return LoopPlan(source, order, batch_size, epochs, seed, micro_batch, min_part)
+
+
+def _check_for_shards(drop_last: Any, weights: Any, shuffle: Any) -> None:
+    """Raise ValueError for arguments that take samples by number."""
+    if not isinstance(shuffle, bool):
+        raise ValueError(f"batches(): shuffle must be True or False, got {shuffle!r}")
+    if drop_last:
+        raise ValueError(
+            "batches(): drop_last leaves out samples of a pass whose end nobody knows before it is there: "
+            "leave it out (the last batch of a pass over shards may be short)"
+        )
+    if weights is not None:
+        raise ValueError("batches(): weights= draws samples by number, which samples of shards have not")
+
+
+def _not_filled_in(ids: torch.Tensor) -> Any:
+    raise RuntimeError("samples of shards are read by a loader")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from springtide.data.cursor import Cursor
+from springtide.data.ledger import Ledger
 from springtide.data.mixing import mix, mix_tensor, signed
 from springtide.data.permutation import TABLE_SIZE, shuffled
 
@@ -51,21 +54,92 @@ class Order:
             return torch.arange(start, min(stop, self.size))
         return shuffled(self.samples, seed, epoch, start, min(stop, self.size))
 
-    def account(self, ids: torch.Tensor, start: int) -> torch.Tensor:
-        """Return the numbers that the ledger counts for samples.
+    def batch_ids(self, seed: int, cursor: Cursor, batch_size: int) -> torch.Tensor:
+        """Return the samples of the step at the cursor: int64, shape (1..batch_size,).
+
+        Args:
+            seed: of the loop.
+            cursor: where the step starts.
+            batch_size: samples of the global batch.
+        """
+        return self.ids(seed, cursor.epoch, cursor.position, cursor.position + batch_size)
+
+    def account(self, ids: torch.Tensor, cursor: Cursor) -> torch.Tensor:
+        """Return the numbers that the ledger counts for the global batch of a step.
 
         They are the ids themselves where a pass takes each of them once; else their places in the pass.
 
         Args:
             ids: samples in the order of the pass, int64 [n].
-            start: place of the first one.
+            cursor: where the step starts.
 
         Returns:
             int64 [n].
         """
         if self.weights is None and self.size == self.samples:
             return ids
-        return torch.arange(start, start + ids.numel())
+        return torch.arange(cursor.position, cursor.position + ids.numel())
+
+    def advance(self, cursor: Cursor, batch_size: int, found: Sequence[float] = ()) -> Cursor:
+        """Return the cursor after the step that starts here.
+
+        Args:
+            cursor: where the step starts.
+            batch_size: samples of the global batch.
+            found: nothing, since all is known.
+        """
+        return cursor.advance(batch_size, self.size)
+
+    def commit(
+        self,
+        ledger: Ledger,
+        before: Cursor,
+        after: Cursor,
+        ids: Callable[[], torch.Tensor],
+        sums: Sequence[float],
+        skipped: bool,
+    ) -> Ledger:
+        """Return the ledger after a committed step.
+
+        Args:
+            ledger: before it.
+            before: the cursor that it started from.
+            after: the cursor behind it.
+            ids: not asked for: an epoch is compared at its end.
+            sums: over all workers: samples whose gradients went in, low and high halves of their hashes.
+            skipped: the step changed no parameter.
+        """
+        count, hash_lo, hash_hi = sums
+        return ledger.commit(before, after, self.size, count, hash_lo, hash_hi, skipped=skipped)
+
+    def is_known(self, cursor: Cursor, batch_size: int) -> bool:
+        """Return whether the batch at the cursor can be dealt, which it always can.
+
+        Args:
+            cursor: where the step starts.
+            batch_size: samples of the global batch.
+        """
+        return True
+
+    def whole(self, batch_size: int) -> int:
+        """Return the samples of a batch that is not the last one."""
+        return min(batch_size, self.size)
+
+    def steps(self, batch_size: int) -> int:
+        """Return the steps of a pass, whose last batch may be short."""
+        return -(-self.size // batch_size)
+
+    def describe(self, seed: int, cursor: Cursor, batch_size: int) -> str:
+        """Return which samples the step at the cursor takes, in words.
+
+        Args:
+            seed: of the loop.
+            cursor: where the step starts.
+            batch_size: samples of the global batch.
+        """
+        last = min(cursor.position + batch_size, self.size) - 1
+        order = f" in the order of seed {seed}" if self.shuffle else ""
+        return f"samples {cursor.position} to {last} of pass {cursor.epoch + 1}{order}"
 
     def fingerprint(self) -> dict[str, int]:
         """Return what has to be equal on all workers, besides the sizes; empty for a plain pass by a small

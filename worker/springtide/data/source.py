@@ -116,7 +116,7 @@ def _from_ranges(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> So
         raise TypeError(
             "dataset: an IterableDataset has no samples by number, so none can be dealt again: give it "
             "__len__() and read_range(start, stop), which yields the samples start..stop-1, or give a "
-            "dataset with __len__ and __getitem__"
+            "dataset with __len__ and __getitem__, or its shards (springtide.data.Shards, docs/data.md)"
         )
     size = len(dataset)
     if size < 1:

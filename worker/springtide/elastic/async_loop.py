@@ -215,7 +215,7 @@ class AsyncLoop:
         cursor, count = position.cursor, min(finished, plan.steps_per_epoch - 1)
         if first + count <= cursor.step:
             return
-        samples = min(count * plan.batch_size, plan.order.size)
+        samples = min(count * plan.batch_size, plan.numbered().size)
         self._state.advance(
             Cursor(cursor.stage, cursor.epoch, count * plan.batch_size, first + count),
             _seen(position.ledger, cursor, plan, samples),
@@ -255,8 +255,8 @@ class AsyncLoop:
         cursor = position.cursor
         if repeated or lost:
             log.error("epoch %d: %d ranges too many, and these are missing: %s", cursor.epoch, repeated, lost)
-        short = sum(min(plan.batch_size, plan.order.size - (n - first) * plan.batch_size) for n in lost)
-        ledger = _seen(position.ledger, cursor, plan, plan.order.size - short)
+        short = sum(min(plan.batch_size, plan.numbered().size - (n - first) * plan.batch_size) for n in lost)
+        ledger = _seen(position.ledger, cursor, plan, plan.numbered().size - short)
         after = Cursor(cursor.stage, cursor.epoch + 1, 0, stop)
         self._state.advance(
             after,
@@ -294,7 +294,7 @@ def _seen(ledger: Ledger, cursor: Cursor, plan: LoopPlan, samples: int) -> Ledge
         ledger,
         stage=cursor.stage,
         epoch=cursor.epoch,
-        expected=plan.order.size,
+        expected=plan.numbered().size,
         count=samples,
         hash=0,
         total_seen=ledger.total_seen - ledger.count + samples,

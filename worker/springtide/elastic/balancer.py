@@ -112,7 +112,7 @@ class Balancer:
         return self.share
 
     def _sizes(self, plan: LoopPlan, size: int) -> list[int]:
-        whole = min(plan.batch_size, plan.order.size)
+        whole = plan.whole_batch
         if self._logical_workers:
             return samples_by_rank(whole, plan.min_part, size, self._logical_workers, self._proportions)
         return [part.size for part in partition(whole, size, plan.min_part, self._proportions)]

@@ -9,6 +9,7 @@ from functools import partial
 
 from springtide import faults
 from springtide.coordination.membership import Membership
+from springtide.data.balance import Proportions
 from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
@@ -16,6 +17,7 @@ from springtide.data.marks import Marks
 from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.evaluation import Evaluations
+from springtide.elastic.lookahead import GroupFailed, Lookahead
 from springtide.elastic.recovery import Recovery
 from springtide.elastic.replica_check import ReplicaCheck
 from springtide.elastic.salvage import Salvage
@@ -28,6 +30,7 @@ from springtide.elastic.warm_up import WarmUp
 from springtide.errors import UsageError
 from springtide.exact import parts as exact_parts
 from springtide.loading.prefetch import Loader
+from springtide.loading.streams import StreamLoader
 from springtide.train_step.context import StepAssignment
 from springtide.train_step.timing import Timing
 from springtide.train_step.transaction import Phase
@@ -60,11 +63,12 @@ class TrainingLoops:
     def __init__(self, parts: LoopParts) -> None:
         self._parts = parts
         self._state = parts.state
+        self._lookahead = Lookahead()
 
     def batches(
         self,
         plan: LoopPlan,
-        loader: Loader | None = None,
+        loader: Loader | StreamLoader | None = None,
         rehearsals: int = 0,
         read_marks: Callable[[], Marks] = dict,
         until: Callable[[], bool] | None = None,
@@ -73,7 +77,7 @@ class TrainingLoops:
 
         Args:
             plan: of the loop.
-            loader: reads ahead; it is closed at the end.
+            loader: reads ahead, or reads shards; it is closed at the end.
             rehearsals: how often a worker that comes to a running job tries the body out before.
             read_marks: reads the samples that members compare.
             until: asked between two steps whether the loop ends there, before its plan does; it says the same
@@ -94,11 +98,14 @@ class TrainingLoops:
             )
 
     def _batches(
-        self, plan: LoopPlan, loader: Loader | None, rehearsals: int, until: Callable[[], bool]
+        self, plan: LoopPlan, loader: Loader | StreamLoader | None, rehearsals: int, until: Callable[[], bool]
     ) -> Iterator[Batch]:
         steps, stage = self._parts.steps, self._state.open_loop(plan)
-        on_cpu = self._parts.trainers.require("batches()").device.type == "cpu"
-        self._parts.balancer.open_loop(plan, on_cpu=on_cpu)
+        trainer = self._parts.trainers.require("batches()")
+        self._parts.balancer.open_loop(plan, on_cpu=trainer.device.type == "cpu")
+        trainer.on_found(loader.found if isinstance(loader, StreamLoader) else tuple)
+        if plan.streams is not None:
+            self._parts.consistencies.needs_steps("batches() of data in shards")
         yield from self._parts.warm_up.batches(plan, stage, rehearsals)
         while True:
             self._stand(stage, until)
@@ -113,7 +120,10 @@ class TrainingLoops:
                 continue
             if not self._agree_on_data(stage) or not self._pod_begins(cursor):
                 continue
-            for assignment in self._assignments(plan, cursor, stage, loader):
+            dealt_from = self._look_ahead(plan, cursor, loader)
+            if dealt_from is None:
+                continue
+            for assignment in self._assignments(plan, dealt_from, stage, loader):
                 steps.assign(assignment)
                 yield assignment.batch
                 steps.check_taken()
@@ -163,6 +173,29 @@ class TrainingLoops:
             return True
         return recovery.agree_on_data(stage)
 
+    def _look_ahead(
+        self, plan: LoopPlan, cursor: Cursor, loader: Loader | StreamLoader | None
+    ) -> Cursor | None:
+        """Return the cursor with all that the step is dealt from; None where a member was lost meanwhile.
+
+        Raise UsageError where members do not step together.
+        """
+        if not isinstance(loader, StreamLoader):
+            return cursor
+        if self._parts.consistencies.async_loop is not None:
+            raise UsageError(
+                "batches(): data in shards are dealt step by step, which needs "
+                "strategy.parameterServer.consistency Synchronous; BoundedStaleness and Asynchronous take "
+                "data with __len__ and __getitem__"
+            )
+        timing, lookahead = self._parts.timing, self._lookahead
+        try:
+            with timing.reading():
+                return lookahead.cursor(plan, loader, cursor, self._state.group)
+        except GroupFailed as error:
+            self._parts.trainers.require("batches()").failure = error.failure
+            return None
+
     def _pod_begins(self, cursor: Cursor) -> bool:
         """Return whether all processes of the pod begin the step at the cursor; one by itself does."""
         pod = self._parts.trainers.require("batches()").pod
@@ -181,7 +214,7 @@ class TrainingLoops:
         return True
 
     def _assignments(
-        self, plan: LoopPlan, cursor: Cursor, stage: int, loader: Loader | None
+        self, plan: LoopPlan, cursor: Cursor, stage: int, loader: Loader | StreamLoader | None
     ) -> list[StepAssignment]:
         """Return the bodies that this worker runs for the step at the cursor: one, or one per logical part.
 
@@ -198,7 +231,7 @@ class TrainingLoops:
             # The processes of a pod run forward and backward together, so their parts stay even.
             proportions = self._parts.balancer.proportions if pod is None else None
             if loader is not None:
-                loader.stand_at(cursor, rank, size, proportions)
+                self._stand_at(loader, cursor, rank, size, proportions)
                 fetch = self._parts.timing.timed(partial(loader.read, cursor.step))
             rest = salvage.rest(plan, cursor)
             salvaged = salvage.salvaged
@@ -226,8 +259,11 @@ class TrainingLoops:
                     part,
                     salvages=salvages,
                     salvaged=salvaged,
+                    cursor=cursor,
                 )
             ]
+        if loader is not None:
+            self._stand_at(loader, cursor, group.rank, group.size, self._parts.balancer.proportions)
         rest = salvage.rest(plan, cursor, self._parts.logical_workers)
         own = exact_parts.assign(
             plan,
@@ -251,9 +287,21 @@ class TrainingLoops:
                 part is own[-1],
                 salvages=salvages,
                 salvaged=salvage.salvaged,
+                cursor=cursor,
             )
             for part in own
         ]
+
+    def _stand_at(
+        self,
+        loader: Loader | StreamLoader,
+        cursor: Cursor,
+        rank: int,
+        size: int,
+        proportions: Proportions | None,
+    ) -> None:
+        with self._parts.timing.reading():
+            loader.stand_at(cursor, rank, size, proportions)
 
 
 def _never() -> bool:

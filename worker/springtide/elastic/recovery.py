@@ -28,8 +28,10 @@ from springtide.elastic.accounting import Accounting
 from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies, staleness_bound
 from springtide.elastic.data_check import DataCheck, own_row
+from springtide.elastic.following import Following
 from springtide.elastic.local_shards_restore import LocalShardsRestore
 from springtide.elastic.own_faults import in_words, own_fault
+from springtide.elastic.recovery_spans import RecoverySpans
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.salvage import Salvage
@@ -96,6 +98,8 @@ class RecoveryParts:
     memory: MemoryReport
     balancer: Balancer
     salvage: Salvage
+    following: Following
+    spans: RecoverySpans
     check_term: Callable[[], None]  # ends the process after SIGTERM when no coordinator lets it leave
     depart: Callable[[Leave], None]  # ends the process because the coordinator lets it go
 
@@ -205,11 +209,13 @@ class Recovery:
             trainer.servers.rest()
         handed_over = at_boundary and trainer.shards is not None and self._evacuate(trainer.shards)
         self._parts.retry_blocks.leave()
+        self._parts.spans.begin(detail or _WHY.get(reason, "") or pb.ParkReason.Name(reason))
         if not at_boundary:
             state.group.shut()
         if reason == pb.STANDBY:
             set_aside()  # before anybody waits for this process
             self._take_memory()
+            self._parts.following.follow(self._check)
         step, why = state.position.cursor.step, detail or _WHY.get(reason, "")
         if self._parts.accounting.tracking is not None:
             self._parts.accounting.tracking.pause()
@@ -247,29 +253,37 @@ class Recovery:
             # All members are parked, so nobody needs the old group any more.
             self._release_groups(detach=False)
         if isinstance(answer, Leave):
+            self._parts.following.close()
+            self._parts.spans.left(answer.reason)
             self._parts.depart(answer)
             return
         self._parts.memory.check(answer.message, membership.state is not None)
+        self._parts.following.begin_generation(answer)
         try:
             self._form(answer, stage)
             self._unformed = 0
-        except SpringtideError:
+        except SpringtideError as error:
+            self._parts.spans.failed(error)
             raise
         except ShardsLostError as error:
+            self._parts.spans.failed(error)
             self._lacking = str(error)
             state.group.shut()
         except ServersLackState as error:
+            self._parts.spans.failed(error)
             self._lacking = str(error)
             state.group.shut()
             if error.failed and membership.state is not None:
                 self._step_failed(error.failed, lost=True)
         except NoWayBackError as error:
+            self._parts.spans.failed(error)
             step = state.position.cursor.step
             if failed := self._step_failures.last(step):
                 raise ServerStepError(describe(failed, step)) from None
             self._no_way_back = f"StateLost: {error}"
             state.group.shut()
         except (MemoryError, RuntimeError, OSError, ValueError) as error:
+            self._parts.spans.failed(error)
             if kind := own_fault(error):
                 state.group.shut()
                 raise SpringtideError(in_words(kind, error)) from error
@@ -278,6 +292,10 @@ class Recovery:
             if self._unformed >= CALM_TRIES:
                 # Whoever fails for a reason of its own would make generations as fast as it can.
                 time.sleep(min(CALM_LIMIT_SECONDS, 0.1 * 2.0 ** min(self._unformed - CALM_TRIES, 10)))
+
+    def _check(self) -> None:
+        self._membership.check()
+        self._parts.check_term()
 
     def _take_memory(self) -> None:
         """Take memory for the optimizer's state while a job trains that this process is about to join."""
@@ -340,7 +358,9 @@ class Recovery:
         state, membership, settings = self._state, self._membership, self._parts.settings
         members = list(start.message.members)
         ids = [member.id for member in members]
-        rank = ids.index(membership.me.id)
+        rank, spans = ids.index(membership.me.id), self._parts.spans
+        traceparent, stood_by = start.message.traceparent, membership.state is None and membership.stands_by
+        spans.started(start.generation, traceparent, rank, len(ids), stood_by=stood_by)
         assert isinstance(start.store, StreamStore)
         store = start.store
         store.set(f"place/{rank}", self._parts.retry_blocks.position().to_json())
@@ -361,6 +381,7 @@ class Recovery:
         if (pod := self._trainer.pod) is not None:
             self._form_row(pod, start, rank, group, connect)
         formed = time.monotonic()
+        spans.part("form group", members=len(ids))
         faults.reach("formed", state.position.cursor.step + 1)
         positions = [RetryPosition.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
         figures = [Figure.from_json(store.get(f"pace/{other}")) for other in range(len(ids))]
@@ -375,9 +396,12 @@ class Recovery:
         receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
         lacking = {receiver for receiver, _ in receivers}
         restored, by_all = self._restore(start, group, stage) if start.message.fresh else (None, False)
+        if by_all or (restored is not None and restored.name):
+            spans.part("restore checkpoint", read_here=restored is not None)
         servers = self._trainer.servers
         if servers is not None:
             self._enter_on(servers, start, group, lacking)
+            spans.part("enter on servers", servers=len(start.message.servers))
         if rank not in lacking:
             start.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
         tracking, leader = self._parts.accounting.tracking, min(set(range(len(ids))) - lacking)
@@ -390,6 +414,8 @@ class Recovery:
         if self._trainer.shards is not None:
             source = start.message.fresh and (by_all or rank == 0) and not self._trainer.shards.adopted
             moved += self._bring_shards(self._trainer.shards, start, group, begins_from, source)
+        if moved:
+            spans.part("transfer state", bytes=moved, receives=rank in lacking, state=str(begins_from))
         ended = [
             json.loads(start.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
         ]
@@ -406,6 +432,8 @@ class Recovery:
         self._trainer.state.ready.clear()
         now = time.monotonic()
         membership.formed(formed - began, now - formed, moved, restored)
+        spans.part("agree with members")
+        spans.formed()
         self._parts.saver.checkpoints.started()
         state.count_generation()
         self._parts.accounting.metrics.generation.set(start.generation.number)
@@ -492,6 +520,7 @@ class Recovery:
             staleness_bound(message.consistency, self._parts.settings),
             self._state.position.ledger.skipped,
             in_batches,
+            message.traceparent,
         )
         if message.fresh and consistencies.async_loop is not None:
             consistencies.async_loop.begin_anew()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,8 +23,10 @@ from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.exit import ExitParts, ProcessExit
+from springtide.elastic.following import Following
 from springtide.elastic.loop import LoopParts, TrainingLoops
 from springtide.elastic.recovery import Recovery, RecoveryParts
+from springtide.elastic.recovery_spans import RecoverySpans
 from springtide.elastic.replica_check import ReplicaCheck
 from springtide.elastic.retry import RetryBlocks
 from springtide.elastic.salvage import Salvage
@@ -34,6 +37,7 @@ from springtide.elastic.step_runner import StepParts, StepRunner
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.elastic.warm_up import WarmUp
+from springtide.following.feed import FeedOrder
 from springtide.loggers.logger import Logger
 from springtide.loggers.tracking import Tracking
 from springtide.memory.report import MemoryReport
@@ -43,7 +47,10 @@ from springtide.ps.forward_waits import wait_for_values
 from springtide.settings import Settings
 from springtide.train_step.state import Position
 from springtide.train_step.trainer import Trainer
+from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.lobby import raise_descriptor_limit
+from springtide_protocol.span_export import job_resource, open_tracer, process_began
+from springtide_protocol.tracing import OFF
 
 
 class Runtime:
@@ -83,7 +90,18 @@ class Runtime:
         self._balancer = Balancer(settings.balance == "Speed", settings.logical_workers)
         self._reported = ReportedNames()
         self._stop_metrics: Callable[[], None] = lambda: None
-        # The job; alone there is none.
+        # The job; alone there is none, and nothing to trace.
+        process = {
+            "service.instance.id": settings.process_id,
+            "springtide.local_rank": str(settings.local_rank),
+        }
+        self._traces = None
+        if not settings.alone:
+            self._traces = open_tracer("springtide-worker", job_resource(os.environ) | process)
+        if self._traces is not None:
+            self.accounting.metrics.count_spans(self._traces)
+        tracer = self._traces or OFF
+        self._spans = RecoverySpans(tracer, settings.job_uid, self.accounting.commits, process_began())
         self._state_transfer = StateTransfer(self.state, self.trainers, self.accounting.metrics)
         self._session: Session | None = None
         if not settings.alone:
@@ -94,6 +112,7 @@ class Runtime:
                 commits=self.accounting.commits,
                 timing=self.accounting.timing,
                 state_transfer=self._state_transfer,
+                spans=self._spans,
             )
             self._session = Session(settings, sources, self)
             self.accounting.metrics.coordinator_missing.set_function(self._session.missing_seconds)
@@ -104,7 +123,7 @@ class Runtime:
             settings.salvage, self.state, self.trainers, self.accounting.metrics, membership
         )
         # What the script calls.
-        self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership)
+        self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership, tracer)
         self.consistencies = Consistencies(settings, self.state, membership)
         self.retry_blocks = RetryBlocks(
             settings, self.state, self.trainers, membership, self.consistencies, self._stand
@@ -190,6 +209,14 @@ class Runtime:
                 memory=self._memory,
                 balancer=self._balancer,
                 salvage=self._salvage,
+                following=Following(
+                    self.settings,
+                    self.trainers,
+                    session.membership,
+                    self._state_transfer,
+                    self.accounting.metrics,
+                ),
+                spans=self._spans,
                 check_term=session.check_term,
                 depart=self.exit.depart,
             )
@@ -233,6 +260,9 @@ class Runtime:
                 self.consistencies, self.async_loop_parts(), trainer.servers, tracked, check
             )
         trainer.on_figure(self._balancer.own)
+        if trainer.feeds is not None:
+            trainer.feeds.connect_seconds = self.settings.connect_seconds
+            trainer.feeds.on_bytes = self.accounting.metrics.transfer_bytes.inc
         trainer.on_save_wish(lambda rank: self.saver.checkpoints.wish(rank == 0))
         if self.membership is not None:
             together = 1 if trainer.pod is None else trainer.pod.processes
@@ -287,6 +317,7 @@ class Runtime:
         if self._session is not None:
             step, samples = self.steps.failed_step if isinstance(ended, Failed) else (0, "")
             self._session.close(ended, step, samples)
+        self._spans.close()
         self.retry_blocks.leave()
         self.state.group.release()
         if self.trainers.trainer is not None:
@@ -297,6 +328,8 @@ class Runtime:
             tracking.close(ended)  # the others do not wait for it
         self._stop_metrics()
         self.accounting.close()
+        if self._traces is not None:
+            self._traces.close()  # last, since a collector may not answer
 
     def _stand(self, stage: int) -> None:
         assert self._recovery is not None
@@ -342,6 +375,20 @@ class Runtime:
             self.trainers.trainer.want_change(True)
         if self.consistencies.async_loop is not None:
             self.consistencies.async_loop.interrupt()
+
+    def on_feed(self, order: pb.Feed) -> None:
+        """Send the state to a process that is about to join, where it can be sent beside training."""
+        trainer = self.trainers.trainer
+        if trainer is not None and trainer.feeds is not None:
+            trainer.feeds.begin(
+                FeedOrder(
+                    follower=order.follower,
+                    address=order.address,
+                    secret=order.secret,
+                    index=order.index,
+                    count=order.count,
+                )
+            )
 
     def current_activity(self) -> Now | None:
         """Return what the script's thread does now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from springtide.train_step.trainer import Trainer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
 from springtide_protocol.names import StateName
+from springtide_protocol.tracing import OFF, Attributes, Span, Tracer, of_checkpoint, of_job
 
 
 class CheckpointSaver:
@@ -36,7 +38,19 @@ class CheckpointSaver:
         trainers: TrainerAccess,
         accounting: Accounting,
         membership: Membership | None,
+        tracer: Tracer = OFF,
     ) -> None:
+        """Make it for one process.
+
+        Args:
+            settings: of the process.
+            state: of the training.
+            trainers: where its trainer is found.
+            accounting: in which checkpoints are counted.
+            membership: of the job; None without one.
+            tracer: takes a span of each checkpoint.
+        """
+        self._job_uid, self._tracer = settings.job_uid, tracer
         self._state = state
         self._trainers = trainers
         self._accounting = accounting
@@ -138,6 +152,7 @@ class CheckpointSaver:
             metrics.checkpoint_failures.inc()
         else:
             metrics.checkpoint_bytes.inc(result.share_bytes)
+        self._trace(result)
         if self._membership is not None and (result.whole or result.error):
             self._membership.report_checkpoint(
                 pb.Checkpoint(
@@ -152,3 +167,24 @@ class CheckpointSaver:
                     reason=result.reason,
                 )
             )
+
+    def _trace(self, result: Written) -> None:
+        """Record this member's share; the one that has made the checkpoint whole records all of it, too."""
+        tracer, name, now = self._tracer, checkpoint_names.folder(result.state), time.time()
+        if not tracer.enabled:
+            return
+        whole, began = tracer.begin(of_checkpoint(self._job_uid, name)), now - result.seconds
+        attributes: Attributes = {
+            "springtide.checkpoint": name,
+            "springtide.step": result.state.step,
+            "springtide.reason": result.reason,
+            "springtide.bytes": result.share_bytes,
+            "springtide.stall_seconds": result.stall_seconds,
+        }
+        share = tracer.child_of(whole)
+        tracer.record(Span("write share", share, began, now, whole, attributes, error=result.error[:500]))
+        if result.whole:
+            linked = (tracer.begin(of_job(self._job_uid)),)
+            sizes = {**attributes, "springtide.bytes": result.bytes}
+            began -= result.stall_seconds
+            tracer.record(Span("checkpoint", whole, began, now, None, sizes, linked=linked))

@@ -131,6 +131,10 @@ class StateTransfer:
         """Whether the live state is a mixture: a transfer into it has begun and never ended."""
         return self._torn
 
+    def overwritten(self) -> None:
+        """Note that the live state is about to become a mixture. Any thread."""
+        self._torn = True
+
     def installed(self) -> None:
         """Note that the live state is whole again."""
         self._torn, self._landing = False, None

@@ -12,6 +12,7 @@ from springtide import faults
 from springtide.comm.commit_vote import Result
 from springtide.coordination.membership import Membership, generation_of
 from springtide.data.balance import Figure
+from springtide.data.cursor import Cursor
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies
@@ -55,6 +56,7 @@ class StepRunner:
         self._parts = parts
         self._state = parts.state
         self._assignment: StepAssignment | None = None
+        self._dealt_from: Cursor | None = None
         self._set_aside = False
         self._broken = False
         self._warned_of_names = self._warned_of_values = False
@@ -76,7 +78,7 @@ class StepRunner:
         """Give the next body its samples."""
         if assignment.first:
             self._parts.accounting.timing.note_assigned()
-        self._assignment = assignment
+        self._assignment, self._dealt_from = assignment, assignment.cursor
 
     def check_taken(self) -> None:
         """Raise UsageError when the script went on to the next batch without a step for this one."""
@@ -163,9 +165,10 @@ class StepRunner:
         trained = self._assignment is not None or self._broken
         if plan is None or not trained or self._state.failed_outside or self._state.warming_up:
             return 0, ""
-        last = min(cursor.position + plan.batch_size, plan.order.size) - 1
-        order = "" if not plan.order.shuffle else f" in the order of seed {plan.seed}"
-        return cursor.step + 1, f"samples {cursor.position} to {last} of pass {cursor.epoch + 1}{order}"
+        dealt_from = self._dealt_from
+        if dealt_from is not None and (dealt_from.stage, dealt_from.step) == (cursor.stage, cursor.step):
+            cursor = dealt_from
+        return cursor.step + 1, plan.describe_samples(cursor)
 
     def _break_off(self, problem: str) -> None:
         self._broken = True
@@ -187,11 +190,12 @@ class StepRunner:
         assert plan is not None
         cursor, ledger = plan.commit(
             state.position.ledger,
-            state.position.cursor,
+            body.assignment.cursor or state.position.cursor,
             result.count,
             result.hash_lo,
             result.hash_hi,
             skipped=body.skipped,
+            found=result.found,
         )
         seconds = time.perf_counter() - body.began
         state.commit(cursor, ledger, seconds + parts.salvage.committed(body, trainer, seconds))
@@ -199,6 +203,8 @@ class StepRunner:
         if parts.membership is not None:
             parts.membership.hold(name)
         trainer.transaction.end()
+        if trainer.feeds is not None:
+            trainer.feeds.committed(cursor.step)
         parts.all_together()
         if trainer.servers is not None and trainer.servers.copied():
             trainer.want_change(True)

@@ -45,7 +45,8 @@ class GenerationStart:
     token: its name. members: ids. servers: address by id, also of those that leave. step: after which it
     begins. bound: where members do not step together, how many steps the fastest may be ahead of the slowest;
     None: any number. skipped: steps before `step` that changed nothing. in_batches: whether they do not step
-    together; None: the generation before decides.
+    together; None: the generation before decides. traceparent: the span of the change of members, for
+    servers; "" where nobody records it.
     """
 
     token: tuple[int, int, int]
@@ -56,6 +57,7 @@ class GenerationStart:
     bound: int | None = None
     skipped: int = 0
     in_batches: bool | None = None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,8 @@ class GenerationLeader:
         about = {"me": member, "members": list(start.members), "s": start.step, "lineage": run_id}
         if self._rescue is not None:
             about |= {"books": True, "skipped": start.skipped}
+        if start.traceparent:
+            about["trace"] = start.traceparent
         self._all({server: [about] for server in start.servers}, Kind.ENTER, "a generation begins")
         sizes = {chunk.key: chunk.nbytes for chunk in chunks}
         staying = [server for server in start.servers if server not in start.leaving]

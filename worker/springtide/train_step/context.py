@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from springtide.comm import commit_vote
 from springtide.comm.process_group import Group
 from springtide.data.batch import Batch
+from springtide.data.cursor import Cursor
 from springtide.errors import SpringtideError, UsageError
 from springtide.train_step.replicas import Found
 from springtide.train_step.salvaged import BeforeLast, Salvaged
@@ -27,6 +28,8 @@ class StepAssignment:
         is_warm_up: it is dropped at optimizer.step.
         salvages: if the step is dropped, what the body has computed is kept for the next try.
         salvaged: of earlier tries at the step.
+        cursor: where the step starts, with all that is known of streams of shards; None: at the committed
+            position.
     """
 
     batch: Batch
@@ -41,6 +44,7 @@ class StepAssignment:
     is_warm_up: bool = False
     salvages: bool = False
     salvaged: Salvaged | None = None
+    cursor: Cursor | None = None
 
 
 @dataclass(slots=True)

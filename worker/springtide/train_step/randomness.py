@@ -33,6 +33,20 @@ def seed_part(seed: int, step: int, part: int) -> None:
         numpy.random.seed(value & 0xFFFFFFFF)
 
 
+def seed_host(*names: int) -> None:
+    """Seed torch's generator of the CPU, numpy (if imported) and `random`, for one sample that is read.
+
+    Args:
+        names: of the sample; the same names give the same numbers in any process.
+    """
+    value = mix(*names)
+    torch.default_generator.manual_seed(signed(value))
+    random.seed(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(value & 0xFFFFFFFF)
+
+
 @contextlib.contextmanager
 def isolated(*names: int) -> Iterator[None]:
     """Random numbers that belong to `names`; afterwards those outside go on as if nothing had been drawn.

@@ -174,7 +174,7 @@ class Reduction:
     since when a sum is being waited for. save_wish: what it puts in for a checkpoint, by the group's rank.
     in_batches: whether members make no steps in common; of those that work on a range together, the first
     one's options count, and the others may have gone past other ranges than it. figure: this member's, for
-    the cut by speed.
+    the cut by speed. found: what this member has found of streams of shards.
     """
 
     def __init__(
@@ -216,6 +216,7 @@ class Reduction:
         self.save_wish: Callable[[int], float] = lambda rank: 0.0
         self.in_batches: Callable[[], bool] = lambda: False
         self.figure: Callable[[], Figure] = Figure
+        self.found: Callable[[], Sequence[float]] = tuple
         self.newcomer = True
         """Whether it was given the state that the generation began from, and has made no step since."""
         self._hyperparameters = Hyperparameters(optimizers)
@@ -537,6 +538,7 @@ class Reduction:
             copies=self.replicas.vote_copies(assignment.number, assignment.group.rank) if compares else 0,
             late=[self._buckets.is_late(index) for index in self.expected_unused()],
             figures=self._figures(assignment.group),
+            found=self.found(),
         )
 
     def _figures(self, group: Group) -> list[float]:

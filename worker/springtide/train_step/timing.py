@@ -6,9 +6,10 @@ takes them. `_lock` guards the sums and the number of steps.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from springtide.data.balance import OwnShare
@@ -28,6 +29,7 @@ class Timing:
         self.share = OwnShare()
         self._fetched = 0.0
         self._outside = 0.0  # of that, before the body
+        self._before = 0.0  # for the step that is dealt next
         self._paused = 0.0
         self._sums = [0.0] * 4
         self._steps = 0
@@ -50,9 +52,20 @@ class Timing:
         """Training stood still between two steps for a checkpoint."""
         self._paused += seconds
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count what is read before a step is dealt as a part of that step's fetching."""
+        began = self._clock()
+        self.fetching = True
+        try:
+            yield
+        finally:
+            self.fetching = False
+            self._before += self._clock() - began
+
     def note_assigned(self) -> None:
         """A step's samples are dealt: what was fetched for a dropped one does not count."""
-        self._fetched = self._outside = 0.0
+        self._fetched, self._before, self._outside = self._before, 0.0, 0.0
 
     def opened(self) -> None:
         """The step's body begins; its samples may have been fetched before."""

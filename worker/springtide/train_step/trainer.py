@@ -28,6 +28,8 @@ from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
 from springtide.exact.settings import describe
 from springtide.exact.step import ExactStep
+from springtide.following.feed import Feeds
+from springtide.following.shares import can_follow
 from springtide.memory.ready import missing_state
 from springtide.pods.fully_shard import reshard, weigh_gradients
 from springtide.pods.pod import Pod
@@ -267,6 +269,11 @@ class Trainer:
             self._before_repeated,
         )
         self._undeclared = UndeclaredOptimizers(optimizers, self._scalings.scalers, self.transaction)
+        self.feeds: Feeds | None = None
+        """Feeds of processes that are about to join; None where they get the state as members only."""
+        whole_state = self._home is None and pod is None and not multi_step and not masters
+        if whole_state and len(optimizers) == 1 and can_follow(optimizers[0]):
+            self.feeds = Feeds(self._gradients.parameters, optimizers[0], self.layout_hash)
 
     def close(self) -> None:
         """Take the hooks away that reach beyond the script's own objects."""
@@ -275,6 +282,8 @@ class Trainer:
         self._undeclared.close()
         self._repeated.close()
         self._gradients.close()
+        if self.feeds is not None:
+            self.feeds.stop("this process ends")
         self.pending.close()
         if self.servers is not None:
             self.servers.close()
@@ -512,6 +521,10 @@ class Trainer:
         """Set the function that each commit vote asks for this member's figures for the cut by speed."""
         self._reduction.figure = figure
 
+    def on_found(self, found: Callable[[], Sequence[float]]) -> None:
+        """Set the function that each commit vote asks for what this member has found of streams of shards."""
+        self._reduction.found = found
+
     def finish(self) -> None:
         """The script's code of the body has ended: the step cannot be dropped any more.
 
@@ -718,6 +731,8 @@ class Trainer:
         self._stepping.append(optimizer)
         if self._dense_here:
             self._gradients.lay_out()
+        if self.feeds is not None:
+            self.feeds.before_step()
         if self._masters is not None:
             self._masters.begin(optimizer)
         if (self._dense_here or self.shards is not None) and self.pod is None:
@@ -838,6 +853,8 @@ class Trainer:
         if optimizer in self._stepping:
             return
         self._foreach_steps.end()
+        if self.feeds is not None:
+            self.feeds.after_step()
         if self._masters is not None:
             self._masters.end(optimizer)
         if self.shards is not None:

@@ -4,6 +4,10 @@
 - apiGroups: [springtide.dev]
   resources: [trainingjobs]
   verbs: [get, list, watch, delete]
+# The template that a job names is read once, and kept in the job's status.
+- apiGroups: [springtide.dev]
+  resources: [trainingtemplates]
+  verbs: [get]
 # What the operator knows about a job is written to its status, and nowhere else.
 - apiGroups: [springtide.dev]
   resources: [trainingjobs/status]

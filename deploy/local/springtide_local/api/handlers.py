@@ -18,6 +18,7 @@ from springtide_local.api import (
     errors,
     openapi_server,
     patching,
+    policies,
     present,
     subresources,
     watch,
@@ -30,6 +31,7 @@ from springtide_local.api.logs import LogProvider, log_options
 from springtide_local.api.negotiation import AGGREGATED, negotiate
 from springtide_local.api.objects import clone
 from springtide_local.api.pages import page, selection
+from springtide_local.api.policies import Attempt
 from springtide_local.api.rbac import GROUP
 from springtide_local.api.requests import (
     Audit,
@@ -41,6 +43,7 @@ from springtide_local.api.requests import (
     verb_of,
     write_options,
 )
+from springtide_local.api.resources import ResourceType
 from springtide_local.api.reviews import ACCESS, Reviews
 from springtide_local.api.rights import Rights
 from springtide_local.api.store import Store
@@ -115,15 +118,27 @@ class Api:
             case "watch":
                 return await self._watch(request, target)
             case "delete" | "deletecollection":
-                return await self._delete(request, target, verb)
+                return await self._delete(request, target, verb, user)
         options = write_options(request.query, agent, target.subresource)
-        if target.resource.group == GROUP:
-            options.guard = partial(self._rights.check_escalation, user)
+        options.guard = partial(self._admit, user, options)
         if verb == "patch":
             if request.content_type == patching.APPLY and not self._exists(target):
                 self._rights.demand(user, replace(asked, verb="create"))
             return await self._patch(request, target, options)
         return await self._write(request, target, options, verb)
+
+    def _admit(
+        self, user: User, options: Options, resource: ResourceType, obj: Object, old: Object | None
+    ) -> None:
+        """Refuse what somebody may not grant, and what a policy denies. Raise ApiError."""
+        if resource.group == GROUP:
+            self._rights.check_escalation(user, resource, obj, old)
+        operation = "CREATE" if old is None else "UPDATE"
+        if options.subresource == "scale" and old is not None:
+            target = Target(resource)
+            obj, old = subresources.scale_of(target, obj), subresources.scale_of(target, old)
+        attempt = Attempt(user, operation, resource, options.subresource or "", obj, old, options.dry_run)
+        policies.judge(self.store, attempt, options.warnings)
 
     def _exists(self, target: Target) -> bool:
         return self.store.peek(target.resource.storage, target.name, target.namespace) is not None
@@ -282,7 +297,16 @@ class Api:
         _warn(response, options)
         return response
 
-    async def _delete(self, request: web.Request, target: Target, verb: str) -> web.Response:
+    def _admit_deletion(
+        self, user: User, resource: ResourceType, name: str, namespace: str | None, options: Options
+    ) -> None:
+        """Refuse a deletion that a policy denies. Raise ApiError."""
+        old = self.store.peek(resource.storage, name, namespace)
+        if old is not None:
+            attempt = Attempt(user, "DELETE", resource, "", None, old, options.dry_run)
+            policies.judge(self.store, attempt, options.warnings)
+
+    async def _delete(self, request: web.Request, target: Target, verb: str, user: User) -> web.Response:
         if target.subresource:
             raise errors.method_not_allowed()
         body = await _body(request) if request.can_read_body else {}
@@ -292,6 +316,7 @@ class Api:
         options = write_options(query, agent)
         wish = deletion(body, query)
         if verb == "delete":
+            self._admit_deletion(user, target.resource, target.name, target.namespace, options)
             stored = writes.delete(self.store, target.resource, target.name, target.namespace, wish, options)
             gone = self.store.peek(target.resource.storage, target.name, target.namespace) is None
             if gone and not target.resource.deletion_returns_object:
@@ -301,6 +326,7 @@ class Api:
         items = self.store.collection(target.resource.storage).items
         keys = [key for key in sorted(items) if target.namespace in (None, key[0]) and chosen.has(items[key])]
         for key in keys:
+            self._admit_deletion(user, target.resource, key[1], key[0] or None, options)
             writes.delete(self.store, target.resource, key[1], key[0] or None, wish, options)
         return _json({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
 

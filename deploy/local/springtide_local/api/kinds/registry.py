@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from springtide_local.api import builtin
-from springtide_local.api.kinds import core, crds, event_view, roles, services, workloads
+from springtide_local.api.kinds import admission_policies, core, crds, event_view, roles, services, workloads
 from springtide_local.api.kinds.base import Kind
 from springtide_local.api.kinds.pods import Pods
 from springtide_local.api.objects import label_1035_problem, label_problem, path_segment_problem
@@ -269,6 +269,17 @@ def builtin_resources() -> list[ResourceType]:
     add("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False, "pc", core.PriorityClasses())
     # Kept and not obeyed: this server has one queue for all.
     add("flowcontrol.apiserver.k8s.io", "v1", "flowschemas", "FlowSchema", False, "", None, status)
+    for plural, kind, checks in (
+        ("validatingadmissionpolicies", "ValidatingAdmissionPolicy", admission_policies.Policies()),
+        (
+            "validatingadmissionpolicybindings",
+            "ValidatingAdmissionPolicyBinding",
+            admission_policies.Bindings(),
+        ),
+    ):
+        policy = kind == "ValidatingAdmissionPolicy"
+        sub = status if policy else ()
+        add(admission_policies.GROUP, "v1", plural, kind, False, "", checks, sub, generation=policy)
     add("storage.k8s.io", "v1", "storageclasses", "StorageClass", False, "sc", core.StorageClasses())
     add(
         "apiextensions.k8s.io",
