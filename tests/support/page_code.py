@@ -39,6 +39,7 @@ RUN_BY: dict[Key, str] = {
     ("docs/client.md", "python"): "tests/operator/unit/test_client_jobs.py",
     ("docs/coming-from.md", "python"): f"{_DOCS}/test_coming_from.py",
     ("docs/coming-from.md", "yaml"): f"{_DOCS}/test_coming_from.py",
+    ("docs/data.md", "python"): "tests/docs/unit/test_data_docs.py",
     ("docs/exact.md", "yaml"): _READ,
     ("docs/fsdp.md", "yaml"): _READ,
     ("docs/fsdp.md", "python"): _PAGES,
@@ -60,6 +61,8 @@ RUN_BY: dict[Key, str] = {
     ("docs/security.md", "yaml"): _READ,
     ("docs/security.md", "console"): _COMMANDS,
     ("docs/sharding.md", "yaml"): _READ,
+    ("docs/templates.md", "yaml"): _READ,
+    ("docs/traces.md", "yaml"): _READ,
     ("docs/trackers.md", "python"): _PAGES,
     ("docs/trainers.md", "python"): "tests/docs/unit/test_trainers_docs.py",
     ("docs/troubleshooting.md", "console"): _COMMANDS,
@@ -88,6 +91,12 @@ NOT_RUN: dict[Key, str] = {
     ("docs/supply-chain.md", "console", "Other builds of torch"): "needs Docker and an index of packages",
     ("docs/supply-chain.md", "console", "What an image holds"): "needs Docker and a built image",
     ("docs/supply-chain.md", "console", "A release"): "needs Docker, a registry, cosign and an identity",
+    ("docs/templates.md", "console", "Templates of the platform's team"): "the file is applied, and its job "
+    "scaled, in tests/local/component/test_kubectl_policies.py",
+    ("docs/templates.md", "console", "What the API server refuses"): "the file is applied, and obeyed, in "
+    "tests/local/component/test_kubectl_policies.py",
+    ("docs/traces.md", "console", "Traces"): _CHART,
+    ("docs/versions.md", "console", "Trying them"): _TARGETS,
     ("tests/README.md", "console", "How to run"): _TARGETS,
 }
 
