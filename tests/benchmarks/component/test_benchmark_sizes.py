@@ -80,8 +80,9 @@ def test_every_model_is_the_same_on_every_call(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["transformer", *steady_state.KINDS])
 def test_steps_beside_those_of_ddp(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(steady_state, "WARM_UP", 1)
-    figures = steady_state.measure(name, 1, 3)
+    monkeypatch.setattr(steady_state, "WARM_UP", 0)
+    monkeypatch.setattr(steady_state, "TURN", 3)
+    figures = steady_state.measure(name, 1, 10)
     check_measured(figures, {"springtide_step_seconds", "ddp_step_seconds", "ratio_to_ddp", "steps"})
     assert figures["steps"] >= 2
 

@@ -200,6 +200,7 @@ def test_tutorial_takes_a_worker_away_and_adds_two(terminal: Terminal) -> None:
     # The job is one of other pages: of five workers, with other names, and it may have recovered before.
     terminal.run("kubectl scale stj/digits --replicas=3")
     terminal.until(".status.workers.summary", "3/3")
+    terminal.goes_on()  # the same status that says so counts the changes before
     worker = terminal.get(".items[1].metadata.name", "pods -l springtide.dev/role=worker")
     recoveries = int(terminal.get(".status.recoveries"))
     *disturbing, succeeded, values, audit, stop = lines

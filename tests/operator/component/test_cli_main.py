@@ -1,22 +1,24 @@
 import subprocess
 import sys
 from importlib import metadata
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from springtide_cli import main, run
+from springtide_cli.manifest import Changes
 
 runner = CliRunner()
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, run.Options]]:
-    calls: list[tuple[str, run.Options]] = []
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    calls: list[tuple[Any, ...]] = []
 
-    def record(what: str, options: run.Options, console: object) -> int:
-        calls.append((what, options))
+    def record(what: str, options: run.Options, console: object, *changes: Changes) -> int:
+        calls.append((what, options, *changes))
         return 7
 
     monkeypatch.setattr(run, "run", record)
@@ -35,7 +37,7 @@ def test_help_names_every_command() -> None:
     assert all(name in result.output for name in ("run", "follow", "local"))
 
 
-def test_options_reach_the_commands_and_exit_codes_come_back(ran: list[tuple[str, run.Options]]) -> None:
+def test_options_reach_the_commands_and_exit_codes_come_back(ran: list[tuple[Any, ...]]) -> None:
     full = [
         "run",
         "job.yaml",
@@ -50,11 +52,16 @@ def test_options_reach_the_commands_and_exit_codes_come_back(ran: list[tuple[str
         "--force-conflicts",
     ]
     assert runner.invoke(main.app, full).exit_code == 7
-    assert runner.invoke(main.app, ["run", "job.yaml", "--local", "--keep"]).exit_code == 7
+    assert (
+        runner.invoke(
+            main.app, ["run", "job.yaml", "--local", "--keep", "--template", "small", "--standby", "2"]
+        ).exit_code
+        == 7
+    )
     assert runner.invoke(main.app, ["follow", "digits", "-n", "ns"]).exit_code == 7
     assert ran == [
-        ("job.yaml", run.Options("k", "c", "ns", logs=True, plain=True, force_conflicts=True)),
-        ("job.yaml", run.Options(local=True, keep=True)),
+        ("job.yaml", run.Options("k", "c", "ns", logs=True, plain=True, force_conflicts=True), Changes()),
+        ("job.yaml", run.Options(local=True, keep=True), Changes("small", 2)),
         ("digits", run.Options(namespace="ns")),
     ]
 
@@ -69,7 +76,7 @@ def test_options_reach_the_commands_and_exit_codes_come_back(ran: list[tuple[str
         ["nonsense"],
     ],
 )
-def test_wrong_options_are_2(arguments: list[str], ran: list[tuple[str, run.Options]]) -> None:
+def test_wrong_options_are_2(arguments: list[str], ran: list[tuple[Any, ...]]) -> None:
     assert runner.invoke(main.app, arguments).exit_code == 2
     assert ran == []
 

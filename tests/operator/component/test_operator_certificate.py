@@ -104,10 +104,18 @@ def test_only_a_job_asking_for_tls_has_it_in_secret_and_pods() -> None:
 @pytest.mark.parametrize("new", [{}, {"tls": True}, {"tls": False}])
 def test_it_cannot_be_turned_on_or_off_later(old: dict[str, Any], new: dict[str, Any]) -> None:
     top = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    raw = top["properties"]["spec"]["properties"]["security"]
+    node = schema.compile_schema(top["properties"]["spec"])
+    before, after = (
+        {"workers": {"template": {"spec": {"containers": []}}}, "security": given} for given in (old, new)
+    )
     found: list[FieldError] = []
-    validate_rules(schema.compile_schema(raw), new, old, "spec.security", found)
-    assert ["security.tls is immutable" in str(error) for error in found] == [True] * (old != new)
+    for given in (before, after):
+        schema.apply_defaults(node, given)
+    validate_rules(node, after, before, "spec", found)
+    assert [str(error) for error in found if "security.tls is immutable" in str(error)] == [
+        str(error) for error in found
+    ]
+    assert len(found) == (old != new)
 
 
 @pytest.mark.parametrize(

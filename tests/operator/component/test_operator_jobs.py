@@ -58,7 +58,7 @@ def test_a_job_is_made_scaled_and_deleted(system: E2ECluster, job: FakeJob) -> N
     header = system.kubectl("get", "stj", "-n", job.namespace).splitlines()[0].split()
     assert header == ["NAME", "STATE", "WORKERS", "PS", "STEP", "SAMPLES/S", "GOODPUT", "RESTARTS", "AGE"]
     wide = system.kubectl("get", "stj", "-n", job.namespace, "-o", "wide").splitlines()[0].split()
-    assert wide == [*header, "PROGRESS", "ETA", "MESSAGE"]
+    assert wide == [*header, "PROGRESS", "ETA", "TEMPLATE", "MESSAGE"]
 
     system.kubectl("delete", "stj/fake", "-n", job.namespace, "--timeout=60s")
 
@@ -270,6 +270,8 @@ def test_the_operator_uses_its_rights_and_no_others(system: E2ECluster, job: Fak
         ("networking.k8s.io", "networkpolicies", "delete"),  # of an older version's name, without the uid
         ("springtide.dev", "trainingjobs", "delete"),  # ttlSecondsAfterFinished
         ("springtide.dev", "trainingjobs", "get"),  # a status that somebody else wrote
+        ("springtide.dev", "trainingtemplates", "get"),  # of a job that names one; test_operator_templates.py
+        ("springtide.dev", "clustertrainingtemplates", "get"),
         ("apiextensions.k8s.io", "customresourcedefinitions", "watch"),
     }
     # Other schedulers where they are installed, budgets of parameter servers: other files do that.
