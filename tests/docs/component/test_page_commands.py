@@ -78,10 +78,10 @@ class Terminal:
         """Return a field of an object, "" where there is none."""
         return self.run(f"kubectl get {of} -o jsonpath='{{{path}}}'")
 
-    def until(self, path: str, wanted: str, seconds: float = 120.0) -> None:
-        """Wait until a field of the job is as wanted, a regular expression."""
+    def until(self, path: str, wanted: str, seconds: float = 120.0, of: str = "stj/digits") -> None:
+        """Wait until a field of an object is as wanted, a regular expression."""
         deadline = time.monotonic() + seconds
-        while not re.fullmatch(wanted, found := self.get(path)):
+        while not re.fullmatch(wanted, found := self.get(path, of)):
             assert time.monotonic() < deadline, f"{path} is {found!r}, not {wanted!r}:\n{self.story()}"
             time.sleep(0.2)
 
@@ -197,8 +197,10 @@ def test_tutorial_takes_a_worker_away_and_adds_two(terminal: Terminal) -> None:
     assert f"export KUBECONFIG={terminal.cluster.kubeconfig}" in terminal.run(start)
     assert export.startswith("export KUBECONFIG=$PWD/")
     assert terminal.run(nodes).count(" Ready ") == 4
-    # The job is one of other pages: of five workers, with other names, and it may have recovered before.
+    # The job is one of other pages: of five workers with other names and a standby, and with recoveries.
     terminal.run("kubectl scale stj/digits --replicas=3")
+    terminal.run('kubectl patch stj digits --type=merge -p \'{"spec":{"workers":{"standby":0}}}\'')
+    terminal.until(".items[*].kind", "Pod Pod Pod", of="pods -l springtide.dev/role=worker")
     terminal.until(".status.workers.summary", "3/3")
     terminal.goes_on()  # the same status that says so counts the changes before
     worker = terminal.get(".items[1].metadata.name", "pods -l springtide.dev/role=worker")

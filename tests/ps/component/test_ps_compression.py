@@ -442,7 +442,9 @@ def test_what_compression_does_not_go_with() -> None:
 def test_the_manifest_takes_it_with_servers_only(kind: str, allowed: bool) -> None:
     schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     rules = schema["properties"]["spec"]["x-kubernetes-validations"]
+    rules = [entry for entry in rules if "oldSelf" not in entry["rule"]]
     texts = [entry["rule"] for entry in rules if "parameterServer.compression" in entry["rule"]]
+    assert texts
     cel = celpy.Environment()
     for compression, consistency in itertools.product(
         ("None", "BF16", "TopK"), ("Synchronous", "Asynchronous")
