@@ -134,7 +134,7 @@ def test_kept_gradients_over_shards_count_once(
     check(cluster, reference, [steady, other])
 
 
-def test_a_killed_server_and_worker_lose_no_sample_of_shards(
+def test_a_killed_worker_of_a_server_job_loses_no_sample(
     new_server_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
     cluster = new_server_cluster(OPTIONS, 2, 1)
