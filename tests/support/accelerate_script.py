@@ -73,6 +73,15 @@ def refused(options: dict[str, Any]) -> dict[str, str]:
     return said
 
 
+def wait_for(path: Path, seconds: float = 60.0) -> None:
+    """Wait until a file exists. Raise TimeoutError that names it."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} has not come within {seconds:.0f} s")
+        time.sleep(0.05)
+
+
 def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     name = os.environ.get("SPRINGTIDE_POD_NAME", "plain" if options.get("plain") else "alone")
@@ -137,7 +146,7 @@ def main() -> None:
         value = float(sum(right)) / 22
         events.write(json.dumps({"epoch": epoch, "evaluated": value}) + "\n")
         if name == options.get("late"):
-            time.sleep(1.0)  # the other one saves
+            wait_for(Path(options["late_until"]))  # the other one saves
         accelerator.save_state(str(out / f"epoch_{epoch}"))
         if patience.update(value) or (most and done >= most):
             break

@@ -135,13 +135,18 @@ def test_a_job_begins_again_where_all_were_lost(
 
 
 def test_another_worker_saves_when_the_writer_dies(
-    new_cluster: Callable[..., WorkerCluster], train_plainly: Train
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
 ) -> None:
+    """The second one comes to the place where one of them saves when the first one has died there."""
     wanted = train_plainly(WHOLE | {"epochs": 2})
-    cluster = start(new_cluster, SPLIT | {"epochs": 2, "late": "worker-1"})
+    dead = tmp_path / "dead"
+    late = {"epochs": 2, "late": "worker-1", "late_until": str(dead)}
+    cluster = start(new_cluster, SPLIT | late)
     first, second = cluster.start(2, faults={0: "evaluation:4:kill"})
-    cluster.until_done(second)
+    cluster.until_done(first)
     assert first.code == -9, cluster.logs()
+    dead.touch()
+    cluster.until_done(second)
     check_end(second, wanted, cluster)
     assert (second.folder / "out-elastic" / "epoch_0" / "model.safetensors").exists()
 

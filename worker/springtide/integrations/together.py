@@ -62,14 +62,26 @@ def steps_elsewhere() -> bool:
     return not settings.alone and (settings.strategy != "AllReduce" or settings.shard != "None")
 
 
-def once(work: Callable[[], object]) -> None:
-    """Have one of the workers do something while the others wait for it; another one if it is lost.
+def own_rank() -> int:
+    """Return the rank that another library is to see in this process.
+
+    It is 1 until the members have met, since nobody is the first one before; 0 where a process trains alone.
+    """
+    waits = not the_runtime().settings.alone and not in_training()
+    return 1 if waits else springtide.rank()
+
+
+def once(work: Callable[[], object], show_rank: Callable[[int | None], object]) -> None:
+    """Have one of the workers do something as rank 0 while the others wait for it; another one if it is lost.
 
     Args:
         work: what is to be done; it may begin again in another worker.
+        show_rank: tells the other library a rank, or with None the process's own.
     """
     for _ in the_runtime().evaluations.errand():
+        show_rank(0)
         work()
+    show_rank(None)
 
 
 def agreed(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -37,6 +37,7 @@ from springtide.integrations.together import (
     impossible_settings,
     in_training,
     once,
+    own_rank,
     steps_elsewhere,
     the_runtime,
 )
@@ -119,8 +120,7 @@ class ElasticAccelerator(Accelerator):
             rank: to show in the place of its own.
         """
         if rank is None:
-            waits = not the_runtime().settings.alone and not in_training()
-            rank = 1 if waits or self._behind is not None else springtide.rank()
+            rank = own_rank() if self._behind is None else 1
         show_rank(rank)
         self.state.process_index = self.state.local_process_index = rank
 
@@ -539,13 +539,7 @@ class ElasticAccelerator(Accelerator):
             if self.is_main_process:
                 work()
             return
-
-        def as_first() -> None:
-            self._show_rank(0)
-            work()
-
-        once(as_first)
-        self._show_rank()
+        once(work, self._show_rank)
 
     def load_state(self, input_dir: str | None = None, **named: Any) -> None:
         """Do nothing where the job has checkpoints, from which it goes on by itself.

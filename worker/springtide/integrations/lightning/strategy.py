@@ -36,6 +36,7 @@ from springtide.integrations.together import (
     impossible_settings,
     in_training,
     once,
+    own_rank,
     steps_elsewhere,
     the_runtime,
 )
@@ -117,8 +118,7 @@ class SpringtideStrategy(Strategy):
             rank: to show in the place of its own.
         """
         if rank is None:
-            waits = not the_runtime().settings.alone and not in_training()
-            rank = 1 if waits else springtide.rank()
+            rank = own_rank()
         self._rank = rank
         rank_zero_only.rank = rank
 
@@ -274,13 +274,7 @@ class SpringtideStrategy(Strategy):
             if self.is_global_zero:
                 work()
             return
-
-        def as_first() -> None:
-            self.show_rank(0)
-            work()
-
-        once(as_first)
-        self.show_rank()
+        once(work, self.show_rank)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the optimizer's state for a checkpoint; none where workers or servers have parts of it."""

@@ -19,7 +19,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -356,8 +356,15 @@ class ElasticTrainer(Trainer):
     def _event(self, name: str) -> None:
         self.control = getattr(self.callback_handler, name)(self.args, self.state, self.control)
 
-    def _show_rank(self) -> None:
-        """Tell the Trainer's parts who writes and logs: rank 0, which another process may be now."""
+    def _show_rank(self, rank: int | None = None) -> None:
+        """Tell the Trainer's parts who writes and logs: rank 0, which another process may be now.
+
+        Args:
+            rank: to show in the place of its own, while a work lasts.
+        """
+        if rank is not None:
+            show_rank(rank)
+            return
         show_rank(springtide.rank())
         self.state.is_world_process_zero = self.state.is_local_process_zero = springtide.rank() == 0
 
@@ -432,7 +439,7 @@ class ElasticTrainer(Trainer):
         if _internal_call or not in_training():
             super().save_model(output_dir, _internal_call)
             return
-        self._once(lambda: super(ElasticTrainer, self).save_model(output_dir, _internal_call))
+        once(lambda: super(ElasticTrainer, self).save_model(output_dir, _internal_call), self._show_rank)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write the folder `checkpoint-N` with the weights and the Trainer's state, whole or not at all."""
@@ -456,20 +463,7 @@ class ElasticTrainer(Trainer):
                 use_mtime=True,
             )
 
-        self._once(save)
-
-    def _once(self, work: Callable[[], None]) -> None:
-        """Have one of the workers do something as rank 0 while the others wait for it.
-
-        The coordinator deals that work as it deals the samples of an evaluation: again if its worker is lost.
-        """
-
-        def as_first() -> None:
-            show_rank(0)
-            work()
-
-        once(as_first)
-        self._show_rank()
+        once(save, self._show_rank)
 
 
 class _ProgressBar(ProgressCallback):
