@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from benchmarks.support.ports import free_port
 
 _ROOT = Path(__file__).resolve().parents[1]
 _SUPPORT = _ROOT / "tests" / "support"
@@ -155,12 +156,6 @@ def overhead(model_name: str, steps: int) -> dict[str, float]:
         "steps": steps + WARM_UP,
         "steps_done_again": results[0]["again"],
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def kills_and_joins(cluster: Any) -> list[Any]:

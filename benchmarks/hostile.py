@@ -34,7 +34,6 @@ import itertools
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -47,6 +46,7 @@ from typing import Any
 
 from benchmarks.hostile_ports import ports_under_attack
 from benchmarks.operator_scale import ADDRESS, ROOT, Api, Operator, install, until
+from benchmarks.support.ports import free_port
 from springtide_local.api.patch import merge_patch as merged
 
 Object = dict[str, Any]
@@ -513,12 +513,6 @@ def surprises(metrics: str, log: str) -> int:
     """Errors that nobody foresaw: by the operator's count, and tracebacks."""
     counted = re.findall(r"^springtide_operator_internal_errors_total\{[^}]*\} ([0-9.]+)", metrics, re.M)
     return int(sum(float(one) for one in counted)) + log.count("Traceback (most recent call last)")
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 async def operator_under_attack(folder: Path, quick: bool) -> Object:

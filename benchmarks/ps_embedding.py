@@ -68,7 +68,8 @@ def measure_service(given: list[Any]) -> dict[str, float]:
     import psutil
     import torch
 
-    from benchmarks.ps_throughput import connected, free_port
+    from benchmarks.ps_throughput import connected
+    from benchmarks.support.ports import free_port
     from springtide import kv
 
     port = free_port()

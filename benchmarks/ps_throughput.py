@@ -27,6 +27,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.ports import free_port
+
 CHUNK_BYTES = 4 * 1024 * 1024
 CHUNKS = 16
 OPTIONS = {"lr": 0.01, "momentum": 0.9}
@@ -242,12 +244,6 @@ def connected(port: int, seconds: float = 60.0) -> Iterator[socket.socket]:
             time.sleep(0.05)
     with connection:
         yield connection
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(stack: ExitStack, way: str, port: int, elements: int = 0) -> None:

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import recovery
-from benchmarks.support.sides import Side, Turn, by_turns, running
+from benchmarks.support.sides import PORT, RANK, Forked, Side, Turn, by_turns, running
 from benchmarks.support.turns import Player
 from benchmarks.support.zygote import Zygote
 
@@ -136,7 +136,7 @@ def run() -> None:
     if os.environ[_SIDE] != PEER:
         train()
         return
-    rank, port = int(os.environ[fsdp2.RANK]), int(os.environ[fsdp2.PORT])
+    rank, port = int(os.environ[RANK]), int(os.environ[PORT])
     fsdp2.train_by_turns(os.environ[_TURNS], int(os.environ[_WIDTH]), rank, port)
 
 
@@ -457,14 +457,13 @@ def measure_steps(width: int, turn: Turn, zygote: Zygote) -> dict[str, Any]:
         RuntimeError: A side of ours fails.
         TimeoutError: One does not begin.
     """
-    from benchmarks.peers import fsdp2
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         more = {_TURNS: str(folder / "turns")}
         jobs = {side: functools.partial(Job, folder / side, side, width, zygote, more) for side in SHARDS}
         environment = more | {_SIDE: PEER, _WIDTH: str(width)}
-        peers = {PEER: functools.partial(fsdp2.Processes, folder / PEER, zygote, environment)}
+        peers = {PEER: functools.partial(Forked, folder / PEER, WORKERS, zygote, environment)}
         with running(folder, WORKERS, jobs, peers) as (turns, reasons):
             sides = by_turns(turns.take, (*SHARDS, PEER), reasons, turn)
             return case_figures(sides, reasons[PEER])

@@ -1,35 +1,44 @@
-"""The cost of a step against native DistributedDataParallel, in the same two processes, by turns.
+"""The cost of a step against native DistributedDataParallel, by turns.
 
     python -m benchmarks.steady_state [--quick] [--json FILE] [--device cuda]
 
 Three models, two bucket sizes each; then one model each of the kinds that cost something else: a head that no
 loss uses (DDP with find_unused_parameters), 600 small tensors, BatchNorm behind every layer, and sequences
 that a collate_fn of the script's pads, with a process that reads ahead (DDP with a DataLoader). A step is:
-deal the batch, forward, backward, optimizer step; both sides read the same samples with the same optimizer
-over gloo on loopback. A turn is ten steps, of which the first does not count: a job's steps follow each
-other, while one that comes after another trainer's step finds the processor's caches full of that, which
-costs either side a tenth of its step, and ours a little more. Each worker takes its own times; a pair's
-figure is the slower worker's, as a job waits for it. With `--device cuda` both processes share the first
-device.
+deal the batch, forward, backward, optimizer step; both sides read as many samples with the same optimizer
+over gloo on loopback, in two processes each.
+
+Each side is a job by itself, as users have it, and the two make steps by turns. A turn's first step does not
+count: it finds the processor's caches full of the other side's. A step takes as long as the slower worker's.
+Where memory happens to lie makes one start of the same job up to 8 % slower than the next, so each case is
+started STARTS times, and its ratio is the median of theirs. With `--device cuda` both processes share the
+first device.
+
+Workers are forked from one process, which has imported torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import recovery
+from benchmarks.support.sides import PORT, RANK, Forked, Side, Turn, by_turns, running
+from benchmarks.support.turns import Player
+from benchmarks.support.zygote import Zygote
+
 WORKERS = 2
-TURN = 10  # steps
-WARM_UP = 2  # turns
+STARTS = 3
+"""Times that both sides of a case are started."""
+FULL, QUICK = Turn(20, 10, 12), Turn(10, 10, 3)
+"""Turns of each side of a case, in one start."""
 MODELS = ("mlp", "convolution", "transformer")
 BUCKETS_MIB = (1, 25)
 KINDS = {
@@ -38,7 +47,9 @@ KINDS = {
     "batchnorm": "batchnorm_ratio",
     "collate": "collate_ratio",
 }
-_ROOT = Path(__file__).resolve().parents[1]
+OURS, DDP = "springtide", "ddp"
+_MODEL, _SIDE, _TURNS, _STEPS = "BENCHMARK_MODEL", "BENCHMARK_SIDE", "BENCHMARK_TURNS", "BENCHMARK_STEPS"
+_DEVICE = "BENCHMARK_DEVICE"
 
 
 def pad(samples: list[Any]) -> tuple[Any, Any]:
@@ -117,238 +128,251 @@ def _build_kind(name: str) -> tuple[Any, Any, Any, int]:
     return nn.Sequential(first, Mean(), nn.Linear(256, 10)), sequences, labels, 64
 
 
-def work(name: str, bucket_mib: int, steps: int, rank: int, port: int, device: str) -> None:
-    """One worker: turns of ours and of native steps; prints both lists of seconds as JSON, turn by turn."""
+# ---- a worker
+
+
+def run() -> None:
+    """Run the process that the environment describes, until it is killed."""
     import torch
-    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    name, device = os.environ[_MODEL], os.environ[_DEVICE]
+    if os.environ[_SIDE] == OURS:
+        train(name, device)
+    else:
+        train_ddp(name, device)
+
+
+def loop_arguments(batch_size: int) -> dict[str, Any]:
+    """Return what both sides' loops have in common.
+
+    Args:
+        batch_size: Samples of all workers together.
+    """
+    return {"batch_size": batch_size, "epochs": 10_000, "seed": 0}
+
+
+def end_step(device: str) -> None:
+    """Return when all that was queued on the device has ended."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def train(name: str, device: str) -> None:
+    """Train with the library."""
+    import torch
     from torch.nn import functional as F
-    from torch.nn.parallel import DistributedDataParallel
 
     import springtide
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORKERS)
-    native_model, samples, labels, batch_size = build(name)
-    native_model.to(device)
-
-    def end_step() -> float:
-        """Return the time at which all that was queued on the device has ended."""
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    # Whole passes are made, so there are no more samples than the steps need.
-    samples, labels = samples[: steps * batch_size], labels[: steps * batch_size]
-    native = DistributedDataParallel(
-        native_model,
-        bucket_cap_mb=bucket_mib,
-        find_unused_parameters=name == "unused",
-        gradient_as_bucket_view=name in KINDS,
-    )
-    native_optimizer = torch.optim.SGD(native.parameters(), lr=0.01, momentum=0.9)
-
     springtide.init()
-    model, *_ = build(name)
+    model, samples, labels, batch_size = build(name)
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     model, optimizer = springtide.distribute(model, optimizer)
-
-    ours: list[float] = []
-    theirs: list[float] = []
-    epochs = -(-steps * batch_size // len(samples)) + 1
-    arguments: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs, "seed": 0}
     data: Any = (samples, labels)
-    reads = None
+    arguments = loop_arguments(batch_size)
     if name == "collate":
         data = list(zip(samples, labels, strict=True))
-        reads = native_reads(data, arguments, rank)
         arguments |= {"collate_fn": pad, "loader_workers": 1}
-
-    def native_turn(turn: list[Any]) -> list[float]:
-        """Return the seconds of native steps over the samples that our turn had."""
-        seconds = []
-        dist.barrier()
-        started = time.perf_counter()
-        for ids in turn:
-            x, y = (
-                next(reads)
-                if reads is not None
-                else (samples.index_select(0, ids), labels.index_select(0, ids))
-            )
-            x, y = x.to(device), y.to(device)
-            F.cross_entropy(native(x), y).backward()
-            native_optimizer.step()
-            native_optimizer.zero_grad()
-            del x, y
-            ended = end_step()
-            seconds.append(ended - started)
-            started = ended
-        return seconds
-
-    turn: list[Any] = []
-    started = time.perf_counter()
+    player = None
     for batch in springtide.batches(data, **arguments):
+        if player is None:
+            player = Player(os.environ[_TURNS], OURS, dict)
         with springtide.step():
             x, y = (item.to(device) for item in batch)
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
             del x, y  # each side pays for giving back its own samples
-        turn.append(batch.ids)
-        ended = end_step()
-        ours.append(ended - started)
-        started = ended
-        if len(turn) == TURN:
-            theirs += native_turn(turn)
-            turn = []
-            dist.barrier()
-            started = time.perf_counter()
-    ours = ours[: len(theirs)]
-    print(json.dumps({"ours": ours, "theirs": theirs}))
-    dist.destroy_process_group()
+        end_step(device)
+        player.step_ended()
 
 
-def native_reads(data: Any, arguments: dict[str, Any], rank: int) -> Any:
-    """A DataLoader over the same samples as those of `batches`, collated by `pad`; an iterator."""
-    from torch.utils.data import DataLoader
+def train_ddp(name: str, device: str) -> None:
+    """Train with DistributedDataParallel."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional as F
+    from torch.nn.parallel import DistributedDataParallel
 
+    rank, port = int(os.environ[RANK]), int(os.environ[PORT])
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORKERS)
+    built, samples, labels, batch_size = build(name)
+    model = DistributedDataParallel(
+        built.to(device),
+        bucket_cap_mb=int(os.environ["SPRINGTIDE_BUCKET_MIB"]),
+        find_unused_parameters=name == "unused",
+        gradient_as_bucket_view=name in KINDS,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    dealt = ids_of(samples, batch_size, rank, int(os.environ[_STEPS]))
+    reads: Iterator[Any]
+    if name == "collate":
+        from torch.utils.data import DataLoader
+
+        data: Any = list(zip(samples, labels, strict=True))
+        batches = [ids.tolist() for ids in dealt]
+        reads = iter(DataLoader(data, batch_sampler=batches, collate_fn=pad, num_workers=1))
+    else:
+        reads = ((samples.index_select(0, ids), labels.index_select(0, ids)) for ids in dealt)
+    player = Player(os.environ[_TURNS], DDP, dict)
+    for batch in reads:
+        x, y = (item.to(device) for item in batch)
+        del batch
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del x, y
+        end_step(device)
+        player.step_ended()
+
+
+def ids_of(samples: Any, batch_size: int, rank: int, steps: int) -> list[Any]:
+    """Return the samples that a worker of ours would get, for so many steps.
+
+    Args:
+        samples: The data set.
+        batch_size: Samples of all workers together.
+        rank: Of the worker.
+        steps: How many.
+
+    Returns:
+        By step: int64 [n].
+    """
     from springtide.data.cursor import Cursor
     from springtide.data.loop import plan_loop
 
-    plan, cursor, ids = plan_loop(data, **arguments), Cursor(), []
-    while not plan.ended(cursor):
-        ids.append(plan.batch(cursor, rank, WORKERS).ids.tolist())
+    plan, cursor, dealt = plan_loop(samples, **loop_arguments(batch_size)), Cursor(), []
+    for _ in range(steps):
+        dealt.append(plan.batch(cursor, rank, WORKERS).ids)
         cursor = plan.advance(cursor)
-    return iter(DataLoader(data, batch_sampler=ids, collate_fn=pad, num_workers=1))
+    return dealt
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+# ---- all of it
 
 
-def measure(name: str, bucket_mib: int, steps: int, device: str = "cpu") -> dict[str, float]:
-    """Run one model with one bucket size in a job of its own, on a type of device."""
-    token, coordinator_port, native_port = "benchmark", free_port(), free_port()
-    common = os.environ | {
-        "SPRINGTIDE_JOB": "steady-state",
-        "SPRINGTIDE_NAMESPACE": "benchmark",
-        "SPRINGTIDE_TOKEN": token,
-        "SPRINGTIDE_METRICS_PORT": "0",
-        "SPRINGTIDE_BACKEND": "Gloo",  # NCCL refuses two ranks on one device
-        "SPRINGTIDE_BIND": "127.0.0.1",
-        "OMP_NUM_THREADS": "1",
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        coordinator = subprocess.Popen(
-            [sys.executable, "-m", "springtide_coordinator"],
-            env=common
-            | {
-                "SPRINGTIDE_PORT": str(coordinator_port),
-                "SPRINGTIDE_INCARNATION": "1",
-                "SPRINGTIDE_STATE_DIR": folder,
-                "SPRINGTIDE_TARGET": str(WORKERS),
-                "SPRINGTIDE_MINIMUM": str(WORKERS),
-                "SPRINGTIDE_MAXIMUM": str(WORKERS),
-            },
-            stderr=subprocess.DEVNULL,
-        )
-        workers: list[subprocess.Popen[str]] = []
-        try:
-            for rank in range(WORKERS):
-                environment = common | {
-                    "SPRINGTIDE_ROLE": "worker",
-                    "SPRINGTIDE_COORDINATOR": f"127.0.0.1:{coordinator_port}",
-                    "SPRINGTIDE_POD_NAME": f"steady-state-worker-{rank}-0",
-                    "SPRINGTIDE_POD_UID": f"uid-{rank}",
-                    "SPRINGTIDE_POD_IP": "127.0.0.1",
-                    "SPRINGTIDE_SLOT": str(rank),
-                    "SPRINGTIDE_ATTEMPT": "0",
-                    "SPRINGTIDE_BUCKET_MIB": str(bucket_mib),
-                    "SPRINGTIDE_TERMINATION_LOG": str(Path(folder) / f"end-{rank}"),
-                }
-                arguments = ["--worker", name, str(bucket_mib), str(steps), str(rank), str(native_port)]
-                command = [sys.executable, "-m", "benchmarks.steady_state", "--device", device, *arguments]
-                workers.append(
-                    subprocess.Popen(
-                        command,
-                        env=environment,
-                        cwd=_ROOT,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE,
-                        text=True,
-                    )
-                )
-            results = []
-            for rank, worker in enumerate(workers):
-                out, err = worker.communicate(timeout=600)
-                if worker.returncode:
-                    raise RuntimeError(
-                        f"worker {rank} of {name} ended with {worker.returncode}:\n{err[-2000:]}"
-                    )
-                results.append(json.loads(out.strip().splitlines()[-1]))
-        finally:
-            processes: list[subprocess.Popen[Any]] = [*workers, coordinator]
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
-    ours, theirs = (
-        steady([max(pair) for pair in zip(*(result[side] for result in results), strict=True)])
-        for side in ("ours", "theirs")
-    )
+class Job(recovery.Job):
+    """A job of ours."""
+
+    script = "benchmarks.steady_state"
+
+    def __init__(self, folder: Path, zygote: Zygote, environment: Mapping[str, str]) -> None:
+        """Start it.
+
+        Args:
+            folder: Its own; it is made.
+            zygote: That its workers are forked from.
+            environment: Of them all.
+        """
+        folder.mkdir()
+        # Others write no line for each step either. NCCL refuses two ranks on one device.
+        own = {"SPRINGTIDE_STEP_LOG": "", "SPRINGTIDE_BACKEND": "Gloo"}
+        super().__init__(folder, WORKERS, {**environment, **own}, zygote)
+
+
+def measure(
+    name: str, bucket_mib: int, turn: Turn, zygote: Zygote, device: str = "cpu", starts: int = STARTS
+) -> dict[str, Any]:
+    """Return the figures of one case.
+
+    Args:
+        name: One of MODELS or KINDS.
+        bucket_mib: Size of both sides' buckets.
+        turn: Sizes of their turns.
+        zygote: That workers are forked from.
+        device: Type of device of the models.
+        starts: Times that both sides are started.
+
+    Raises:
+        RuntimeError: A side ends.
+        TimeoutError: One does not begin.
+    """
+    return case_figures([_start(name, bucket_mib, turn, zygote, device) for _ in range(starts)])
+
+
+def _start(name: str, bucket_mib: int, turn: Turn, zygote: Zygote, device: str) -> dict[str, Side]:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        common = {
+            _TURNS: str(folder / "turns"),
+            _MODEL: name,
+            _DEVICE: device,
+            _STEPS: str(turn.warm_up + turn.rounds * (1 + turn.steps) + 1),
+            "SPRINGTIDE_BUCKET_MIB": str(bucket_mib),
+        }
+        ours = functools.partial(Job, folder / OURS, zygote, common | {_SIDE: OURS})
+        ddp = functools.partial(Forked, folder / DDP, WORKERS, zygote, common | {_SIDE: DDP})
+        with running(folder, WORKERS, {OURS: ours}, {DDP: ddp}) as (turns, reasons):
+            sides = by_turns(turns.take, (OURS, DDP), reasons, turn)
+        if reasons[DDP]:
+            raise RuntimeError(f"{name} with DDP: {reasons[DDP]}")
+        return sides
+
+
+def case_figures(starts: list[dict[str, Side]]) -> dict[str, Any]:
+    """Return the figures of one case. PURE.
+
+    Args:
+        starts: The observations of both sides, by start.
+    """
+    medians = [{name: statistics.median(side.seconds) for name, side in sides.items()} for sides in starts]
+    ratios = [each[OURS] / each[DDP] for each in medians]
     return {
-        "springtide_step_seconds": statistics.median(ours),
-        "ddp_step_seconds": statistics.median(theirs),
-        "ratio_to_ddp": statistics.median(ours) / statistics.median(theirs),
-        "steps": len(ours),
+        "springtide_step_seconds": statistics.median(each[OURS] for each in medians),
+        "ddp_step_seconds": statistics.median(each[DDP] for each in medians),
+        "ratio_to_ddp": statistics.median(ratios),
+        "ratios_by_start": ratios,
+        "steps": sum(len(sides[OURS].seconds) for sides in starts),
     }
 
 
-def steady(seconds: list[float]) -> list[float]:
-    """Return the steps that count: those after the warm-up that follow a step of the same side. PURE."""
-    return [one for number, one in enumerate(seconds) if number >= WARM_UP * TURN and number % TURN]
+def measure_all(turn: Turn, zygote: Zygote, device: str = "cpu") -> dict[str, Any]:
+    """Return all that is written; null with a reason where a case did not run to its end.
 
-
-def measure_all(steps: int, device: str = "cpu") -> dict[str, Any]:
-    """All that is written. Null with a reason where a case did not run to its end."""
-    cases: dict[str, dict[str, float]] = {}
-    result: dict[str, Any] = {"ratio_to_ddp": None, "ratio_to_ddp_worst": None, "cases": cases}
+    Args:
+        turn: Sizes of the sides' turns.
+        zygote: That workers are forked from.
+        device: Type of device of the models.
+    """
+    result: dict[str, Any] = {"ratio_to_ddp": None, "ratio_to_ddp_worst": None, "cases": {}, "kinds": {}}
+    reasons: dict[str, str] = {}
     for name in MODELS:
         for bucket_mib in BUCKETS_MIB:
-            try:
-                case = cases[f"{name}_{bucket_mib}MiB"] = measure(name, bucket_mib, steps, device)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                print(f"{name} with {bucket_mib} MiB did not end: {error}", flush=True)
-                return result | {"reason": f"{name}, {bucket_mib} MiB: {error}"}
-            print(
-                f"{name:12} {bucket_mib:3} MiB  springtide {case['springtide_step_seconds'] * 1e3:7.2f} ms"
-                f"  DDP {case['ddp_step_seconds'] * 1e3:7.2f} ms  ratio {case['ratio_to_ddp']:.3f}",
-                flush=True,
-            )
-    ratios = [case["ratio_to_ddp"] for case in cases.values()]
-    result |= measure_kinds(steps, device)
+            case = f"{name}_{bucket_mib}MiB"
+            found = _tried(case, reasons, name, bucket_mib, turn, zygote, device)
+            if found:
+                result["cases"][case] = found
+    for name, key in KINDS.items():
+        found = _tried(name, reasons, name, BUCKETS_MIB[-1], turn, zygote, device)
+        result[key] = found.get("ratio_to_ddp")
+        if found:
+            result["kinds"][name] = found
+        else:
+            result[f"{key}_reason"] = reasons.pop(name)
+    if reasons:
+        return result | {"reason": "; ".join(f"{case}: {text}" for case, text in reasons.items())}
+    ratios = [case["ratio_to_ddp"] for case in result["cases"].values()]
     return result | {"ratio_to_ddp": statistics.median(ratios), "ratio_to_ddp_worst": max(ratios)}
 
 
-def measure_kinds(steps: int, device: str) -> dict[str, Any]:
-    """The ratios of KINDS, and their cases; null with a reason where one did not run to its end."""
-    result: dict[str, Any] = {"kinds": {}}
-    for name, key in KINDS.items():
-        try:
-            case = result["kinds"][name] = measure(name, BUCKETS_MIB[-1], steps, device)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            print(f"{name} did not end: {error}", flush=True)
-            result |= {key: None, f"{key}_reason": str(error)}
-            continue
-        result[key] = case["ratio_to_ddp"]
-        print(
-            f"{name:12} springtide {case['springtide_step_seconds'] * 1e3:7.2f} ms"
-            f"  DDP {case['ddp_step_seconds'] * 1e3:7.2f} ms  ratio {case['ratio_to_ddp']:.3f}",
-            flush=True,
-        )
-    return result
+def _tried(case: str, reasons: dict[str, str], *arguments: Any) -> dict[str, Any]:
+    """Return the figures of a case, or note why it has none and return nothing."""
+    try:
+        found = measure(*arguments)
+    except (RuntimeError, TimeoutError, OSError) as error:
+        print(f"{case} did not end: {error}", flush=True)
+        reasons[case] = str(error)
+        return {}
+    print(
+        f"{case:18}  springtide {found['springtide_step_seconds'] * 1e3:7.2f} ms"
+        f"  DDP {found['ddp_step_seconds'] * 1e3:7.2f} ms  ratio {found['ratio_to_ddp']:.3f}",
+        flush=True,
+    )
+    return found
 
 
 def main() -> None:
@@ -358,16 +382,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models are")
-    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--zygote", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
-        name, *numbers = arguments.worker
-        bucket_mib, wanted, rank, port = (int(number) for number in numbers)
-        work(name, bucket_mib, wanted, rank, port, arguments.device)
+    if arguments.zygote:
+        import torch.nn.parallel
+        import torch.utils.data  # noqa: F401 - for the peer
+
+        recovery.zygote(run)
         return
-    steps = (90 if arguments.quick else 300) + WARM_UP * TURN
-    result = measure_all(steps, arguments.device)
+    with Zygote(Job.script) as zygote:
+        result = measure_all(QUICK if arguments.quick else FULL, zygote, arguments.device)
     print(f"ratio_to_ddp {result['ratio_to_ddp']}, worst {result['ratio_to_ddp_worst']}")
+    print(", ".join(f"{key} {result[key]}" for key in KINDS.values()))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -10,21 +10,15 @@ there, as a script for torchrun has to.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import signal
 import statistics
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.torchrun import CUT_SECONDS, WORKERS, Kill, kill_one
-from benchmarks.support.zygote import Zygote
 
 SAVE_EVERY = 20
-RANK, PORT = "BENCHMARK_RANK", "BENCHMARK_PORT"
-"""Variables of the environment of a process that makes steps by turns."""
 
 
 def sharded(width: int) -> tuple[Any, Any]:
@@ -86,40 +80,6 @@ def train_by_turns(path: str, width: int, rank: int, port: int) -> None:
 
 def _local(value: Any) -> Any:
     return value.to_local() if hasattr(value, "to_local") else value
-
-
-class Processes:
-    """The processes of this side, forked from one that has imported torch."""
-
-    def __init__(self, folder: Path, zygote: Zygote, environment: Mapping[str, str]) -> None:
-        """Start them.
-
-        Args:
-            folder: For their logs; it is made.
-            zygote: That they are forked from; its script calls `train_by_turns`.
-            environment: Of them all.
-        """
-        from benchmarks.steady_state import free_port
-
-        folder.mkdir()
-        port = str(free_port())
-        self._logs: dict[int, Path] = {}
-        for rank in range(WORKERS):
-            log = folder / f"{rank}.log"
-            pid = zygote.fork({**environment, RANK: str(rank), PORT: port}, log)
-            self._logs[pid] = log
-
-    def check(self) -> None:
-        """Raise RuntimeError with the last words of one that has ended."""
-        for pid, log in self._logs.items():
-            if not Path(f"/proc/{pid}").exists():
-                raise RuntimeError(f"a process of fsdp2 ended: {log.read_text().strip()[-300:]}")
-
-    def close(self) -> None:
-        """End them."""
-        for pid in self._logs:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 def train_under_torchrun(folder: Path, width: int) -> None:

@@ -185,7 +185,7 @@ def running_lighthouse(join_timeout: float, log: Path) -> Iterator[str]:
     Raises:
         FileNotFoundError: It is not installed.
     """
-    from benchmarks.steady_state import free_port
+    from benchmarks.support.ports import free_port
 
     if importlib.util.find_spec("torchft") is None:
         raise FileNotFoundError(MISSING)

@@ -55,7 +55,7 @@ def main(path: str) -> None:
     """
     import torch.nn.parallel  # noqa: F401
 
-    from benchmarks.steady_state import free_port
+    from benchmarks.support.ports import free_port
     from benchmarks.uneven import WORKERS
 
     port, pids = free_port(), []

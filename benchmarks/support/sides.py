@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,10 +14,14 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.peers.torchrun import stop
+from benchmarks.support.ports import free_port
 from benchmarks.support.turns import Report, Turns, slowest
+from benchmarks.support.zygote import Zygote
 
 READY_SECONDS = 180.0
 """Limit for the processes of one side to come."""
+RANK, PORT = "BENCHMARK_RANK", "BENCHMARK_PORT"
+"""Variables of a forked process: its rank, and the port on which rank 0 is found."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -62,6 +67,40 @@ class Command:
     def close(self) -> None:
         """End it."""
         stop([self._process])
+
+
+class Forked:
+    """A side whose processes find each other by themselves, forked from one that has imported torch."""
+
+    def __init__(self, folder: Path, workers: int, zygote: Zygote, environment: Mapping[str, str]) -> None:
+        """Start them.
+
+        Args:
+            folder: For their logs, with the side's name; it is made.
+            workers: How many.
+            zygote: That they are forked from.
+            environment: Of them all; each gets RANK and PORT, too.
+        """
+        folder.mkdir()
+        port = str(free_port())
+        self._name = folder.name
+        self._logs: dict[int, Path] = {}
+        for rank in range(workers):
+            log = folder / f"{rank}.log"
+            pid = zygote.fork({**environment, RANK: str(rank), PORT: port}, log)
+            self._logs[pid] = log
+
+    def check(self) -> None:
+        """Raise RuntimeError with the last words of one that has ended."""
+        for pid, log in self._logs.items():
+            if not Path(f"/proc/{pid}").exists():
+                raise RuntimeError(f"a process of {self._name} ended: {log.read_text().strip()[-300:]}")
+
+    def close(self) -> None:
+        """End them."""
+        for pid in self._logs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from springtide.comm.layout import Layout, field_of, plan_layout
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
 from springtide.sharding.backend import ShardedOptimizer, ShardsLostError
-from springtide.sharding.collectives import LEAST_UNDER_WAY
+from springtide.sharding.collectives import LEAST_UNDER_WAY, WHOLE_SUMS_MEMBERS
 from springtide.sharding.filling import AT_ONCE
 from springtide.sharding.pieces import State, Stretch
 from springtide.sharding.shard_map import Shard
@@ -192,6 +192,7 @@ class Variant:
         norm: The norm of all gradients is wanted in each step.
         exact: Gradients are summed as integers.
         reads: The script's code reads all values before its step counts.
+        whole_sums: Which members sum whole buckets in small groups: "all", "some" (every other) or "none".
     """
 
     make: MakeOptimizer = adam
@@ -201,6 +202,7 @@ class Variant:
     bfloat16: bool = False
     at_once: int = AT_ONCE
     norm: bool = False
+    whole_sums: str = "all"
 
     def parameters(self, seed: int = 0) -> dict[str, torch.nn.Parameter]:
         """Return parameters of the variant's type."""
@@ -230,6 +232,7 @@ class Member:
         seed: int,
         keeps_gradients: bool,
         least_under_way: int,
+        sums_whole: bool,
     ) -> None:
         self.name, self.node = name, node
         self.parameters = variant.parameters(seed)
@@ -245,6 +248,7 @@ class Member:
             masters=variant.masters,
             least_under_way=least_under_way,
             at_once=variant.at_once,
+            whole_sums_members=WHOLE_SUMS_MEMBERS if sums_whole else 1,
         )
         self.home.waits_for_values = variant.reads
         self.exact: ExactBuckets | None = None
@@ -389,7 +393,8 @@ class World:
         name, seed = f"m{self._count}", 1000 + self._count
         # In half of all worlds buckets leave in several chunks.
         least = LEAST_UNDER_WAY if self._seed % 4 < 2 else FEW_UNDER_WAY
-        member = Member(name, node, self._variant, seed, self._seed % 2 == 0, least)
+        whole = {"all": True, "some": self._count % 2 == 0, "none": False}[self._variant.whole_sums]
+        member = Member(name, node, self._variant, seed, self._seed % 2 == 0, least, whole)
         self.members.insert(place, member)
 
     def lose(self, members: Collection[Member]) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from springtide import faults
+from springtide.comm.flight_recorder import record_no_flights
 from springtide.comm.nccl import take_gpu, tame_nccl
 from springtide.data.batch import Batch
 from springtide.data.loop import DEFAULT_SHUFFLE_BUFFER, plan_loop
@@ -33,6 +34,7 @@ from springtide.loading.prefetch import Loader, make_loader
 from springtide.loading.streams import StreamLoader, make_stream_loader
 from springtide.loggers.logger import Logger
 from springtide.loggers.tracking import check_config, check_loggers, facts_of
+from springtide.memory.allocator import keep_freed_memory
 from springtide.pods.checks import check_model, check_settings, check_steps
 from springtide.pods.dims import mesh_shape
 from springtide.ps.backend import backend_for
@@ -76,6 +78,8 @@ def init(*, loggers: Sequence[Logger] = (), config: Mapping[str, object] | None 
     _log_to_stderr()
     if not settings.alone:
         tame_nccl()
+        record_no_flights()
+        keep_freed_memory()
     take_gpu(settings.local_rank, settings.local_world_size)
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks import checkpoint, exact, hostile, recovery, steady_state, transfer
 from benchmarks.peers import torchft, torchrun
+from benchmarks.support.sides import Side
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -102,14 +103,19 @@ def test_loss_while_all_live_is_a_false_one() -> None:
     assert [recovery.false_losses(before, losses) for before in (7, 3, 0)] == [0, 2, 3]
 
 
-def test_steps_after_another_side_do_not_count() -> None:
-    turns = steady_state.WARM_UP + 2
-    seconds = [float(number) for number in range(turns * steady_state.TURN)]
-    first = steady_state.WARM_UP * steady_state.TURN
-    assert steady_state.steady(seconds) == [
-        *seconds[first + 1 : first + steady_state.TURN],
-        *seconds[first + steady_state.TURN + 1 :],
+def test_steady_state_takes_the_median_of_starts() -> None:
+    starts = [
+        {"springtide": Side([1.0, 2.0, 3.0]), "ddp": Side([1.0, 4.0, 9.0])},
+        {"springtide": Side([3.0, 3.0, 8.0]), "ddp": Side([2.0, 2.0, 2.0])},
+        {"springtide": Side([4.0, 4.0, 4.0]), "ddp": Side([5.0, 5.0, 6.0])},
     ]
+    assert steady_state.case_figures(starts) == {
+        "springtide_step_seconds": 3.0,
+        "ddp_step_seconds": 4.0,
+        "ratio_to_ddp": 0.8,
+        "ratios_by_start": [0.5, 1.5, 0.8],
+        "steps": 9,
+    }
 
 
 def test_steady_state_takes_the_median_and_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,15 +125,17 @@ def test_steady_state_takes_the_median_and_the_worst(monkeypatch: pytest.MonkeyP
         return {"springtide_step_seconds": 1.0, "ddp_step_seconds": 1.0, "ratio_to_ddp": next(ratios)}
 
     monkeypatch.setattr(steady_state, "measure", measure)
-    result = steady_state.measure_all(3)
+    result = steady_state.measure_all(steady_state.QUICK, MagicMock())
     assert result["ratio_to_ddp"] == pytest.approx(1.05)
     assert result["ratio_to_ddp_worst"] == 1.3
     assert len(result["cases"]) == 6
     assert [result[key] for key in steady_state.KINDS.values()] == [2.0, 3.0, 4.0, 5.0]
     monkeypatch.setattr(steady_state, "measure", raising(RuntimeError("worker 0 ended with 1")))
-    result = steady_state.measure_all(3)
+    result = steady_state.measure_all(steady_state.QUICK, MagicMock())
     assert result["ratio_to_ddp"] is None
-    assert result["reason"] == "mlp, 1 MiB: worker 0 ended with 1"
+    assert result["reason"].startswith("mlp_1MiB: worker 0 ended with 1; mlp_25MiB: worker 0")
+    assert result["many_parameters_ratio"] is None
+    assert result["many_parameters_ratio_reason"] == "worker 0 ended with 1"
 
 
 def test_exact_compares_the_hashes_of_all_schedules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from benchmarks import sharding
 from benchmarks.peers import fsdp2, torchrun
 from benchmarks.sharding import GRADIENTS, OPTIMIZER, PEER, UNSHARDED, Kills
 from benchmarks.support import sides
-from benchmarks.support.sides import Side, Turn
+from benchmarks.support.sides import PORT, RANK, Forked, Side, Turn
 from benchmarks.support.turns import Report, slowest
 
 FIGURES = (
@@ -271,9 +271,9 @@ class Forks:
 
 def test_process_of_the_peer_that_ends_says_its_last_words(tmp_path: Path) -> None:
     forks = Forks()
-    processes = fsdp2.Processes(tmp_path / PEER, forks, {"BENCHMARK_SIDE": PEER})  # type: ignore[arg-type]
-    assert [made[fsdp2.RANK] for made in forks.made] == ["0", "1", "2"]
-    assert len({made[fsdp2.PORT] for made in forks.made}) == 1
+    processes = Forked(tmp_path / PEER, 3, forks, {"BENCHMARK_SIDE": PEER})  # type: ignore[arg-type]
+    assert [made[RANK] for made in forks.made] == ["0", "1", "2"]
+    assert len({made[PORT] for made in forks.made}) == 1
     with pytest.raises(RuntimeError, match="no fully_shard"):
         processes.check()
     processes.close()

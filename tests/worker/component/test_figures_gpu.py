@@ -19,6 +19,8 @@ from worker_groups import form_groups, together
 
 import springtide
 from benchmarks import steady_state
+from benchmarks.support.sides import Turn
+from benchmarks.support.zygote import Zygote
 from springtide.comm import codec
 from springtide.comm.state_transfer import Destination, Landing, Reception, receive_state, roles, send_state
 from springtide.data.cursor import Cursor
@@ -90,7 +92,8 @@ def test_step_of_one_process_against_ddp(device: str, record_property: Record) -
 
 @needs_cuda("figures")
 def test_step_of_two_processes_against_ddp(record_property: Record) -> None:
-    found = steady_state.measure("mlp", 25, 20 + steady_state.WARM_UP * steady_state.TURN, "cuda")
+    with Zygote(steady_state.Job.script) as zygote:
+        found = steady_state.measure("mlp", 25, Turn(20, 10, 2), zygote, "cuda", starts=1)
     record_figure(record_property, "step_ratio_two_processes", found["ratio_to_ddp"])
 
 

@@ -113,7 +113,9 @@ class Run:
         assigned: ShardMap,
         apart: bool,
         most: int = LEAST_UNDER_WAY,
+        sums_whole: bool = False,
     ) -> None:
+        self.sums_whole = sums_whole
         self.layout, self.shards, self.assigned, self.apart, self.most = layout, shards, assigned, apart, most
         self.cells = Cells(layout)
 
@@ -125,6 +127,7 @@ class Run:
             self.assigned,
             whole_numbers(layout, 0),
             self.most,
+            self.sums_whole,
         )
         mine = self.assigned.held_by(rank)
         for step in range(2):
@@ -138,10 +141,15 @@ class Run:
                     for b, flat in enumerate(flats)
                 ]
             for bucket, flat in reversed(list(enumerate(flats))):
-                exchanges.reduce(bucket, Flat(flat), sums[bucket], self.apart)
+                if self.sums_whole:
+                    assert exchanges.sum_whole(flat) == flat.nbytes
+                else:
+                    exchanges.reduce(bucket, Flat(flat), sums[bucket], self.apart)
                 if self.apart:
                     flat.zero_()
             exchanges.finish_sums()
+            if self.sums_whole:
+                assert all(torch.equal(own, true) for own, true in zip(flats, truth, strict=True))
             for number in mine:
                 start, stop = self.span(number)
                 bucket = self.shards[number].bucket
@@ -205,6 +213,14 @@ def test_sums_and_values_of_any_layout_are_right(
     _, network = on_members(size, Run(layout, shards, assigned, apart, most), seed)
     nbytes = sum(n * dtype.itemsize for n, dtype in zip(layout.sizes, layout.dtypes, strict=True))
     assert sum(network.sent) == 2 * 2 * (size - 1) * nbytes  # of two steps
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_whole_sums_are_at_all_members(size: int) -> None:
+    layout = layout_of([((257, 4), torch.float32), ((31, 33), torch.bfloat16), ((17,), torch.float32)], 2048)
+    shards = shards_of(layout)
+    assigned = map_for(shards, size, random.Random(size))
+    on_members(size, Run(layout, shards, assigned, False, sums_whole=True))
 
 
 def test_each_member_sends_what_an_all_reduce_would() -> None:

@@ -51,6 +51,7 @@ class Histories(RuleBasedStateMachine):
             reads=st.booleans(),
             at_once=st.sampled_from([AT_ONCE, 0, 5000]),
             norm=st.booleans(),
+            whole_sums=st.sampled_from(["all", "some", "none"]),
         ),
     )
     def begin(self, nodes: list[str], seed: int, variant: Variant) -> None:
@@ -117,10 +118,12 @@ def after_three_steps(nodes: list[str], seed: int = 0, variant: Variant = PLAIN)
 @pytest.mark.parametrize(
     ("variant", "chunks", "least"),
     [
-        (PLAIN, 0, 15),
-        (PLAIN, 2, 40),
-        (Variant(masters=True, reads=True), 0, 12),
-        (Variant(masters=True, reads=True), 2, 25),
+        (PLAIN, 0, 10),
+        (Variant(whole_sums="some"), 0, 15),
+        (Variant(whole_sums="none"), 2, 40),
+        (Variant(masters=True, reads=True), 0, 8),
+        (Variant(masters=True, reads=True, whole_sums="some"), 0, 12),
+        (Variant(masters=True, reads=True, whole_sums="none"), 2, 25),
         (Variant(exact=True), 0, 12),
     ],
 )

@@ -1,1 +1,1 @@
-"""How much memory the script's model takes, and whether this process has it."""
+"""How much memory the script's model takes, whether this process has it, and what it keeps."""

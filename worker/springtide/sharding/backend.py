@@ -35,6 +35,7 @@ from springtide.exact.buckets import ExactBuckets
 from springtide.settings import Settings
 from springtide.sharding.collectives import (
     LEAST_UNDER_WAY,
+    WHOLE_SUMS_MEMBERS,
     Exchanges,
     Flat,
     HeldSums,
@@ -144,6 +145,7 @@ class ShardedOptimizer:
         masters: bool = False,
         at_once: int = AT_ONCE,
         least_under_way: int = LEAST_UNDER_WAY,
+        whole_sums_members: int = WHOLE_SUMS_MEMBERS,
     ) -> None:
         """Hold nothing yet.
 
@@ -159,8 +161,10 @@ class ShardedOptimizer:
             at_once: Bytes that a member sends, or receives, before a generation's first step, of second
                 copies; the smallest of all members' counts.
             least_under_way: Bytes of memory for what is on its way, however small the model is; likewise.
+            whole_sums_members: Members of the largest group in which this one would sum whole buckets.
         """
         self._at_once, self._least_under_way, self._masters = at_once, least_under_way, masters
+        self._whole_sums_members = whole_sums_members
         self._layout, self._optimizers, self._with_norm, self._node = layout, optimizers, with_norm, node
         self._gradient_bytes = sum(
             size * dtype.itemsize for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
@@ -337,6 +341,7 @@ class ShardedOptimizer:
             "source": is_source,
             "at once": self._at_once,
             "under way": self._least_under_way,
+            "sums whole": self._may_sum_whole(group.size),
         }
         told = self._announce(group, own)
         self.repeats_backward = any(said.get("repeats", False) for said in told)
@@ -361,7 +366,8 @@ class ShardedOptimizer:
         self._describe()
         least = agreed_least([said.get("under way") for said in told])
         most = most_under_way(self._gradient_bytes, least)
-        self._exchanges = Exchanges(group, self.shards, assigned, self._flats, most)
+        sums_whole = all(said.get("sums whole", False) for said in told)
+        self._exchanges = Exchanges(group, self.shards, assigned, self._flats, most, sums_whole)
         # Those that hold a shard have its values; the others' parameters are as old as they are.
         self._bring_values()
         if keep_values:
@@ -378,6 +384,15 @@ class ShardedOptimizer:
             log.info("%d shards get their second copy while training goes on", len(self._to_fill))
         self._go_on_filling()  # beside the first step, whose vote waits for it
         return came
+
+    def _may_sum_whole(self, size: int) -> bool:
+        """Return whether this member would sum whole buckets, as `WHOLE_SUMS_MEMBERS` tells, in such a group.
+
+        Gradients that pass have no place for the sums of others' shards, and of exact sums, which are
+        integers, only what is held here is turned back. On devices nobody has measured it.
+        """
+        on_host = self._device.type == "cpu"
+        return size <= self._whole_sums_members and self.keeps_gradients and self._exact is None and on_host
 
     def _announce(self, group: Group, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Tell all members something, and return what all have told, by rank. Raise RuntimeError."""
@@ -554,7 +569,7 @@ class ShardedOptimizer:
         raise NotImplementedError("a body with several steps is refused by distribute()")
 
     def push(self, gradients: torch.Tensor, bucket: int) -> Sent:
-        """Send a bucket's gradients to the owners of its shards.
+        """Send a bucket's gradients to the owners of its shards, or to all in a small group.
 
         Args:
             gradients: Flat; of no account where `gradients_of` has them.
@@ -565,6 +580,8 @@ class ShardedOptimizer:
         assert self._exchanges is not None
         if self.keeps_gradients:
             self._sums[bucket] = flat
+            if self._exchanges.sums_whole:
+                return Sent(self._exchanges.sum_whole(flat))
             return Sent(self._exchanges.reduce(bucket, Flat(flat), flat, apart=False, like=flat))
         source = Flat(flat) if self.gradients_of is None else self.gradients_of(bucket)
         return Sent(self._exchanges.reduce(bucket, source, self._sums[bucket], apart=True))

@@ -4,6 +4,10 @@ In a step of n members each bucket is exchanged three times: every member sends 
 the owner's shards (n-1 parts of n), each owner sends its sums to the buddies (1 of n), and after the
 optimizer's step its values to all but those (n-2 of n). Together that is what one all-reduce moves.
 
+With two or three members on the CPU, whole buckets are summed at all members instead, where gradients stay in
+their buckets anyway: up to a quarter more bytes, and much less work for the processors
+(`WHOLE_SUMS_MEMBERS`). Values are sent as ever.
+
 A bucket is exchanged in chunks, each of which has an equal part of what every member owns of it. So what is
 packed for sending and what comes takes little memory, however large a bucket is: `most_under_way` in all.
 
@@ -42,6 +46,12 @@ LAG = 2
 """Chunks that leave before the sums of a chunk are passed on: by then they are usually there."""
 LEAST_UNDER_WAY = 5 << 20
 """Bytes of memory for what is on its way, at least."""
+WHOLE_SUMS_MEMBERS = 3
+"""Members of the largest group whose buckets are summed as a whole.
+
+Two members move the same bytes either way, three 5/3 of a bucket instead of 4/3, four 2 instead of 3/2.
+Nothing is packed, added up in Python and unpacked, and a chunk is one message instead of three.
+"""
 _UNDER_WAY, _MOST_UNDER_WAY = 1 / 12, 64 << 20
 """Memory under way as a share of all gradients, and the most of it in bytes.
 
@@ -476,6 +486,7 @@ class Exchanges:
         assigned: ShardMap,
         flats: Sequence[torch.Tensor],
         most: int = LEAST_UNDER_WAY,
+        sums_whole: bool = False,
     ) -> None:
         """Prepare them.
 
@@ -485,7 +496,10 @@ class Exchanges:
             assigned: The holders of each shard.
             flats: Hold the dtype and device of each bucket's gradients.
             most: Bytes of memory for what is on its way; the same at all members.
+            sums_whole: Whether gradients come by `sum_whole` instead of `reduce`; the same at all members.
         """
+        self.sums_whole = sums_whole
+        self._whole_sums: list[Work] = []
         self._group, self._likes = group, [flat[:0] for flat in flats]
         by_bucket: list[list[Part]] = [[] for _ in flats]
         self._parts = by_bucket
@@ -535,7 +549,19 @@ class Exchanges:
     def begin_step(self) -> None:
         """Forget the gradients of a step that was dropped."""
         # A dropped step's exchanges ended with its group, or all members left it alike when all had come.
-        self._left, self._going_on = deque(), deque()
+        self._left, self._going_on, self._whole_sums = deque(), deque(), []
+
+    def sum_whole(self, gradients: torch.Tensor) -> int:
+        """Begin to replace a bucket's gradients by their sums, at all members; return the bytes of them.
+
+        Args:
+            gradients: Flat. Nobody else may use them before `finish_sums` has returned.
+
+        Raises:
+            RuntimeError: The group's, when it cannot begin the sum.
+        """
+        self._whole_sums.append(self._group.start_sum(gradients))
+        return gradients.nbytes
 
     def reduce(
         self, bucket: int, source: Source, sums: Sums, apart: bool, like: torch.Tensor | None = None
@@ -577,6 +603,9 @@ class Exchanges:
 
     def finish_sums(self) -> None:
         """Return when all sums are at owners and buddies. Raise RuntimeError when an exchange fails."""
+        if self._whole_sums:
+            wait_for(self._whole_sums)
+            self._whole_sums = []
         while self._left:
             self._pass_on()
         wait_for([work for each in self._going_on for work in each.exchange.works])
