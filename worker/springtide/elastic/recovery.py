@@ -50,6 +50,7 @@ from springtide.elastic.training_state import TrainingState
 from springtide.errors import ServerStepError, SpringtideError
 from springtide.launch.cgroup import memory_left
 from springtide.loggers.history import NO_LINE, Beginning
+from springtide.memory.ready import warm_heap
 from springtide.memory.report import MemoryReport
 from springtide.pods.grid import grid_of
 from springtide.pods.pod import Pod
@@ -298,25 +299,28 @@ class Recovery:
         self._parts.check_term()
 
     def _take_memory(self) -> None:
-        """Take memory for the optimizer's state while a job trains that this process is about to join."""
+        """Take memory for gradients and the optimizer's state while a job trains that this process joins."""
         trainer, membership = self._trainer, self._membership
-        if trainer.values_arrive or trainer.pod is not None or trainer.has_masters:
-            return  # what comes is less, or of another form
-        forms = trainer.missing_state()
-        if not forms:
+        forms, gradients = [], trainer.gradient_forms()
+        if not (trainer.values_arrive or trainer.pod is not None or trainer.has_masters):
+            forms = trainer.missing_state()  # otherwise what comes is less, or of another form
+        if not forms and not gradients:
             return
         # Whoever takes the place of a lost member may come before the others train again.
         if not membership.await_welcome(WELCOME_SECONDS) and membership.known is None:
             return
-        began, size = time.monotonic(), sum(form.nbytes for form in forms)
+        trainer.import_ahead()
+        began, size = time.monotonic(), sum(form.nbytes for form in [*forms, *gradients])
         if not self._has_room(size):
             log.info(
-                "no memory is taken beforehand for %d KiB of the optimizer's state: it is short", size >> 10
+                "no memory is taken beforehand for %d KiB of gradients and optimizer state: it is short",
+                size >> 10,
             )
             return
         trainer.state.ready.make(forms)
+        warm_heap(gradients)
         log.info(
-            "memory for %d KiB of the optimizer's state is taken beforehand (%.3f s)",
+            "memory for %d KiB of gradients and optimizer state is taken beforehand (%.3f s)",
             size >> 10,
             time.monotonic() - began,
         )

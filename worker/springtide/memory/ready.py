@@ -41,6 +41,20 @@ def missing_state(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Ten
     return found
 
 
+def warm_heap(forms: Sequence[torch.Tensor]) -> None:
+    """Take memory like all of these at once, and give it back.
+
+    The heap keeps it (`memory.allocator`), so that the gradients of a first backward pass, and what the
+    optimizer makes of them, find their pages there.
+
+    Args:
+        forms: whose size counts; those on a device take nothing.
+    """
+    made = [torch.empty_like(form, requires_grad=False) for form in forms if form.device.type == "cpu"]
+    for tensor in made:
+        tensor.zero_()
+
+
 class ReadyMemory:
     """Tensors that nobody uses yet, all of whose pages are there."""
 

@@ -386,6 +386,17 @@ class Trainer:
         """Return what the optimizers' state that a joiner receives looks like; see `memory.ready`."""
         return missing_state(self._optimizers)
 
+    def gradient_forms(self) -> list[torch.Tensor]:
+        """Return what gradients on the host look like, of a process by itself; none in a pod."""
+        if self.pod is not None or self.device.type != "cpu":
+            return []
+        return [parameter.detach() for parameter in self._gradients.parameters if parameter.is_contiguous()]
+
+    def import_ahead(self) -> None:
+        """Import what the first call of an optimizer's `step` would import: others would wait for it."""
+        with torch.autograd.profiler.record_function("springtide: the first one"):
+            pass
+
     def forget_evaluated(self) -> None:
         """Free what forward passes of an evaluation have left of the pod's parameters."""
         if self.pod is not None and self.pod.shape.data_degree > 1:
