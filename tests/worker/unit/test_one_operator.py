@@ -1,0 +1,16 @@
+"""Tests whose ranks are threads share each operator of torch, also when they ask for it at the same time."""
+
+from __future__ import annotations
+
+import one_operator  # noqa: F401 (to import it is enough)
+import torch
+from torch._ops import OpOverloadPacket, _OpNamespace
+
+
+def test_second_thread_gets_the_operator_that_is_there() -> None:
+    """The calls are those of a thread that looked before the first had made it."""
+    packet = torch.ops.aten.special_airy_ai
+    overload = packet.default
+    make, make_overload = _OpNamespace.__getattr__, OpOverloadPacket.__getattr__
+    assert make(torch.ops.aten, "special_airy_ai") is packet
+    assert make_overload(packet, "default") is overload
