@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from torch._ops import OpOverloadPacket, _OpNamespace
+import torch
 
 _making = threading.RLock()
 
@@ -29,5 +29,5 @@ def _make_once(kind: Any) -> None:
     kind.__getattr__ = get
 
 
-for _kind in (_OpNamespace, OpOverloadPacket):
+for _kind in (type(torch.ops.aten), type(torch.ops.aten.add)):
     _make_once(_kind)

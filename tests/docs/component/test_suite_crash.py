@@ -18,7 +18,7 @@ CRASH = """
     os.kill(os.getpid(), signal.SIGKILL)
 """
 FILES = {"test_0.py": ("a", "crashes", "b"), "test_1.py": ("c",), "test_2.py": ("d",)}
-"""When the second test crashes, the process that takes the place gets a file of one test first."""
+"""The process that takes the place of the one that crashed gets a file of one test first."""
 
 
 def test_process_that_crashes_fails_its_test_and_the_run_ends(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_file_or_folder_that_shares_much_is_one_scope(node: str, scope: str) -> 
     ],
 )
 def test_processes_are_forked_where_all_tests_run(whole: bool, changed: dict[str, Any]) -> None:
-    """Of the controller's options and arguments, all but one are those of `make test`."""
+    """All of the controller's options and arguments are those of `make test`, or all but one."""
     option = {"tx": ["popen"] * 4, "keyword": "", "markexpr": "", "collectonly": False}
     named = {name: value for name, value in changed.items() if name in option}
     rest = {"args_source": SOURCE.TESTPATHS} | {k: v for k, v in changed.items() if k not in option}

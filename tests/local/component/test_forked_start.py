@@ -141,7 +141,7 @@ atexit.register(weakref.finalize._exitfunc)
 
 
 def test_process_that_runs_tests_has_a_server_from_its_start() -> None:
-    """It is one of xdist's: what it starts in turn is forked by a fork of itself, and is its child."""
+    """Each of xdist's processes has a fork of itself that forks what it starts, which is its child."""
     code = """
 import os, subprocess, sys, forked_start
 words = [sys.executable, "-c", "import os, sys; print('torch' in sys.modules, os.getppid())"]

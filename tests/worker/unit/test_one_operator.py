@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import one_operator  # noqa: F401 (to import it is enough)
 import torch
-from torch._ops import OpOverloadPacket, _OpNamespace
 
 
 def test_second_thread_gets_the_operator_that_is_there() -> None:
     """The calls are those of a thread that looked before the first had made it."""
     packet = torch.ops.aten.special_airy_ai
     overload = packet.default
-    make, make_overload = _OpNamespace.__getattr__, OpOverloadPacket.__getattr__
-    assert make(torch.ops.aten, "special_airy_ai") is packet
-    assert make_overload(packet, "default") is overload
+    assert type(torch.ops.aten).__getattr__(torch.ops.aten, "special_airy_ai") is packet
+    assert type(packet).__getattr__(packet, "default") is overload
