@@ -15,6 +15,7 @@ os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 import hypothesis
 import pytest
+from forked_start import forked
 from gpu_capabilities import capability_of
 from leaks import blocking_threads, child_ids, leaked
 from required import require_tool as _require_tool
@@ -26,12 +27,14 @@ from suite_rights import (
     pytest_unconfigure,
 )
 from suite_schedule import pytest_xdist_make_scheduler
+from suite_start import pytest_sessionstart
 
-# The comparison of rights at the session's end, and who runs which tests.
+# The comparison of rights at the session's end, who runs which tests, and how these processes begin.
 HOOKS = (
     pytest_configure,
     pytest_runtest_logreport,
     pytest_sessionfinish,
+    pytest_sessionstart,
     pytest_terminal_summary,
     pytest_unconfigure,
     pytest_xdist_make_scheduler,
@@ -61,6 +64,13 @@ def nothing_is_left_behind() -> Iterator[None]:
     lines = leaked(threads_before, children_before)
     if lines:
         pytest.fail("the test left behind: " + "; ".join(lines), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """Begin the fork server of this process before a test that uses it, which must leave no child behind."""
+    with forked():
+        return
 
 
 @pytest.fixture

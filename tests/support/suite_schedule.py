@@ -4,6 +4,11 @@ much.
 Each process with an end-to-end test would start a cluster, an operator and a silent job of its own; and these
 tests, which compute most, would all run first and at once, each waiting for the others' processor time. Each
 process with a test of several releases would make these releases and import torch for each of them.
+
+A process that crashes fails the test that it was in, and the run: another process takes its place, and runs
+what is left of its files. xdist's own way runs that test again, in process after process, and then waits for
+ever where one test is left of a file: a process begins a test when it knows the next one, or that there is
+none.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 FOLDERS = ("tests/e2e", "tests/skew")
 
@@ -26,10 +32,37 @@ def scope_of(node: str) -> str:
 
 
 class WholeFoldersScheduling(LoadFileScheduling):
-    """xdist's `--dist loadfile` with each of FOLDERS as one file."""
+    """xdist's `--dist loadfile` with each of FOLDERS as one file, and an end after a crash."""
 
-    def _split_scope(self, nodeid: str) -> str:  # what xdist asks to be overridden
+    # Their names are what xdist asks to be overridden.
+
+    def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take from a process that has ended the tests it had, for others.
+
+        Args:
+            node: the process.
+
+        Returns:
+            The id of the test in which it crashed, which nobody runs again; None where it had none left.
+        """
+        units = self.assigned_work.pop(node)
+        left = [test for unit in units.values() for test, done in unit.items() if not done]
+        if not left:
+            return None
+        units[scope_of(left[0])][left[0]] = True
+        self.workqueue.update({scope: unit for scope, unit in units.items() if not all(unit.values())})
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return left[0]
+
+    def _reschedule(self, node: WorkerController) -> None:
+        super()._reschedule(node)
+        # With one test it would wait for the next.
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
 
 
 @pytest.hookimpl(optionalhook=True)  # there is no such hook where xdist is off

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import one_operator  # noqa: F401 (these threads may be the first to use an operator)
+
 from springtide.comm.process_group import Group, form
 from springtide.comm.store import StreamStore
 

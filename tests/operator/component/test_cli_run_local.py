@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked_start import forked
 from uncompiled import uncompiled
 
 from springtide_local.cluster import Cluster
@@ -14,6 +15,7 @@ from springtide_local.cluster import Cluster
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the embedded cluster runs on Linux only"),
     pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("fork_server"),
 ]
 
 Run = Callable[..., tuple[int, str]]
@@ -54,14 +56,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     environment = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"} | state
 
     def command(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "springtide_cli.main", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            timeout=280,
-        )
+        with forked():
+            done = subprocess.run(
+                [sys.executable, "-m", "springtide_cli.main", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+                timeout=280,
+            )
         return done.returncode, done.stdout
 
     yield command

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_start import forked
 
 from springtide.client import JobFailed, TrainingClient
 from springtide_demo.kube import Kube
@@ -16,6 +17,7 @@ from springtide_local.cluster import Cluster
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the embedded cluster runs on Linux only"),
     pytest.mark.timeout(600),
+    pytest.mark.usefixtures("fork_server"),
     # Of the notebook's client, which is not ours.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client"),
 ]
@@ -53,7 +55,9 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     try:
-        with TrainingClient(local=True) as made:
+        with forked():  # the cluster; the notebook's kernel starts as always
+            made = TrainingClient(local=True)
+        with made:
             yield made
     finally:
         cluster = Cluster(tmp_path / "state" / "springtide" / "local")

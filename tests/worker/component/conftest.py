@@ -7,16 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_start import forked
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
-
-
-@pytest.fixture(scope="session")
-def fork_server() -> None:
-    """Begin the fork server of this process before a test that uses it, which must leave no child behind."""
-    with forked():
-        return
 
 
 @pytest.fixture(scope="session")
