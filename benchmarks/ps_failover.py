@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery import TOKEN, Job
+from benchmarks.support.zygote import Zygote
 
 WORKERS = 2
 _ROOT = Path(__file__).resolve().parents[1]
@@ -37,12 +38,26 @@ class ServerJob(Job):
     """A job with servers."""
 
     def __init__(
-        self, folder: Path, servers: int, environment: Mapping[str, str], workers: int = WORKERS
+        self,
+        folder: Path,
+        servers: int,
+        environment: Mapping[str, str],
+        workers: int = WORKERS,
+        zygote: Zygote | None = None,
     ) -> None:
+        """Start it.
+
+        Args:
+            folder: for logs and state.
+            servers: how many.
+            environment: of the workers, besides their own.
+            workers: how many.
+            zygote: that workers are forked from; None: one of its own.
+        """
         self.wanted = servers
         self.servers: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
         self._made = itertools.count()
-        super().__init__(folder, workers, {"SPRINGTIDE_STRATEGY": "ParameterServer", **environment})
+        super().__init__(folder, workers, {"SPRINGTIDE_STRATEGY": "ParameterServer", **environment}, zygote)
         for slot in range(servers):
             self.add_server(slot)
 

@@ -7,7 +7,8 @@ device that takes its time for each sample is imitated by a pause, since the cor
 killed at a random point of a step, again and again. `extra_seconds_per_kill` is the gap between the commits
 around a kill beyond a step of all workers. The others need part / (n - 1) for the samples of the dead worker,
 here a second, which is the limit: `extra_over_limit` is how often that, when 0.15 s of recovery are taken
-off. `whole_step` is the same job with `SPRINGTIDE_SALVAGE=Never`, whose survivors begin the step anew;
+off. `gradients` is the same with `shard: Gradients`, and `servers` with parameters on two servers.
+`whole_step` is the same job with `SPRINGTIDE_SALVAGE=Never`, whose survivors begin the step anew;
 `torchft_extra_seconds_per_kill` is torchft's, whose survivors drop the step, and its samples with it.
 """
 
@@ -24,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.torchft import Seen, measure_kills
+from benchmarks.ps_failover import ServerJob
 from benchmarks.recovery import WIDTH, Job, build, zygote
+from benchmarks.support.zygote import Zygote
 
 WORKERS, MICRO_BATCHES = 3, 8
 BATCH = 96
@@ -32,6 +35,9 @@ STEP_SECONDS = 2.0
 RECOVERY_SECONDS = 0.15
 CALM_STEPS = 3
 LIMIT_SECONDS = STEP_SECONDS / (WORKERS - 1)
+SERVERS = 2
+QUICK_CALM_SECONDS = 45.0
+"""Longest wait for undisturbed steps of torchft with --quick."""
 
 
 def train() -> None:
@@ -64,22 +70,47 @@ class LongSteps(Job):
 
     script = "benchmarks.salvage"
 
-    def until_calm(self, seconds: float = 0.0) -> None:
-        """Three workers commit, for some steps of one generation."""
 
-        def calm() -> bool:
-            last = self.history.curve()[-CALM_STEPS:]
-            same = len({commit.generation for commit in last}) == 1
-            return len(last) == CALM_STEPS and same and len(self.history.active()) == self.workers
+class LongStepsOnServers(ServerJob):
+    """The same with parameters on servers."""
 
-        self.until(calm, f"{CALM_STEPS} steps by all workers")
+    script = "benchmarks.salvage"
+
+
+def start(folder: Path, zygote: Zygote, place: str, mode: str) -> Job:
+    """Start a job of this benchmark.
+
+    Args:
+        folder: for logs and state.
+        zygote: that workers are forked from.
+        place: where sums are: workers, gradients (in shards), or servers.
+        mode: of SPRINGTIDE_SALVAGE.
+    """
+    environment = {"SPRINGTIDE_SALVAGE": mode}
+    if place == "servers":
+        environment["SPRINGTIDE_REPLICATION"] = "1"
+        return LongStepsOnServers(folder, SERVERS, environment, WORKERS, zygote)
+    if place == "gradients":
+        environment["SPRINGTIDE_SHARD"] = "Gradients"
+    return LongSteps(folder, WORKERS, environment, zygote)
+
+
+def await_calm(job: Job) -> None:
+    """Wait until all workers have committed some steps of one generation. Raise TimeoutError."""
+
+    def calm() -> bool:
+        last = job.history.curve()[-CALM_STEPS:]
+        same = len({commit.generation for commit in last}) == 1
+        return len(last) == CALM_STEPS and same and len(job.history.active()) == job.workers
+
+    job.until(calm, f"{CALM_STEPS} steps by all workers")
 
 
 def extra_seconds(job: Job, chooser: random.Random) -> float:
     """Kill one worker at a random point of a step; return how much longer the gap is than a step."""
     from springtide_demo.gaps import gap_after
 
-    job.until_calm()
+    await_calm(job)
     usual = statistics.median(commit.step_seconds for commit in job.history.curve()[-CALM_STEPS:])
     before = job.history.newest()
     assert before is not None
@@ -95,27 +126,35 @@ def extra_seconds(job: Job, chooser: random.Random) -> float:
     job.until(gone_on, f"a step without {victim}")
     gap: float = gap_after(job.history.curve(), at, float("inf")).seconds
     job.bury(victim)
-    job.add()
     return gap - usual
 
 
-def measure(kills: int, mode: str) -> dict[str, Any]:
+def seen(job: Job) -> int:
+    """Return how many samples have been counted so far."""
+    return 0 if job.reply is None else int(job.reply.data.total_seen)
+
+
+def measure(zygote: Zygote, kills: int, mode: str, place: str = "workers") -> dict[str, Any]:
     """Return the figures of one job.
 
     Args:
+        zygote: that workers are forked from.
         kills: how many workers die, one after another.
         mode: of SPRINGTIDE_SALVAGE.
+        place: where sums are; see `start`.
     """
     extra: list[float] = []
     reason, chooser = "", random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
-        job = LongSteps(Path(folder), WORKERS, {"SPRINGTIDE_SALVAGE": mode})
+        job = start(Path(folder), zygote, place, mode)
         try:
-            for _ in range(kills):
+            for number in range(kills):
+                if number:
+                    job.add()
                 extra.append(extra_seconds(job, chooser))
-                print(f"{mode}: {extra[-1]:.3f} s beyond a step", flush=True)
-            job.until_calm()
-            job.until(lambda: job.reply is not None and job.reply.data.total_seen > 0, "the ledger")
+                print(f"{place}, {mode}: {extra[-1]:.3f} s beyond a step", flush=True)
+            before = seen(job)
+            job.until(lambda: seen(job) > before, "the ledger")
             _, repeated, lost = job.tally()
         except TimeoutError as error:
             reason, repeated, lost = str(error), None, None
@@ -146,16 +185,16 @@ def figures(extra: list[float], repeated: int | None, lost: int | None, reason: 
     }
 
 
-def peer(seen: Seen) -> dict[str, Any]:
+def peer(observed: Seen) -> dict[str, Any]:
     """Return what is written of torchft.
 
     Args:
-        seen: the observations of it.
+        observed: the observations of it.
     """
-    gaps, step = seen.gaps.get("kill_worker", []), seen.step
+    gaps, step = observed.gaps.get("kill_worker", []), observed.step
     middle = statistics.median(gaps) - step if gaps and step is not None else None
     result: dict[str, Any] = {"torchft_extra_seconds_per_kill": middle, "torchft_kills": len(gaps)}
-    return result | ({"torchft_reason": seen.reason} if seen.reason else {})
+    return result | ({"torchft_reason": observed.reason} if observed.reason else {})
 
 
 def main() -> None:
@@ -169,14 +208,22 @@ def main() -> None:
     if arguments.zygote:
         zygote(train)
         return
-    ours = measure(4 if arguments.quick else 20, "Auto")
-    whole_step = measure(2 if arguments.quick else 10, "Never")
+    quick = arguments.quick
+    with Zygote(LongSteps.script) as processes:
+        ours = measure(processes, 4 if quick else 20, "Auto")
+        elsewhere = {
+            place: measure(processes, 1 if quick else 10, "Auto", place) for place in ("gradients", "servers")
+        }
+        whole_step = measure(processes, 2 if quick else 10, "Never")
     result = {
         **ours,
         "step_seconds": STEP_SECONDS,
         "limit_seconds": LIMIT_SECONDS,
+        **elsewhere,
         "whole_step": whole_step,
-        **peer(measure_kills(2 if arguments.quick else 10, STEP_SECONDS)),
+        **peer(
+            measure_kills(1, STEP_SECONDS, QUICK_CALM_SECONDS) if quick else measure_kills(10, STEP_SECONDS)
+        ),
     }
     print(json.dumps(result, indent=2))
     if arguments.json:

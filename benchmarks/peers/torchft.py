@@ -42,6 +42,8 @@ CUT_SECONDS = 30.0
 """Longest wait for a step after an event, in seconds; the gap of an event without one."""
 CALM_STEPS = 6
 """Steps of all before an event."""
+CALM_SECONDS = 60.0
+"""Longest wait for those."""
 MISSING = "torchft is not installed: pip install 'springtide[peers]'"
 _LIGHTHOUSE, _STEPS, _NAME = "BENCHMARK_LIGHTHOUSE", "BENCHMARK_STEPS", "BENCHMARK_REPLICA"
 _HOLD = "BENCHMARK_HOLD"
@@ -271,14 +273,14 @@ class Replicas:
             time.sleep(0.02)
         return found
 
-    def until_calm(self) -> None:
-        """Wait until all make steps."""
+    def until_calm(self, seconds: float) -> None:
+        """Wait until all make steps; for so many seconds at most. Raise TimeoutError."""
 
         def calm(steps: list[Step]) -> bool:
             last = steps[-CALM_STEPS:]
             return len(last) == CALM_STEPS and all(step.members == WORKERS for step in last)
 
-        self.until(calm, f"{CALM_STEPS} steps of three replicas", 60.0)
+        self.until(calm, f"{CALM_STEPS} steps of three replicas", seconds)
 
     def close(self) -> None:
         """Kill all."""
@@ -344,6 +346,7 @@ def observe(
     zygote: Zygote,
     events: Mapping[str, signal.Signals] = EVENTS,
     hold: float = 0.0,
+    calm_seconds: float = CALM_SECONDS,
 ) -> Seen:
     """Train, and have a replica killed and another one hang.
 
@@ -353,6 +356,7 @@ def observe(
         zygote: That replicas are forked from.
         events: The signals, by kind.
         hold: Seconds that a step takes at least before its backward; events come at any point of that.
+        calm_seconds: Longest wait for undisturbed steps before an event.
     """
     seen = Seen()
     try:
@@ -361,7 +365,7 @@ def observe(
             with running_lighthouse(join_timeout, folder / "lighthouse") as lighthouse:
                 replicas = Replicas(folder, lighthouse, zygote, hold)
                 try:
-                    _observe(replicas, tries, seen, events, hold)
+                    _observe(replicas, tries, seen, events, hold, calm_seconds)
                 finally:
                     replicas.close()
     except (TimeoutError, RuntimeError, OSError) as error:
@@ -370,7 +374,12 @@ def observe(
 
 
 def _observe(
-    replicas: Replicas, tries: int, seen: Seen, events: Mapping[str, signal.Signals], hold: float
+    replicas: Replicas,
+    tries: int,
+    seen: Seen,
+    events: Mapping[str, signal.Signals],
+    hold: float,
+    calm_seconds: float,
 ) -> None:
     from benchmarks.recovery import SPREAD_SECONDS
 
@@ -378,7 +387,7 @@ def _observe(
     for number, (kind, event) in enumerate(kind for _ in range(tries) for kind in events.items()):
         if number:
             replicas.add()
-        replicas.until_calm()
+        replicas.until_calm(calm_seconds)
         if seen.step is None:
             times = [step.unix_time for step in replicas.steps()[-CALM_STEPS:]]
             seen.step = statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
@@ -436,17 +445,18 @@ def measure(tries: Mapping[float, int]) -> dict[str, Any]:
     return figures(seen)
 
 
-def measure_kills(tries: int, hold: float) -> Seen:
+def measure_kills(tries: int, hold: float, calm_seconds: float = CALM_SECONDS) -> Seen:
     """Return the observations of kills in long steps, with a join timeout of 0.1 s, the quickest one.
 
     Args:
         tries: Kills.
         hold: Seconds that a step takes at least before its backward.
+        calm_seconds: Longest wait for undisturbed steps before a kill.
     """
     if importlib.util.find_spec("torchft") is None:
         return Seen(reason=MISSING)
     with Zygote("benchmarks.peers.torchft") as zygote:
-        return observe(0.1, tries, zygote, {"kill_worker": signal.SIGKILL}, hold)
+        return observe(0.1, tries, zygote, {"kill_worker": signal.SIGKILL}, hold, calm_seconds)
 
 
 # ---- processes

@@ -74,6 +74,30 @@ def test_memory_that_first_step_alone_needs_is_let_go() -> None:
     assert tensor_bytes() - before < 2 * BUCKET_BYTES
 
 
+def test_kept_micro_batches_take_the_memory_of_one_sum() -> None:
+    """All gradients are there at once before the last micro-batch, and a few of its buckets at a time."""
+    before = tensor_bytes()
+    buckets = passing()
+    buckets.keeps_base = True
+    most = 0
+
+    def start_sum(flat: torch.Tensor) -> Sent:
+        nonlocal most
+        most = max(most, tensor_bytes() - before)
+        return Sent()
+
+    for _ in range(2):
+        buckets.begin(start_sum)
+        for micro in range(3):
+            for number in reversed(range(BUCKETS)):
+                buckets.put(number, torch.ones(ELEMENTS), 1.0, micro, last=micro == 2)
+        buckets.flush()
+        assert [float(kept.sum()) for kept in buckets.base()] == [2.0 * ELEMENTS] * BUCKETS
+    assert BUCKETS * BUCKET_BYTES <= most < (BUCKETS + 3) * BUCKET_BYTES
+    buckets.begin(start_sum)
+    assert tensor_bytes() - before < 2 * BUCKET_BYTES
+
+
 def test_step_without_gradients_lets_nothing_go() -> None:
     """New memory costs more than copying into what is there."""
     before = tensor_bytes()

@@ -433,9 +433,12 @@ class Buckets:
             if is_sent
         )
 
+    keeps_what_leaves = False
+    """Whether nobody writes into a bucket that has left, as all sums are made elsewhere."""
+
     def _stays(self, bucket: int) -> bool:
         """Return whether a sum of the bucket, which has left, is made elsewhere than in the bucket."""
-        return False
+        return self.keeps_what_leaves
 
     def own(self) -> list[torch.Tensor]:
         """Return what this worker has put in, by bucket; the caller's own memory. Only while `has_own`."""
@@ -447,7 +450,7 @@ class Buckets:
             else:
                 self._fill(bucket, self.layout.members[bucket])
                 self._writers.join(bucket)
-                copied = self._contents(bucket).clone()
+                copied = self._copied(bucket)
             own.append(copied)
         self._writers.join(self._late_account)
         for index, late in self._late.items():
@@ -493,6 +496,16 @@ class Buckets:
     def _contents(self, bucket: int) -> torch.Tensor:
         """Return the tensor that a bucket's gradients are added up in."""
         return self._flats[bucket]
+
+    def _copied(self, bucket: int, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a copy of what a bucket's gradients add up to.
+
+        Args:
+            bucket: its number.
+            into: memory for it, from an earlier call; None: new memory.
+        """
+        contents = self._contents(bucket)
+        return contents.clone() if into is None else into.copy_(contents)
 
     @property
     def carried(self) -> list[bool]:
@@ -562,11 +575,15 @@ class Buckets:
     def _into_base(self, index: int) -> torch.Tensor:
         """Return where micro-batches before the last one are added up for a parameter."""
         if not self._base:
-            self._base = [torch.zeros_like(flat) for flat in self._flats]
+            self._base = self._new_base()
             self._base_views = self._views_of(self._base)
         self._in_base.add(index)
         self._only_in_base.add(index)
         return self._base_views[index]
+
+    def _new_base(self) -> list[torch.Tensor]:
+        """Return memory for the base: zeros, by bucket."""
+        return [torch.zeros_like(flat) for flat in self._flats]
 
     def _put_late(self, index: int, gradient: torch.Tensor, scale: float) -> None:
         self._writers.write(self._late_account, onto=index in self._late)
@@ -686,11 +703,9 @@ class Buckets:
         self._works.append(self._start_sum(self._outgoing(bucket)))
 
     def _copy_out(self, bucket: int) -> None:
-        began, contents = time.perf_counter(), self._contents(bucket)
-        kept = self._memory_of_copies.get(bucket)
-        if kept is None:
-            kept = self._memory_of_copies[bucket] = torch.empty_like(contents)
-        self._copies[bucket] = kept.copy_(contents)
+        began = time.perf_counter()
+        kept = self._copied(bucket, self._memory_of_copies.get(bucket))
+        self._copies[bucket] = self._memory_of_copies[bucket] = kept
         self.copying_seconds += time.perf_counter() - began
 
     def _count_in(self, bucket: int) -> None:

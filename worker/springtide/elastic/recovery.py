@@ -513,6 +513,8 @@ class Recovery:
     def _enter_on(self, servers: PsBackend, start: Start, group: Group, lacking: set[int]) -> None:
         message, consistencies = start.message, self._parts.consistencies
         in_batches = consistencies.enter(message.consistency)
+        if consistencies.async_loop is not None:
+            self._parts.salvage.forget()  # members make no common steps from here on
         known = [*message.servers, *message.leaving_servers]
         generation = start.generation
         begin = GenerationStart(

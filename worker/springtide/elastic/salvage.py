@@ -89,12 +89,18 @@ class Salvage:
         if not claims[rank].work:
             self._own = None  # of a step that somebody has committed
 
+    def forget(self) -> None:
+        """Forget everything: what is kept is of a step that no generation will make."""
+        self._own, self._work, self._claims, self._agreed = None, "", (), None
+
     def begin_step(self) -> bool:
         """Prepare the trainer for the next body; return whether what it computes is to be kept."""
         trainer = self._trainers.require("batches()")
         if self._membership is None or not trainer.salvages or self._mode == "Never":
             return False
         buckets, device, always = trainer.buckets, trainer.device, self._mode == "Always"
+        if buckets.keeps_what_leaves:
+            return True  # what is there stays there: nothing is to be copied
         if self._room is None and self._steps >= _STEPS_BEFORE_ROOM_IS_KNOWN:
             self._room = has_room(buckets.bytes, _free_memory(device))
         takes = median(self._copying_seconds) if self._copying_seconds else 0.0
@@ -138,7 +144,7 @@ class Salvage:
             is_void: all members do the step again in this generation in another way, from nothing.
         """
         if is_void:
-            self._forget()
+            self.forget()
         elif kept is not None:
             self._own, self._work = kept, self._present_work()
 
@@ -155,7 +161,7 @@ class Salvage:
         self._step_seconds, self._steps = seconds + before, self._steps + 1
         self._micro_batches = body.assignment.batch.micro.count
         self._note_copying(trainer.buckets.copying_seconds)
-        self._forget()
+        self.forget()
         return before
 
     def _note_copying(self, seconds: float) -> None:
@@ -165,9 +171,6 @@ class Salvage:
         self._without_copies += 1
         if self._without_copies >= _TRY_AGAIN_STEPS:
             self._copying_seconds, self._without_copies = [], 0
-
-    def _forget(self) -> None:
-        self._own, self._work, self._claims, self._agreed = None, "", (), None
 
     def _present_work(self) -> str:
         """Return the name of the step at the cursor; "" where this process holds no state."""

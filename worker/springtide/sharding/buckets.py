@@ -6,12 +6,16 @@ script sees zeros as its gradients, which take no room.
 
 A large gradient is not copied into its bucket at all: it stays where autograd has made it until it is packed
 for its way, and is weighted there.
+
+The sum of all micro-batches but the last one has to be there as a whole when the last one begins. So to keep
+it until the step is over (`keeps_base`) takes no more memory than a step has then anyhow: the last one's sums
+take memory a few buckets at a time. It is let go before the next forward pass.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -174,9 +178,16 @@ class PassingBuckets(Buckets):
         for index in self._loose:  # of a step that was dropped
             self.views[index] = self._nothing[index]
         self._loose.clear()
+        # What was kept in case the step was dropped would lie beside the next forward pass's activations.
+        self._base, self._base_views, self._memory_of_copies = [], [], {}
         if self._used_memory:
             self._free = [memory for memory in self._free if memory.data_ptr() in self._used_memory]
         self._used_memory = {memory.data_ptr() for memory in self._memory.values()}
+
+    @property
+    def bytes(self) -> int:
+        layout = self.layout
+        return sum(size * dtype.itemsize for size, dtype in zip(layout.sizes, layout.dtypes, strict=True))
 
     def source(self, bucket: int) -> BucketSource:
         """Return the gradients of a bucket that is being sent.
@@ -243,14 +254,18 @@ class PassingBuckets(Buckets):
     # ---- what writes into a bucket, and what sends it
 
     def _write(self, index: int, bucket: int, gradient: torch.Tensor, scale: float) -> torch.Tensor:
+        if self._to_base:
+            return super()._write(index, bucket, gradient, scale)
         if not self._is_large[index]:
             self._make_room(bucket)
             return super()._write(index, bucket, gradient, scale)
-        self._writers.write(bucket, onto=index in self._loose)
+        self._writers.write(bucket, onto=index in self._loose or index in self._only_in_base)
         return self._keep(index, gradient, scale)
 
     def _keep(self, index: int, gradient: torch.Tensor, scale: float) -> torch.Tensor:
         """Take a large gradient as it lies, or add it to what is there; return what holds it."""
+        if index in self._only_in_base:
+            self._take_base(index)
         found, field = self._loose.get(index), self.layout.fields[index]
         if scale == 0.0:
             return self.views[index]
@@ -267,6 +282,12 @@ class PassingBuckets(Buckets):
         found.version = found.tensor._version
         self._loose[index], self.views[index] = found, found.tensor
         return found.tensor
+
+    def _take_base(self, index: int) -> None:
+        """Have the base of a large parameter be its gradient, where it lies; nobody writes into it there."""
+        self._only_in_base.discard(index)
+        base = self._base_views[index]
+        self._loose[index], self.views[index] = Loose(base, 1.0, base._version, False), base
 
     def _gather(self, bucket: int) -> None:
         if any(not self._is_large[index] for index in self._waiting[bucket]):
@@ -286,10 +307,46 @@ class PassingBuckets(Buckets):
         return [self.views[index] for index in indices]
 
     def _fill(self, bucket: int, indices: Iterable[int]) -> None:
-        small = [index for index in indices if not self._is_large[index]]
+        chosen = list(indices)
+        small = [index for index in chosen if not self._is_large[index]]
         if small:
             self._make_room(bucket)
             super()._fill(bucket, small)
+        for index in chosen:
+            if self._is_large[index] and index in self._only_in_base:
+                self._writers.write(bucket, onto=True)
+                self._take_base(index)
+
+    def _new_base(self) -> list[torch.Tensor]:
+        layout = self.layout
+        return [
+            torch.zeros(size, dtype=dtype, device=self._device)
+            for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
+        ]
+
+    def _copied(self, bucket: int, into: torch.Tensor | None = None) -> torch.Tensor:
+        size = self.layout.sizes[bucket]
+        if into is None:
+            into = torch.empty(size, dtype=self.layout.dtypes[bucket], device=self._device)
+        self.source(bucket).copy((0, size), into)
+        return into
+
+    def go_on_with(self, own: Sequence[torch.Tensor], used: Sequence[bool]) -> None:
+        """Begin with what an earlier try at the step has put in.
+
+        Args:
+            own: as from `own` or `base`; it stays as it is, and is read until the step is over.
+            used: by parameter, whether there is a gradient of it.
+        """
+        for index, view in enumerate(self._views_of(own)):
+            if not used[index]:
+                continue
+            if self.keeps_base:
+                self._writers.write(self.layout.slots[index].bucket, onto=False)
+                self._into_base(index).copy_(view)
+                self._carried.add(index)
+            else:
+                self.carry(index, view)
 
     def carry(self, index: int, gradient: torch.Tensor) -> None:
         """Begin with what an earlier backward pass has left for a parameter.

@@ -300,12 +300,13 @@ class Reduction:
             self._fail(error)
 
     def ask(self, wait: Callable[[], object]) -> str | None:
-        """Wait for servers. In an open step, raise Dropped when it fails; return why between steps. After
-        optimizer.step() there is no way back: raise SpringtideError.
+        """Wait for servers. In a step that is not committed, raise Dropped when it fails; return why between
+        steps. After optimizer.step() there is no way back: raise SpringtideError.
         """
         self._transaction.check_alive()
         phase = self._transaction.phase
-        if phase is Phase.OPEN:
+        # Another thread may drop the step at any time: what it waits for does not come then, and is no loss.
+        if phase in (Phase.OPEN, Phase.FINISHING, Phase.DROPPED):
             self._wait(wait)
             return None
         try:

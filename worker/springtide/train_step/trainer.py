@@ -254,11 +254,14 @@ class Trainer:
             weigh_gradients(models, self._weight_in_pod)
         synchronised = use_generation(model, lambda: BatchStatistics(self._reduction, self.transaction))
         low_rank = isinstance(self.buckets, LowRankBuckets)  # what it left out belongs to the dropped sums
-        in_shards = self.shards is not None and keeps_gradients and not logical_workers
-        whole_gradients = pod is None and (self._home is None or in_shards)
-        self._salvages = whole_gradients and not (
+        in_shards = self.shards is not None and not logical_workers
+        on_servers = on_servers and not self.tables
+        own_gradients = pod is None and (self._home is None or in_shards or on_servers)
+        self._salvages = own_gradients and not (
             multi_step or low_rank or synchronised or self._buffers.awaited
         )
+        # Servers sum in memory of theirs; a worker group sums in the buckets of its members.
+        self.buckets.keeps_what_leaves = self.servers is not None and self.servers.takes_any_order
         self.buckets.holds = lambda: self.transaction.phase is Phase.FINISHING
         self._repeated = RepeatedBackward(
             self._gradients.parameters,
