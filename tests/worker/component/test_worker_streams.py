@@ -18,6 +18,10 @@ from worker_checks import check
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
 
+from springtide_cli.audit import audit
+from springtide_operator.coordinator_connection import to_report
+from springtide_operator.plan import progress
+
 LENGTHS = [30, 7, 0, 25, 1, 18, 40, 12, 29, 3, 26, 33]
 DEALING = {"streams": 5, "shuffle_buffer": 40}
 OPTIONS: dict[str, Any] = {
@@ -78,6 +82,13 @@ def test_each_sample_is_trained_once_through_deaths_and_joins(
     # The second pass begins with step 8, before which members tell each other what they see of it.
     steady, *victims = cluster.start(3, faults={1: "backward:3:kill", 2: "committed:7:kill"})
     cluster.until(lambda: not victims[0].running, "the first death")
+    cluster.until(lambda: cluster.reply is not None and cluster.reply.data.HasField("taken"), "the account")
+    assert cluster.reply is not None
+    status = progress.numbers(to_report(cluster.reply, at=1000.0), {})
+    found = audit({"metadata": {"name": "test"}, "status": {"state": "Running", **status}})
+    assert found.code == 0, found.lines
+    taken = status["data"]["taken"]
+    assert taken["samples"] == status["data"]["seen"] == 32 * taken["step"] % sum(LENGTHS)
     joiner = cluster.add()
     cluster.until_done()
     assert [victim.code for victim in victims] == [-9, -9]
