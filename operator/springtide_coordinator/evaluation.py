@@ -1,8 +1,8 @@
 """Evaluation loops: who takes which samples, and the mean over all of them. PURE.
 
-Workers that stand at the same committed state ask for ranges of samples. A range counts when its sums arrive;
-one whose worker has gone is given to another, and one that arrives twice counts once. So each sample counts
-exactly once in the mean, whoever dies, and nobody who does not take part is waited for.
+Workers that stand at the same committed state ask for ranges of samples, or of shards. A range counts when
+its sums arrive; one whose worker has gone is given to another, and one that arrives twice counts once. So
+each sample counts exactly once in the mean, whoever dies, and nobody who does not take part is waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from springtide_protocol.names import StateName
 
 KEPT_EVALUATIONS = 16
 MOST_NAMES = 64
+MOST_CHARACTERS = 128
+"""The kind of an evaluation's numbers is kept, and repeated in a sentence: it has no more than these."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -61,10 +63,12 @@ Answer = SampleRange | Total | Mismatch
 
 @dataclass(slots=True)
 class Evaluation:
-    """One evaluation. unit: samples that a worker takes at once."""
+    """One evaluation. unit: samples that a worker takes at once. kind: of what samples are counted; empty:
+    of samples."""
 
     samples: int
     unit: int
+    kind: str = ""
     _next: int = 0
     _returned: list[SampleRange] = field(default_factory=list)
     _leases: dict[str, SampleRange] = field(default_factory=dict)
@@ -151,6 +155,7 @@ class Evaluations:
         unit: int,
         finished: Finished | None,
         members: int,
+        kind: str = "",
     ) -> dict[str, tuple[int, Answer]]:
         """Take in what a member has finished, and give ranges or the total.
 
@@ -162,20 +167,18 @@ class Evaluations:
             unit: samples that a worker takes at once.
             finished: range that the member has computed since its last question; None: none.
             members: how many may take part.
+            kind: of what the samples are numbers, as the worker names it; empty: of samples.
 
         Returns:
             By member: the number of the question that is answered, and the answer.
         """
         evaluation = self._known.get(key)
         if evaluation is None:
-            evaluation = self._known[key] = Evaluation(samples, unit)
+            evaluation = self._known[key] = Evaluation(samples, unit, kind)
             for old in sorted(self._known)[:-KEPT_EVALUATIONS]:
                 del self._known[old]
-        if (samples, unit) != (evaluation.samples, evaluation.unit):
-            problem = (
-                f"{evaluation.samples} samples, {evaluation.unit} at once, at another worker, and {samples}, "
-                f"{unit} at once, here"
-            )
+        problem = _difference(evaluation, Evaluation(samples, unit, kind))
+        if problem:
             return {member: (number, Mismatch(problem))}
         if finished is not None:
             evaluation.finish(member, finished)
@@ -206,3 +209,21 @@ class Evaluations:
                 del self._waiting[member]
                 answers[member] = number, answer
         return answers
+
+
+def _difference(there: Evaluation, here: Evaluation) -> str:
+    """Return what two workers do not agree on; empty where they do."""
+    if (there.samples, there.unit, there.kind) == (here.samples, here.unit, here.kind):
+        return ""
+    if there.kind and here.kind:
+        return (
+            f"{there.samples} {there.kind} at another worker, and {here.samples} {here.kind} here (the "
+            "number behind the word shards follows from their names and their order)"
+        )
+    if there.kind or here.kind:
+        which = ("shards", "samples by number") if there.kind else ("samples by number", "shards")
+        return f"{which[0]} at another worker, and {which[1]} here"
+    return (
+        f"{there.samples} samples, {there.unit} at once, at another worker, and {here.samples}, {here.unit} "
+        "at once, here"
+    )

@@ -536,6 +536,7 @@ class Hub:
                 message.unit,
                 asked.finished,
                 self._size(),
+                message.kind,
             )
         )
 

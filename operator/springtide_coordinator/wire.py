@@ -216,6 +216,8 @@ def to_evaluate(message: pb.Evaluate) -> Asked:
     )
     if len(message.sums) > evaluation.MOST_NAMES:
         raise MalformedError(f"Evaluate has more than {evaluation.MOST_NAMES} names")
+    if len(message.kind) > evaluation.MOST_CHARACTERS:
+        raise MalformedError(f"Evaluate.kind has more than {evaluation.MOST_CHARACTERS} characters")
     finished = None
     if message.stop:
         taken = evaluation.SampleRange(message.start, message.stop)

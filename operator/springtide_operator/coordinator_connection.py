@@ -34,6 +34,7 @@ from springtide_operator.plan.observation import (
     ShareReport,
     SlowReport,
     StallReport,
+    TakenReport,
     TraceReport,
 )
 from springtide_operator.plan.values import LAST_SECOND
@@ -303,6 +304,10 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
             "skipped": source.skipped,
             "totalSeen": source.total_seen,
         }
+    taken = None
+    if reply.HasField("data") and reply.data.HasField("taken"):
+        told = reply.data.taken
+        taken = TakenReport(told.step, told.samples, told.shards, told.begun)
     recovered = reply.HasField("last_recovery") and reply.last_recovery.cause not in ("", "start")
     return Report(
         incarnation=reply.incarnation.number,
@@ -328,6 +333,7 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         reason=reply.reason,
         message=reply.message,
         data=data,
+        taken=taken,
         samples_per_second=reply.samples_per_second,
         goodput=reply.goodput,
         values=dict(reply.values),

@@ -463,7 +463,7 @@ class Activity(_message.Message):
     def __init__(self, step: _Optional[int] = ..., doing: _Optional[_Union[Doing, str]] = ..., seconds: _Optional[float] = ..., where: _Optional[str] = ...) -> None: ...
 
 class Data(_message.Message):
-    __slots__ = ("epoch", "seen", "expected", "repeated", "lost", "skipped", "total_seen", "stage")
+    __slots__ = ("epoch", "seen", "expected", "repeated", "lost", "skipped", "total_seen", "stage", "taken")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_FIELD_NUMBER: _ClassVar[int]
@@ -472,6 +472,7 @@ class Data(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SEEN_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     seen: int
     expected: int
@@ -480,7 +481,20 @@ class Data(_message.Message):
     skipped: int
     total_seen: int
     stage: int
-    def __init__(self, epoch: _Optional[int] = ..., seen: _Optional[int] = ..., expected: _Optional[int] = ..., repeated: _Optional[int] = ..., lost: _Optional[int] = ..., skipped: _Optional[int] = ..., total_seen: _Optional[int] = ..., stage: _Optional[int] = ...) -> None: ...
+    taken: Taken
+    def __init__(self, epoch: _Optional[int] = ..., seen: _Optional[int] = ..., expected: _Optional[int] = ..., repeated: _Optional[int] = ..., lost: _Optional[int] = ..., skipped: _Optional[int] = ..., total_seen: _Optional[int] = ..., stage: _Optional[int] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ...) -> None: ...
+
+class Taken(_message.Message):
+    __slots__ = ("step", "samples", "shards", "begun")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    samples: int
+    shards: str
+    begun: str
+    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., shards: _Optional[str] = ..., begun: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("commits", "data", "productive_seconds", "total_steps", "began_unix", "job_steps")
@@ -528,7 +542,7 @@ class Values(_message.Message):
     def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Evaluate(_message.Message):
-    __slots__ = ("ask", "state", "index", "samples", "unit", "start", "stop", "sums", "weights")
+    __slots__ = ("ask", "state", "index", "samples", "unit", "start", "stop", "sums", "weights", "kind")
     class SumsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -552,6 +566,7 @@ class Evaluate(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     ask: int
     state: StateName
     index: int
@@ -561,7 +576,8 @@ class Evaluate(_message.Message):
     stop: int
     sums: _containers.ScalarMap[str, float]
     weights: _containers.ScalarMap[str, float]
-    def __init__(self, ask: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., index: _Optional[int] = ..., samples: _Optional[int] = ..., unit: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., sums: _Optional[_Mapping[str, float]] = ..., weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    kind: str
+    def __init__(self, ask: _Optional[int] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., index: _Optional[int] = ..., samples: _Optional[int] = ..., unit: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., sums: _Optional[_Mapping[str, float]] = ..., weights: _Optional[_Mapping[str, float]] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class Bye(_message.Message):
     __slots__ = ("outcome", "detail", "step", "samples")

@@ -40,6 +40,7 @@ RUN_BY: dict[Key, str] = {
     ("docs/coming-from.md", "python"): f"{_DOCS}/test_coming_from.py",
     ("docs/coming-from.md", "yaml"): f"{_DOCS}/test_coming_from.py",
     ("docs/data.md", "python"): "tests/docs/unit/test_data_docs.py",
+    ("docs/data.md", "console"): "tests/docs/unit/test_data_docs.py",
     ("docs/exact.md", "yaml"): _READ,
     ("docs/fsdp.md", "yaml"): _READ,
     ("docs/fsdp.md", "python"): _PAGES,

@@ -9,7 +9,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,8 +32,19 @@ def main() -> None:
     numbers = torch.arange(count, dtype=torch.float64)
     results: dict[int, dict[str, float]] = {}
 
+    lengths = options.get("shards")
+    evaluated: Any = (held_out, numbers)
+    if lengths is not None:  # the same samples, in shards
+        firsts = [sum(lengths[:shard]) for shard in range(len(lengths))]
+
+        def read(shard: int) -> Iterator[Any]:
+            rows = slice(firsts[shard], firsts[shard] + lengths[shard])
+            return zip(held_out[rows], numbers[rows], strict=True)
+
+        evaluated = springtide.data.Shards(range(len(lengths)), read)
+
     def evaluate(step: int) -> None:
-        evaluation = springtide.batches((held_out, numbers), batch_size=8, train=False)
+        evaluation = springtide.batches(evaluated, batch_size=8, train=False)
         for batch in evaluation:
             time.sleep(options.get("pace", 0.0))
             with torch.no_grad():

@@ -19,7 +19,6 @@ from springtide.comm.nccl import take_gpu, tame_nccl
 from springtide.data.batch import Batch
 from springtide.data.loop import DEFAULT_SHUFFLE_BUFFER, plan_loop
 from springtide.data.shards import ShardedDataset
-from springtide.data.source import make_source
 from springtide.elastic.evaluation import Evaluation
 from springtide.elastic.retry import RetryAttempt
 from springtide.elastic.runtime import Runtime
@@ -281,8 +280,9 @@ def batches(
     ended.
 
     With train=False: evaluate, between two steps or after a training loop. The workers share the samples out,
-    each once. Values of `report()` in the loop are averaged over all samples, whoever dies meanwhile; after
-    the loop the mean is in `values` of the returned iterator, on all workers.
+    each once; of data in shards they share the shards. Values of `report()` in the loop are averaged over all
+    samples, whoever dies meanwhile; after the loop the mean is in `values` of the returned iterator, on all
+    workers.
 
     Args:
         dataset: a map-style dataset, TensorDataset, tensors, an IterableDataset with `__len__()` and
@@ -333,12 +333,8 @@ def batches(
     dataset, collate_fn, shuffle = found.dataset, found.collate_fn, found.shuffle
     if not train:
         if isinstance(dataset, ShardedDataset):
-            raise UsageError(
-                "batches(..., train=False): an evaluation takes samples by number, and data in shards have "
-                "none: give a data set with __len__ and __getitem__"
-            )
-        source = with_copies(make_source(dataset, collate_fn), copier)
-        return runtime.evaluations.evaluate(source, batch_size, epochs)
+            _check_no_mesh(runtime)
+        return runtime.evaluations.evaluate(dataset, batch_size, epochs, collate_fn, copier)
     plan = plan_loop(
         dataset,
         batch_size=batch_size,
@@ -360,11 +356,7 @@ def batches(
     count = check_count(verify_samples) * (not runtime.settings.alone)
     loader: Loader | StreamLoader | None
     if plan.streams is not None:
-        if runtime.pod is not None:
-            raise UsageError(
-                "batches(): data in shards do not go with mesh() yet: give a data set with __len__ and "
-                "__getitem__"
-            )
+        _check_no_mesh(runtime)
         if rehearsals:
             raise UsageError(
                 "batches(rehearsals=) tries a body out before the worker knows where the job is in its "
@@ -383,6 +375,15 @@ def batches(
     source = replace(source, fetch=runtime.accounting.timing.timed(source.fetch))
     read_marks = partial(read_marks_of, plan.source, count, in_child=loader is not None)
     return runtime.loops.batches(replace(plan, source=source), loader, rehearsals, read_marks, until)
+
+
+def _check_no_mesh(runtime: Runtime) -> None:
+    """Raise UsageError for data in shards in a pod with a mesh."""
+    if runtime.pod is not None:
+        raise UsageError(
+            "batches(): data in shards do not go with mesh() yet: give a data set with __len__ and "
+            "__getitem__"
+        )
 
 
 def _check_pod_loop(rehearsals: int) -> None:

@@ -3,7 +3,8 @@
 SPRINGTIDE_FAULT=POINT:STEP:ACTION[;...]. STEP is the number of the step that would be committed, from 1; `*`
 means any, and each fault happens once. ACTION: kill (SIGKILL), stop (SIGSTOP), term (SIGTERM), raise
 (RuntimeError), sleep=SECONDS, hold=PATH (each time, wait as long as that file exists, at most the seconds
-that it holds; from the step on that it holds after them, if any), mark=PATH (each time, make that file).
+that it holds; from the step on that it holds after them, if any), mark=PATH (each time, write the step into
+that file).
 
 Points: body (a step's body begins), backward (half of the gradients are there), gradients (all are there,
 before the reductions are awaited), pushed (they are on their way to the parameter servers), prepared (those
@@ -146,7 +147,7 @@ def _act(action: str, point: str, step: int) -> None:
     elif action.startswith("hold="):
         _hold(action.removeprefix("hold="), step)
     elif action.startswith("mark="):
-        Path(action.removeprefix("mark=")).touch()
+        Path(action.removeprefix("mark=")).write_text(str(step))
     else:
         time.sleep(float(action.removeprefix("sleep=")))
 

@@ -161,6 +161,28 @@ class ParameterServersStatus(ApiModel):
     )
 
 
+class TakenStatus(ApiModel):
+    """The part of data in shards that the committed steps of the running pass have taken.
+
+    A shard's place is its number in the order in which the pass takes the shards, from 0.
+    """
+
+    step: Count = Field(default=0, description="The step after which this holds.")
+    total_seen: Count = Field(
+        default=0, description="data.totalSeen when this was written; another number there makes this old."
+    )
+    samples: Count = Field(
+        default=0, description="Samples of the running pass before the positions, counted as they were dealt."
+    )
+    shards: Text = Field(
+        default="", description="Places of the shards that were taken whole, as intervals: 0-41,43."
+    )
+    begun: Text = Field(
+        default="",
+        description="By the places of shards that were begun, how many samples were taken: 42:512,44:14.",
+    )
+
+
 class DataStatus(ApiModel):
     """The check of samples that travels with the surviving parameters."""
 
@@ -170,6 +192,9 @@ class DataStatus(ApiModel):
     lost: Count = Field(default=0, description="Samples not counted, over the job.")
     skipped: Count = Field(default=0, description="Steps skipped because gradients were not finite.")
     total_seen: Count = Field(default=0, description="Samples counted over the job.")
+    taken: TakenStatus | None = Field(
+        default=None, description="Of data in shards: what was taken in the running pass."
+    )
 
 
 class IncidentStatus(ApiModel):

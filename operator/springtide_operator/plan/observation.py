@@ -39,6 +39,23 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class TakenReport:
+    """The part of a pass over shards that lies before its positions.
+
+    Attributes:
+        step: after which it holds.
+        samples: of the running pass, counted as they were dealt.
+        shards: places of the shards that were taken whole.
+        begun: by the places of others, how many samples were taken.
+    """
+
+    step: int
+    samples: int
+    shards: str = ""
+    begun: str = ""
+
+
+@dataclass(frozen=True)
 class Finished:
     """A worker's script ended after its last training loop was committed by all."""
 
@@ -47,6 +64,7 @@ class Finished:
     step: int | None = None
     data: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
+    taken: TakenReport | None = None
 
 
 @dataclass(frozen=True)
@@ -372,6 +390,7 @@ class Report:
     reason: str = ""
     message: str = ""
     data: Mapping[str, int] | None = None
+    taken: TakenReport | None = None
     samples_per_second: float = 0.0
     goodput: float = 0.0
     values: Mapping[str, float] = field(default_factory=dict)

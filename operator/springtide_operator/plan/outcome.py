@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from springtide_operator.api import reasons
-from springtide_operator.plan.observation import End, Finished
+from springtide_operator.plan.observation import End, Finished, TakenReport
 from springtide_operator.plan.values import parse_time, real, whole
 
 Object = dict[str, Any]
@@ -176,7 +176,18 @@ def _finished(said: Object) -> Finished:
         step=whole(said.get("step")),
         data={key: value for key, value in numbers if value is not None},
         values={key: value for key, value in floats if value is not None},
+        taken=_taken(said.get("taken")),
     )
+
+
+def _taken(said: object) -> TakenReport | None:
+    """Return what was taken of shards; None where nothing is told, or nonsense."""
+    if not isinstance(said, dict):
+        return None
+    step, samples = whole(said.get("step")), whole(said.get("samples"))
+    if step is None or samples is None:
+        return None
+    return TakenReport(step, samples, str(said.get("shards") or ""), str(said.get("begun") or ""))
 
 
 def _failure_text(said: Object) -> str:

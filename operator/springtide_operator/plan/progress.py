@@ -8,12 +8,13 @@ from typing import Any
 from springtide_operator.api import reasons
 from springtide_operator.plan import remaining
 from springtide_operator.plan.actions import Event
-from springtide_operator.plan.observation import Finished, Report, ShareReport
+from springtide_operator.plan.observation import Finished, Report, ShareReport, TakenReport
 from springtide_operator.plan.values import parse_time, timestamp
 
 INTERVAL_SECONDS = 15.0
 MAX_VALUES = 64
 MAX_CAUSES = 8
+MAX_TEXT = 1024
 
 # Not written on their own account more often than INTERVAL_SECONDS.
 _SLOW = (
@@ -56,7 +57,7 @@ def numbers(
     if report.training and not report.opaque:
         result["goodput"] = f"{min(1.0, max(0.0, report.goodput)):.3f}"
     if report.data is not None:
-        result["data"] = data(report.data)
+        result["data"] = data(report.data, report.taken)
     if report.values:
         result["values"] = values(report.values)
     seen = counters_seen(report, old)
@@ -177,16 +178,33 @@ def final(finished: Finished, old: dict[str, Any]) -> dict[str, Any]:
     if finished.step is not None:
         result["step"] = finished.step
     if finished.data:
-        result["data"] = data(finished.data)
+        result["data"] = data(finished.data, finished.taken)
     result.pop("slowWorker", None)
     if finished.values:
         result["values"] = values(finished.values)
     return result
 
 
-def data(source: Mapping[str, int]) -> dict[str, int]:
+def data(source: Mapping[str, int], taken: TakenReport | None = None) -> dict[str, Any]:
+    """Return status.data.
+
+    Args:
+        source: the ledger's counts.
+        taken: what lies before the positions of a pass over shards; None: nothing is told.
+    """
     keys = ("epoch", "seen", "repeated", "lost", "skipped", "totalSeen")
-    return {key: max(0, int(source.get(key, 0))) for key in keys}
+    counts: dict[str, Any] = {key: max(0, int(source.get(key, 0))) for key in keys}
+    if taken is None:
+        return counts
+    told = {
+        "step": max(0, taken.step),
+        # An operator of a release that does not know `taken` leaves it as it is: this tells that it is old.
+        "totalSeen": counts["totalSeen"],
+        "samples": max(0, taken.samples),
+        "shards": taken.shards[:MAX_TEXT],
+        "begun": taken.begun[:MAX_TEXT],
+    }
+    return counts | {"taken": told}
 
 
 def values(source: Mapping[str, float]) -> dict[str, str]:

@@ -136,6 +136,16 @@ def test_other_arguments_and_old_evaluations() -> None:
     assert known == list(range(5, KEPT_EVALUATIONS + 5))
 
 
+def test_shards_are_compared_by_name_and_batch_size() -> None:
+    evaluations, kind = Evaluations(), "shards 0badcafe, batch_size 8"
+    assert evaluations.ask("a", 1, KEY, 4, 1, None, 2, kind) == {"a": (1, SampleRange(0, 1))}
+    for number, other in enumerate(("shards 12345678, batch_size 8", "shards 0badcafe, batch_size 4", "")):
+        answer = evaluations.ask("b", number, KEY, 4, 1, None, 2, other)["b"][1]
+        assert isinstance(answer, Mismatch)
+        assert ("samples by number here" if not other else f"4 {other} here") in answer.problem
+    assert evaluations.ask("b", 9, KEY, 4, 1, None, 2, kind) == {"b": (9, SampleRange(1, 2))}
+
+
 def test_messages() -> None:
     with pytest.raises(codec.MalformedError, match=r"Evaluate.state is not set"):
         wire.to_evaluate(pb.Evaluate(samples=1, unit=1))
@@ -147,6 +157,9 @@ def test_messages() -> None:
     asked = wire.to_evaluate(message)
     assert asked.key == KEY
     assert asked.finished == Finished(SampleRange(0, 2), {"x": 3.0}, {"x": 2.0})
+    message.kind = "k" * 129
+    with pytest.raises(codec.MalformedError, match=r"Evaluate.kind has more than 128 characters"):
+        wire.to_evaluate(message)
     for number in range(70):
         message.sums[str(number)] = 1.0
     with pytest.raises(codec.MalformedError, match="more than 64 names"):

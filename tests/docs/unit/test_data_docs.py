@@ -12,9 +12,10 @@ from worker_alone import library
 
 import springtide
 from springtide.integrations import sources
+from springtide_cli.audit import audit
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "data.md").read_text()
-SHARDS, TOKENS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SHARDS, EVALUATION, TOKENS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 LINES = 21
 
 
@@ -32,11 +33,19 @@ def names(paths: list[str]) -> dict[str, Any]:
     return {"paths": paths, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.01)}
 
 
-def test_files_are_trained_line_by_line(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_trained_line_by_line(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(springtide, "init", lambda: None)
     with library() as runtime:
-        exec(compile(SHARDS, "docs/data.md", "exec"), names(paths))
+        found = names(paths) | {"torch": torch, "test_paths": paths[:2], "Shards": springtide.data.Shards}
+        exec(compile(SHARDS, "docs/data.md", "exec"), found)
         audit = runtime.position.ledger.audit()
+        exec(compile(EVALUATION, "docs/data.md", "exec"), found)
+        x = torch.tensor([[shard + n / 100] for shard in range(2) for n in range(LINES)])
+        loss = (found["model"](x) ** 2).mean().item()
+    assert capsys.readouterr().out == f"{found['evaluation'].values['test_loss']}\n"
+    assert found["evaluation"].values["test_loss"] == pytest.approx(loss)
     assert (audit["totalSeen"], audit["repeated"], audit["lost"]) == (2 * 5 * LINES, 0, 0)
 
 
@@ -53,6 +62,16 @@ def test_tokens_are_packed_as_the_page_says(paths: list[str]) -> None:
     assert int((block["segment_ids"] >= 0).sum()) == sum(
         len(line.encode()) + 1 for line in Path(paths[0]).read_text().splitlines()
     )
+
+
+def test_the_audit_says_what_the_page_shows() -> None:
+    (shown,) = re.findall(r"```console\n\$ springtide audit words\n(.*?)```", PAGE, re.DOTALL)
+    counts = {"epoch": 0, "seen": 307200, "repeated": 0, "lost": 0, "skipped": 0, "totalSeen": 307200}
+    taken = {"samples": 307200, "shards": "0-63,65", "begun": "64:800,66:12"}
+    data = counts | {"taken": taken | {"step": 1200, "totalSeen": 307200}}
+    found = audit({"metadata": {"name": "words"}, "status": {"state": "Running", "step": 1200, "data": data}})
+    assert found.code == 0
+    assert "".join(f"{line.text}\n" for line in found.lines) == shown
 
 
 def test_every_refused_stage_is_on_the_page() -> None:

@@ -37,6 +37,38 @@ def test_what_the_ledger_proves(change: dict[str, int], samples: int | None, cod
     assert "digits (Running), step 17" in said(found)
 
 
+TAKEN = {"step": 17, "totalSeen": 320, "samples": 20, "shards": "0-3,5", "begun": "4:2"}
+ENDLESS = DATA | {"epoch": 0, "seen": 20, "totalSeen": 20}
+
+
+@pytest.mark.parametrize(
+    ("change", "taken", "code", "text"),
+    [
+        ({}, {}, 0, "exactly once, up to step 17"),
+        ({}, {}, 0, "shards taken whole, by their place in the pass: 0-3,5"),
+        ({"seen": 19}, {}, 1, "20 samples lie before the positions of the running pass, and 19 of it"),
+        ({}, {"samples": 21}, 1, "NOT exactly once: 21 samples lie before the positions"),
+        ({"repeated": 1}, {}, 1, "NOT exactly once: 1 samples were repeated"),
+        # Written before an operator of a release that does not know the field went on.
+        ({}, {"totalSeen": 12, "samples": 12, "step": 9}, 2, "not known; it was last told after step 9"),
+    ],
+)
+def test_what_was_taken_of_shards_proves_the_running_pass(
+    change: dict[str, int], taken: dict[str, Any], code: int, text: str
+) -> None:
+    told = TAKEN | {"totalSeen": 20} | taken
+    found = audit(job(state="Running", step=17, data=ENDLESS | change | {"taken": told}))
+    assert found.code == code
+    assert text in said(found)
+
+
+def test_an_old_account_of_shards_disproves_no_closed_pass() -> None:
+    old = TAKEN | {"totalSeen": 300, "samples": 3}
+    found = audit(job(state="Running", step=17, data=DATA | {"taken": old}), 100)
+    assert found.code == 0
+    assert "not known" in said(found)
+
+
 def test_a_job_that_has_not_trained() -> None:
     found = audit(job())
     assert found.code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from halt import Halt
@@ -16,9 +17,15 @@ NUMBER = 150.0  # the mean of 0..300
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_killed_in_an_evaluation_and_a_coordinator_too(zygote: Zygote, tmp_path: Path) -> None:
+IN_SHARDS = {"shards": [40, 17, 0, 9, 64, 33, 1, 50, 23, 64]}  # 301 samples
+
+
+@pytest.mark.parametrize("options", [{}, IN_SHARDS], ids=["by number", "in shards"])
+def test_killed_in_an_evaluation_and_a_coordinator_too(
+    zygote: Zygote, tmp_path: Path, options: dict[str, Any]
+) -> None:
     """One worker dies in the first evaluation, the coordinator in the second, a joiner comes in between."""
-    cluster = WorkerCluster(zygote, tmp_path, {"epochs": 4, "pace": 0.01}, script=SCRIPT)
+    cluster = WorkerCluster(zygote, tmp_path, {"epochs": 4, "pace": 0.01} | options, script=SCRIPT)
     try:
         # The others keep their first ranges until then: else they might take all before the victim comes.
         halt = Halt(tmp_path)

@@ -11,11 +11,16 @@ import pytest
 import torch
 from chaos_seeds import Seed, each_seed, seconds
 from checkpoint_chaos import SavingChaos, saving_cluster
+from halt import Halt, Stop
 from stream_job import Sample, StreamJob, keys
 from worker_chaos import speed_of, survive
 from worker_checks import check
 from worker_cluster import WorkerCluster, Zygote
 from worker_reference import Reference, train_alone
+
+from springtide_cli.audit import audit
+from springtide_operator.coordinator_connection import to_report
+from springtide_operator.plan import progress
 
 LENGTHS = [30, 7, 0, 25, 1, 18, 40, 12, 29, 3, 26, 33]
 DEALING = {"streams": 5, "shuffle_buffer": 40}
@@ -77,6 +82,13 @@ def test_each_sample_is_trained_once_through_deaths_and_joins(
     # The second pass begins with step 8, before which members tell each other what they see of it.
     steady, *victims = cluster.start(3, faults={1: "backward:3:kill", 2: "committed:7:kill"})
     cluster.until(lambda: not victims[0].running, "the first death")
+    cluster.until(lambda: cluster.reply is not None and cluster.reply.data.HasField("taken"), "the account")
+    assert cluster.reply is not None
+    status = progress.numbers(to_report(cluster.reply, at=1000.0), {})
+    found = audit({"metadata": {"name": "test"}, "status": {"state": "Running", **status}})
+    assert found.code == 0, found.lines
+    taken = status["data"]["taken"]
+    assert taken["samples"] == status["data"]["seen"] == 32 * taken["step"] % sum(LENGTHS)
     joiner = cluster.add()
     cluster.until_done()
     assert [victim.code for victim in victims] == [-9, -9]
@@ -138,12 +150,62 @@ def test_a_killed_worker_of_a_server_job_loses_no_sample(
     new_server_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
     cluster = new_server_cluster(OPTIONS, 2, 1)
-    for slot in range(2):
-        cluster.add_server(slot)
     steady, victim = cluster.start(2, faults={1: "backward:4:kill"})
     cluster.until_done()
     assert victim.code == -9
     check(cluster, reference, [steady], tolerance=1e-4)
+
+
+PUSH = ["backward", "gradients", "pushed", "prepared", "reduced", "stepping", "stepped"]
+"""The points of a step with parameter servers, in order."""
+
+
+def test_servers_killed_at_every_point_of_a_push_lose_no_sample(
+    new_server_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
+) -> None:
+    """Kill a server while both workers stand at the point; its copy on the other one goes on."""
+    epochs = 40  # of 7 steps each
+    options = OPTIONS | {"epochs": epochs, "pace": 0.01}
+    (tmp_path / "alone").mkdir()
+    reference = train_alone(zygote, tmp_path / "alone", options)
+    cluster = new_server_cluster(options, 2, 2, environment=NEVER_SALVAGE)
+    stops = [Stop(tmp_path, point) for point in PUSH]
+    faults = {number: ";".join(stop.fault(number) for stop in stops) for number in range(2)}
+    workers = cluster.start(2, faults=faults)
+    cluster.until_step(1)
+    for number, (point, stop) in enumerate(zip(PUSH, stops, strict=True)):
+        cluster.until_settled()  # else this death takes the only copy along
+        stop.arm(workers[0].commits()[-1]["step"] + 4)
+        cluster.until(lambda stop=stop: stop.reached(0) and stop.reached(1), f"both at {point}")
+        victim = next(server for server in cluster.servers if server.slot == number % 2 and server.running)
+        victim.kill()
+        cluster.until(lambda victim=victim: not victim.running, f"the server's death at {point}")
+        cluster.add_server(victim.slot)
+        stop.go()
+        cluster.until_step(workers[0].commits()[-1]["step"] + 2)
+    cluster.until_done()
+    check(cluster, reference, workers, tolerance=1e-4)
+    assert trained(cluster.folder) == expected(epochs)
+
+
+@pytest.mark.parametrize("point", ["pushed", "stepping"])
+def test_a_server_and_a_worker_killed_at_once_lose_no_sample(
+    new_server_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, point: str
+) -> None:
+    cluster, halt = new_server_cluster(OPTIONS, 2, 2, environment=NEVER_SALVAGE), Halt(tmp_path)
+    held = {number: halt.at(f"{point}:5", number) for number in range(3)}
+    first, victim, third = cluster.start(3, faults=held)
+    cluster.until(lambda: all(halt.reached(number) for number in range(3)), f"all at {point}")
+    victim.kill()
+    cluster.servers[0].kill()
+    cluster.until(lambda: not victim.running and not cluster.servers[0].running, "both deaths")
+    cluster.add_server(0)
+    halt.go()
+    joiner = cluster.add()
+    cluster.until_done()
+    assert victim.code == -9
+    check(cluster, reference, [first, third, joiner], tolerance=1e-4)
+    assert trained(cluster.folder) == expected()
 
 
 def test_any_faults_leave_each_sample_of_shards_once(zygote: Zygote, tmp_path: Path) -> None:

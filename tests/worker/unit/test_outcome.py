@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import os
@@ -47,7 +48,14 @@ def test_the_message_is_the_documented_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "made", [DONE, Left("asked"), Left("late", finished=True), Failed("E", "é\n\"'\\", "a.py:1")]
+    "made",
+    [
+        DONE,
+        dataclasses.replace(DONE, taken={"step": 2400, "samples": 9, "shards": "0-3", "begun": "4:1"}),
+        Left("asked"),
+        Left("late", finished=True),
+        Failed("E", "é\n\"'\\", "a.py:1"),
+    ],
 )
 def test_what_is_written_is_read(made: outcome.Outcome) -> None:
     assert outcome.parse(outcome.to_json(made)) == made

@@ -12,6 +12,7 @@ from worker_alone import Script, library
 
 import springtide
 from springtide.comm.process_group import Group
+from springtide.coordination import outcome
 from springtide.data import Cursor, Shards, plan_loop
 from springtide.elastic.lookahead import GroupFailed, Lookahead
 from springtide.errors import SpringtideError, UsageError
@@ -54,7 +55,10 @@ def test_a_source_without_an_end_ends_when_the_script_says() -> None:
             collate_fn=torch.utils.data.default_collate,
         )
         assert runtime.position.ledger.audit()["totalSeen"] == 200
+        end = runtime.exit.finished()
     assert len(batches) == 25
+    assert isinstance(end, outcome.Finished)
+    assert (end.taken["step"], end.taken["samples"]) == (25, 200)
 
 
 def test_micro_batches_take_samples_of_shards() -> None:
@@ -73,7 +77,6 @@ def test_micro_batches_take_samples_of_shards() -> None:
     ("options", "reason"),
     [
         ({"rehearsals": 1}, "rehearsals="),
-        ({"train": False}, "an evaluation takes samples by number"),
     ],
 )
 def test_what_shards_cannot_do_is_refused(options: dict[str, Any], reason: str) -> None:

@@ -28,6 +28,7 @@ class Finished:
     """The script ended without an exception after its last training loop was committed by all.
 
     incarnation: (number, restart) of the coordinator. data: `Ledger.audit()`. values: last reported ones.
+    taken: what the steps have taken of shards (`data.taken.Taken`); left out when there is nothing.
     """
 
     incarnation: tuple[int, int]
@@ -37,6 +38,7 @@ class Finished:
     data: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
     report: Mapping[str, float] = field(default_factory=dict)
+    taken: Mapping[str, int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ def to_json(outcome: Outcome, limit: int = LIMIT_BYTES) -> bytes:
     """Return UTF-8 JSON of at most `limit` bytes.
 
     Texts are shortened first (message, then frame, exception or reason), then whole mappings are left out
-    (report, then values; `data` stays).
+    (taken, report, then values; `data` stays).
 
     Args:
         outcome: of the process.
@@ -183,13 +185,15 @@ def to_json(outcome: Outcome, limit: int = LIMIT_BYTES) -> bytes:
     )
     if isinstance(outcome, Left) and not outcome.finished:
         del fields["finished"]
+    if isinstance(outcome, Finished) and not outcome.taken:
+        del fields["taken"]
     if isinstance(outcome, Failed) and not outcome.reason:
         del fields["reason"]
     for name in ("message", "frame", "exception", "reason"):
         excess = len(_dump(fields)) - limit
         if excess > 0 and name in fields:
             fields[name] = _shorten(fields[name], excess)
-    for name in ("report", "values", "data"):
+    for name in ("taken", "report", "values", "data"):
         if len(_dump(fields)) > limit and name in fields:
             fields[name] = {}
     return _dump(fields)
@@ -210,7 +214,8 @@ def parse(text: str | bytes | None) -> Outcome | None:
                 data, values, report = (
                     _numbers(fields.get(name, {})) for name in ("data", "values", "report")
                 )
-                return Finished((int(number), int(restart)), generation, step, epochs, data, values, report)
+                begin = (int(number), int(restart)), generation, step, epochs
+                return Finished(*begin, data, values, report, dict(fields.get("taken", {})))
             case "Left":
                 return Left(str(fields.get("reason", "")), fields.get("finished") is True)
             case "Failed":

@@ -17,6 +17,7 @@ from typing import IO, Any
 import torch
 
 from springtide.data.ledger import Ledger
+from springtide.data.taken import Taken
 from springtide.errors import SpringtideError, UsageError
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
@@ -109,8 +110,13 @@ class CommitLog:
             return fresh
 
 
-def data_message(ledger: Ledger) -> pb.Data:
-    """Return the ledger's counts as a message."""
+def data_message(ledger: Ledger, taken: Taken | None) -> pb.Data:
+    """Return the ledger's counts as a message.
+
+    Args:
+        ledger: of a committed state.
+        taken: what the positions of the same state say of shards; None: nothing.
+    """
     audit = ledger.audit()
     return pb.Data(
         epoch=audit["epoch"],
@@ -121,7 +127,12 @@ def data_message(ledger: Ledger) -> pb.Data:
         skipped=audit["skipped"],
         total_seen=audit["totalSeen"],
         stage=audit["stage"],
+        taken=None if taken is None else _taken_message(taken),
     )
+
+
+def _taken_message(taken: Taken) -> pb.Taken:
+    return pb.Taken(step=taken.step, samples=taken.samples, shards=taken.shards, begun=taken.begun)
 
 
 class StepLog:

@@ -26,6 +26,7 @@ from springtide.coordination.outcome import Failed, Left, Outcome
 from springtide.coordination.progress import CommitLog, data_message
 from springtide.coordination.questions import Questions
 from springtide.coordination.waiting import ReductionWarnings, TransferReports
+from springtide.data.taken import taken
 from springtide.elastic.recovery_spans import RecoverySpans
 from springtide.elastic.state_transfer import StateTransfer
 from springtide.elastic.termination import UNHEARD_SECONDS, end_by
@@ -309,7 +310,7 @@ class Session:
                 pb.WorkerMessage(
                     progress=pb.Progress(
                         commits=[commit.to_proto() for commit in commits],
-                        data=data_message(position.ledger),
+                        data=data_message(position.ledger, taken(position.cursor)),
                         productive_seconds=position.productive_seconds,
                         began_unix=position.began_unix,
                         total_steps=plan.total_steps if plan is not None and in_loop else 0,

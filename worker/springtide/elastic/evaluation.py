@@ -1,8 +1,9 @@
 """Evaluate in loops without steps, `batches(..., train=False)`, whose samples the coordinator shares out.
 
-Each worker takes ranges of samples as it gets through them. Its reports are summed with the range; ranges of
-workers that are gone are taken by others. So the means are over all samples, each once, and no worker waits
-in a collective. Without a job there is one range. The processes of a pod with `mesh()` take ranges as one.
+Each worker takes ranges of samples as it gets through them, or of shards where samples have no numbers. Its
+reports are summed with the range; ranges of workers that are gone are taken by others. So the means are over
+all samples, each once, and no worker waits in a collective. Without a job there is one range. The processes
+of a pod with `mesh()` take ranges as one.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-
 from springtide import faults
 from springtide.coordination.session import Session
-from springtide.data.batch import Batch, Micro
-from springtide.data.source import Source, make_source
+from springtide.data.batch import Batch
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
 from springtide.errors import SpringtideError, UsageError
-from springtide.pods.evaluation import ForwardPass, added, forward_passes
+from springtide.loading.device_copies import Copier
+from springtide.loading.evaluation import EvaluationData, evaluation_data
+from springtide.pods.evaluation import added
 from springtide.pods.pod import Pod
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import state_to_proto
@@ -39,8 +39,7 @@ class Evaluation:
         self,
         evaluations: Evaluations,
         state: TrainingState,
-        source: Source,
-        unit: int,
+        data: EvaluationData,
         is_errand: bool = False,
     ) -> None:
         """Begin at the first sample, when it is iterated over.
@@ -48,15 +47,13 @@ class Evaluation:
         Args:
             evaluations: of the process, one of which this is.
             state: of the process.
-            source: of the samples.
-            unit: samples that this worker computes at once.
+            data: to go over.
             is_errand: see `Evaluations.errand`.
         """
         self.is_errand = is_errand
         self._evaluations = evaluations
         self._state = state
-        self._source = source
-        self._unit = unit
+        self._data = data
         self._sums: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._current = 0
@@ -105,26 +102,16 @@ class Evaluation:
                 return
             start, stop = share
             self._sums, self._weights = {}, {}
-            for forward in self._forward_passes(start, stop):
-                ids = torch.arange(forward.ids.start, forward.ids.stop)
-                own, standin_ids = (ids[:0], ids) if forward.is_standin else (ids, None)
-                self._current = forward.weight
+            for batch, weight in self._data.batches(start, stop):
+                self._current = weight
                 faults.reach("evaluation", self._state.position.cursor.step)
-                yield Batch(Micro(own, ids.numel()), own, self._source.fetch, standin_ids=standin_ids)
-
-    def _forward_passes(self, start: int, stop: int) -> Iterator[ForwardPass]:
-        pod = self._evaluations.pod
-        if pod is not None:
-            return forward_passes(start, stop, self._unit, pod.shape, pod.local_rank)
-        firsts = range(start, stop, self._unit)
-        ranges = (range(first, min(first + self._unit, stop)) for first in firsts)
-        return (ForwardPass(ids, False, len(ids)) for ids in ranges)
+                yield batch
 
     def _next_range(self, start: int, stop: int) -> tuple[int, int] | None:
         """Return the range behind start..stop-1, which is finished; None behind the last one."""
         if not self._evaluations.shared:
             if stop == 0:
-                return 0, self._source.size
+                return 0, self._data.count
             self._values = {
                 name: value / self._weights[name] for name, value in self._sums.items() if self._weights[name]
             }
@@ -158,12 +145,12 @@ class Evaluation:
         self, start: int, stop: int, sums: Mapping[str, float], weights: Mapping[str, float]
     ) -> pb.Evaluate:
         state, index = self._evaluations.name()
-        pod = self._evaluations.pod
         return pb.Evaluate(
             state=state_to_proto(state),
             index=index,
-            samples=self._source.size,
-            unit=self._unit * (1 if pod is None else pod.shape.data_degree),
+            samples=self._data.count,
+            unit=self._data.unit,
+            kind=self._data.kind,
             start=start,
             stop=stop,
             sums=sums,
@@ -246,24 +233,28 @@ class Evaluations:
                 "and train outside of it"
             )
 
-    def evaluate(self, source: Source, batch_size: Any, epochs: int) -> Evaluation:
-        """Make an evaluation of these samples.
+    def evaluate(
+        self, dataset: Any, batch_size: Any, epochs: int, collate_fn: Any = None, copier: Copier | None = None
+    ) -> Evaluation:
+        """Make an evaluation of a data set.
 
         Args:
-            source: of the samples.
+            dataset: with samples by number, or in shards.
             batch_size: samples that this worker computes at once.
             epochs: 1.
+            collate_fn: makes a batch's data of a list of samples; None: torch's `default_collate`.
+            copier: brings batches to the device; None: they stay where `collate_fn` leaves them.
 
         Raises:
             ValueError: an argument is wrong.
+            TypeError: the data set cannot be read, or `collate_fn` is no function.
             UsageError: this is the wrong place.
         """
         self._consistencies.check_together("batches(train=False)")
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batches(): batch_size must be an integer >= 1, got {batch_size!r}")
         if epochs != 1:
             raise ValueError(f"batches(train=False) goes over the data once: leave epochs={epochs} out")
-        return Evaluation(self, self._state, source, batch_size)
+        data = evaluation_data(dataset, batch_size, collate_fn, copier=copier, pod=self.pod)
+        return Evaluation(self, self._state, data)
 
     def errand(self) -> Evaluation:
         """Return an evaluation of one sample, which one of the workers gets: it does something for all.
@@ -273,7 +264,7 @@ class Evaluations:
         then done by those that do.
         """
         self._consistencies.check_together("errand()")
-        return Evaluation(self, self._state, make_source([0]), 1, is_errand=True)
+        return Evaluation(self, self._state, evaluation_data([0], 1, pod=self.pod), is_errand=True)
 
     def begin(self, evaluation: Evaluation) -> None:
         """Take the evaluation for the running one. Raise UsageError for a wrong place."""

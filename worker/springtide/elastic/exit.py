@@ -20,6 +20,7 @@ from springtide.coordination import outcome
 from springtide.coordination.membership import generation_of
 from springtide.coordination.park_reply import Leave
 from springtide.coordination.session import Session
+from springtide.data.taken import taken
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.termination import end_as_child, end_by, is_ours_or_default
 from springtide.elastic.training_state import TrainingState
@@ -72,6 +73,7 @@ class ProcessExit:
             )
             return outcome.Failed("UsageError", f"the script ended {what}")
         generation = generation_of(None if self._session is None else self._session.membership)
+        found = taken(state.position.cursor)
         return outcome.Finished(
             (generation.incarnation.number, generation.incarnation.restart),
             generation.number,
@@ -80,6 +82,7 @@ class ProcessExit:
             state.position.ledger.audit(),
             dict(state.values),
             {"generations": state.generations, "restarts": self._settings.attempt},
+            {} if found is None else found.to_json(),
         )
 
     def write_outcome(self) -> None:
