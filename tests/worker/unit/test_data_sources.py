@@ -296,7 +296,7 @@ class KeepsItsPlace(IterableDataset[int]):
 
 
 def test_data_that_keep_their_place_begin_anew_each_pass() -> None:
-    """Where they stood when they were first given, wherever a reading that ended early has left them."""
+    """A pass begins where they stood when first given, wherever a reading that ended early left them."""
     dataset = KeepsItsPlace()
     for left_at in (2, 8, 6):
         shards = one_shard(dataset)
