@@ -98,7 +98,7 @@ def test_joiner_passes_ended_loops_in_each_strategy(
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if SCRIPTS[name].refused])
 def test_refused_script_says_what_to_do(name: str, zygote: Zygote, tmp_path: Path) -> None:
-    """It is refused in its first step, with or without a job."""
+    """A script is refused in its first step, in a job or alone."""
     log = tmp_path / "log"
     argv = [str(SCRIPT), str(tmp_path), json.dumps({"script": name})]
     assert zygote.wait(zygote.fork({}, argv, log), 120.0) == 1, log.read_text()
