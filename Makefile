@@ -16,7 +16,7 @@ export PYTHONSAFEPATH := 1
 # Hundreds of processes start: each would compile our modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos compatibility fuzz gpu skew versions e2e images kind-load clean venv
+.PHONY: help demo test unit tools lint compiled format generate lock sbom bench chaos community compatibility fuzz gpu skew versions e2e images kind-load clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ chaos: $(STAMP) ## other examples in the property tests; faults at random on the
 
 compatibility: $(STAMP) ## scripts of many kinds against plain PyTorch under each strategy (docs/compatibility.md); make test has each under one
 	SPRINGTIDE_COMPATIBILITY=all python -m pytest -q -n $(JOBS) -rs tests/worker/component/test_compatibility.py
+
+community: $(STAMP) ## scripts as their communities write them (tests/community), changed in five lines, through a kill and a join; make test has three
+	SPRINGTIDE_COMMUNITY=all python -m pytest -q -n $(JOBS) -rs tests/worker/component/test_community.py
 
 skew: $(STAMP) ## jobs of this tree and of the last release, both ways, and of a next one; make test has the short form
 	SPRINGTIDE_SKEW=all python -m pytest -q -n $(JOBS) -rs $(ARGS) tests/skew

@@ -9,7 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from compatibility import CASES, STRATEGIES, Case  # after its folder is on the path
+from community_scripts import SCRIPTS, changed_lines  # after its folder is on the path
+from compatibility import CASES, STRATEGIES, Case
 
 from springtide.integrations.accelerate import arguments as accelerate
 from springtide.integrations.lightning import arguments as lightning
@@ -83,6 +84,32 @@ A refused one is refused by name when it is made, unless it has the value in par
 """
 
 
+_COMMUNITY = """\
+## Scripts of communities
+
+Whole scripts in the style of the tutorials and repositories that people begin with (`tests/community/`), and
+how many of their lines change: lines added, removed or written anew, but not those that only move to the
+right below a `with`.
+Each runs under `AllReduce` with two workers, one of which is killed in the first epoch, and a third that
+joins (`make community`; each run of the tests has three).
+Where it says *alike*, random numbers in a step or statistics of a part of the batch are in the result.
+
+| script | lines | result | |
+|---|---|---|---|
+"""
+
+
+def _community() -> str:
+    """Return the section on whole scripts."""
+    rows = []
+    for name, script in SCRIPTS.items():
+        tolerance = "alike" if script.tolerance is None else f"{script.tolerance:.0e}".replace("e-0", "e-")
+        outcome = "refused" if script.refused else tolerance
+        lines = "" if script.refused else str(changed_lines(name))
+        rows.append(f"| {script.title} | {lines} | {outcome} | {script.note} |\n")
+    return "".join([_COMMUNITY, *rows, "\n"])
+
+
 def _rows(fields: Mapping[str, Field]) -> str:
     """Return the rows of a table of arguments."""
     rows = []
@@ -121,7 +148,7 @@ def markdown() -> str:
             outcomes = " | ".join(_outcome(case, strategy) for strategy in STRATEGIES)
             lines.append(f"| {case.title} | {outcomes} |")
         lines.append("")
-    return "\n".join(lines) + "\n" + _trainers()
+    return "\n".join(lines) + "\n" + _community() + _trainers()
 
 
 if __name__ == "__main__":

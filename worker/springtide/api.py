@@ -140,6 +140,9 @@ def distribute(
 ) -> tuple[Models, Optimizers]:
     """Make the model and its optimizer part of the job; the same objects are returned, instrumented.
 
+    It calls `init()` where the script has not: call that yourself, at the script's begin, where loading takes
+    minutes, with `mesh()`, or for its arguments.
+
     Args:
         model: a module, or a list of them.
         optimizer: one over the model's parameters, or a list. With a list (of one, too) a body may make
@@ -162,6 +165,8 @@ def distribute(
     Raises:
         UsageError: something cannot be distributed; the message says what to do.
     """
+    if active_runtime is None:
+        init()
     runtime = _get("distribute()")
     if runtime.trainer is not None:
         raise UsageError(
@@ -276,8 +281,8 @@ def batches(
 ) -> Iterator[Batch] | Evaluation:
     """Iterate over this worker's parts of the global batches.
 
-    Every batch needs one `with springtide.step():`. A worker that joins later skips loops that the job has
-    ended.
+    Every batch needs one `with springtide.step():`. A worker that joins later gets one batch of each loop
+    that the job has ended, whose step commits nothing, so that the code behind the loop works there.
 
     With train=False: evaluate, between two steps or after a training loop. The workers share the samples out,
     each once; of data in shards they share the shards. Values of `report()` in the loop are averaged over all

@@ -276,3 +276,30 @@ def test_packed_documents_have_places_and_an_end() -> None:
 def test_samples_are_mapped_as_they_are_read() -> None:
     source = one_shard(range(10)).map(lambda number: -number)
     check_accounted(source, int, [-number for number in range(10)])
+
+
+class KeepsItsPlace(IterableDataset[int]):
+    """Numbers from its place on."""
+
+    place = 2
+
+    def __iter__(self) -> Iterator[int]:
+        while self.place < 8:
+            self.place += 1
+            yield self.place
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+def test_data_that_keep_their_place_begin_anew_each_pass() -> None:
+    """A pass begins where they stood when first given, wherever a reading that ended early left them."""
+    dataset = KeepsItsPlace()
+    for left_at in (2, 8, 6):
+        shards = one_shard(dataset)
+        reading = iter(shards.read_shard(None, 0))
+        assert [next(reading) for _ in range(left_at - 2)] == list(range(3, left_at + 1))
+    assert list(one_shard(dataset).read_shard(None, 1)) == [4, 5, 6, 7, 8]

@@ -249,11 +249,16 @@ def test_what_is_no_list_of_shards_is_refused() -> None:
     with pytest.raises(TypeError, match="must be a list"):
         Shards("part-*.tar", lambda shard: [])
     with pytest.raises(TypeError, match="a function of a shard"):
-        Shards([1], list)
+        Shards([1], lambda *, shard: [])
     with pytest.raises(ValueError, match="it has no shards"):
         plan_loop(Shards([], lambda shard: []), batch_size=4)
     with pytest.raises(ValueError, match="streams= is for data in shards"):
         plan_loop(torch.arange(4), batch_size=4, streams=2)
+
+
+def test_function_with_a_default_takes_a_shard() -> None:
+    assert list(Shards([[1, 2]], list).read_shard([1, 2], 1)) == [2]
+    assert list(Shards([3], lambda shard=0, start=0: range(start, shard)).read_shard(3, 1)) == [1, 2]
 
 
 def test_a_position_survives_json_and_a_wrong_one_is_refused() -> None:

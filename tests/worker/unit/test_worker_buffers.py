@@ -333,3 +333,19 @@ def test_synchronised_layers_that_cannot_be(norm: Any, exact: bool, consistency:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UsageError, match=message):
         declare(model, optimizer, None, {}, in_job=True, exact=exact, consistency=consistency)
+
+
+def test_taken_statistics_leave_an_open_graph_valid() -> None:
+    """A generator's backward comes after the step of the critic, in whose sums its statistics travel."""
+    norm = torch.nn.BatchNorm1d(2)
+    buffers = Buffers(norm)
+    buffers.remember()
+    out = norm(torch.randn(4, 2)).square().sum()
+    buffers.take({0: torch.full((2,), 3.0)})
+    out.backward()
+    assert norm.running_mean is not None
+    assert norm.running_mean.tolist() == [3.0, 3.0]
+    buffers.remember()
+    norm.running_mean.zero_()
+    buffers.put_back()
+    assert norm.running_mean.tolist() == [3.0, 3.0]

@@ -417,6 +417,15 @@ def test_frozen_parameter_that_is_trained_later(runtime: Runtime) -> None:
         pass
 
 
+def test_distribute_calls_init_where_the_script_has_not() -> None:
+    with library() as runtime, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(springtide.api, "active_runtime", None)
+        patch.setattr(springtide.api, "init", lambda: setattr(springtide.api, "active_runtime", runtime))
+        model = torch.nn.Linear(2, 1)
+        springtide.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert runtime.trainer is not None
+
+
 def test_calls_before_init_and_distribute() -> None:
     with pytest.raises(springtide.UsageError, match=r"springtide.batches\(\) before springtide.init\(\)"):
         springtide.batches([1, 2, 3], batch_size=1)

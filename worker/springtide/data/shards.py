@@ -159,14 +159,15 @@ def _parameters(read: Callable[..., Any]) -> int:
     if not callable(read):
         raise TypeError(f"Shards(): read must be a function of a shard, got {type(read).__name__}")
     try:
-        parameters = inspect.signature(read).parameters.values()
+        parameters = list(inspect.signature(read).parameters.values())
     except ValueError:  # of a function in C, as `iter` or `open`
         return 1
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    # The first one takes the shard whether it has a default or not: that of `list` has one.
     required = [
         item
-        for item in parameters
-        if item.kind in by_place and (item.default is item.empty or item.name == "start")
+        for number, item in enumerate(item for item in parameters if item.kind in by_place)
+        if number == 0 or item.default is item.empty or item.name == "start"
     ]
     if any(item.kind is item.VAR_POSITIONAL for item in parameters) and not required:
         return 1

@@ -18,6 +18,7 @@ from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.lookahead import GroupFailed, Lookahead
+from springtide.elastic.past_loops import PastLoops
 from springtide.elastic.recovery import Recovery
 from springtide.elastic.replica_check import ReplicaCheck
 from springtide.elastic.salvage import Salvage
@@ -64,6 +65,7 @@ class TrainingLoops:
         self._parts = parts
         self._state = parts.state
         self._lookahead = Lookahead()
+        self.past = PastLoops(parts.state, parts.trainers, parts.steps)
 
     def batches(
         self,
@@ -107,14 +109,20 @@ class TrainingLoops:
         if plan.streams is not None:
             self._parts.consistencies.needs_steps("batches() of data in shards")
         yield from self._parts.warm_up.batches(plan, stage, rehearsals)
+        any_dealt = False
         while True:
             self._stand(stage, until)
             cursor = self._state.position.cursor
             if cursor.stage > stage:
                 # A joiner: the job is past this loop.
+                yield from self.past.batches(plan, stage, loader)
                 self._state.close_loop(stage)
                 return
             if plan.ended(cursor) or until():
+                if not any_dealt and (cursor.epoch or cursor.position):
+                    # A joiner: the others stand at the loop's end already.
+                    yield from self.past.batches(plan, stage, loader)
+                    any_dealt = True
                 if self._end(stage):
                     return
                 continue
@@ -125,6 +133,7 @@ class TrainingLoops:
                 continue
             for assignment in self._assignments(plan, dealt_from, stage, loader):
                 steps.assign(assignment)
+                any_dealt = True
                 yield assignment.batch
                 steps.check_taken()
                 if not steps.part_set_aside:

@@ -59,6 +59,7 @@ class StepRunner:
         self._dealt_from: Cursor | None = None
         self._set_aside = False
         self._broken = False
+        self._is_past = False  # of the running body, or the last one
         self._warned_of_names = self._warned_of_values = False
         self._values: dict[str, float] = {}
 
@@ -89,6 +90,11 @@ class StepRunner:
                 "`continue`"
             )
 
+    @property
+    def is_past(self) -> bool:
+        """Return whether the batch that was dealt last belongs to a loop that the job has ended."""
+        return self._is_past if self._assignment is None else self._assignment.is_past
+
     # ---- the body
 
     def enter(self) -> None:
@@ -104,6 +110,11 @@ class StepRunner:
             trainer.transaction.begin()  # raises: nested, or broken
         assignment = self._assignment
         assert assignment is not None
+        self._is_past = assignment.is_past
+        if assignment.is_past:
+            trainer.past.begin()
+            self._assignment = None
+            return
         if assignment.first:
             self._parts.accounting.timing.opened()
         trainer.begin(assignment)
@@ -115,6 +126,9 @@ class StepRunner:
         Raise UsageError or SpringtideError when the body was no whole step.
         """
         trainer = self._parts.trainers.require("step()")
+        if trainer.past.is_open:
+            self._leave_past(trainer, error)
+            return False
         if error is None:
             try:
                 trainer.finish()
@@ -155,6 +169,17 @@ class StepRunner:
             raise
         return False
 
+    def _leave_past(self, trainer: Trainer, error: BaseException | None) -> None:
+        """End a body of a loop that the job is past, which `error` leaves if there is one."""
+        if error is not None:
+            self._break_off(f"{type(error).__name__}: {error}")
+            return
+        try:
+            trainer.past.end()
+        except UsageError as problem:
+            self._break_off(str(problem))
+            raise
+
     @property
     def failed_step(self) -> tuple[int, str]:
         """Return the step whose body or samples ended this process, and its samples in words.
@@ -163,7 +188,8 @@ class StepRunner:
         """
         cursor, plan = self._state.position.cursor, self._state.plan
         trained = self._assignment is not None or self._broken
-        if plan is None or not trained or self._state.failed_outside or self._state.warming_up:
+        outside = self._state.failed_outside or self._state.warming_up or self.is_past
+        if plan is None or not trained or outside:
             return 0, ""
         dealt_from = self._dealt_from
         if dealt_from is not None and (dealt_from.stage, dealt_from.step) == (cursor.stage, cursor.step):

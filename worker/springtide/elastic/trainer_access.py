@@ -34,7 +34,8 @@ class TrainerAccess:
     @property
     def in_body(self) -> bool:
         """Return whether the script's thread is in the body of a step."""
-        return self._trainer is not None and self._trainer.transaction.phase is not Phase.IDLE
+        trainer = self._trainer
+        return trainer is not None and (trainer.transaction.phase is not Phase.IDLE or trainer.past.is_open)
 
     def waiting_since(self) -> float | None:
         """Return the monotonic time since when a reduction is being waited for; None without one."""

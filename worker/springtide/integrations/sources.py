@@ -7,7 +7,10 @@ with replacement, a split by rank.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -107,12 +110,49 @@ def one_shard(dataset: Iterable[Any]) -> Shards:
     """Return data that can only be read from their begin as one shard.
 
     Each worker reads all of it, and computes its own part. A worker that takes over, or is restored, reads it
-    from the begin again.
+    from the begin again; so does each pass of a data set that keeps its place (`state_dict()`).
 
     Args:
         dataset: an iterable that gives the same samples in the same order each time; it need not end.
     """
-    return Shards((type(dataset).__name__,), lambda _: iter(dataset))
+    begin = _begins.of(dataset)
+    return Shards((type(dataset).__name__,), lambda _: begin(dataset))
+
+
+class _Begins:
+    """Know where data sets begin that keep their place, and go on from there when they are read again.
+
+    One that has `state_dict()` and `load_state_dict()` may stand anywhere when a worker reads it: a reading
+    that ended early, as members came or went, has left it there.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[int, Any] = {}
+
+    def of(self, dataset: Iterable[Any]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+        """Return what reads a data set from its begin: where it stood when it was first given.
+
+        Args:
+            dataset: that is given to `batches()`.
+        """
+        save, load = getattr(dataset, "state_dict", None), getattr(dataset, "load_state_dict", None)
+        if not callable(save) or not callable(load):
+            return iter
+        number = id(dataset)
+        if number not in self._states:
+            self._states[number] = copy.deepcopy(save())
+            with contextlib.suppress(TypeError):  # a class with slots; then its state is kept for good
+                weakref.finalize(dataset, self._states.pop, number)
+        state = self._states[number]
+
+        def begin(source: Iterable[Any]) -> Iterator[Any]:
+            load(copy.deepcopy(state))
+            return iter(source)
+
+        return begin
+
+
+_begins = _Begins()
 
 
 # ---- Hugging Face datasets

@@ -22,6 +22,12 @@ def the_runtime() -> Runtime:
     return api.active_runtime
 
 
+def runs_loops() -> None:
+    """Say that the adapter runs the training loops and what is behind them, so that those which the job has
+    ended give a worker that joins nothing."""
+    the_runtime().loops.past.leave_empty()
+
+
 def in_training() -> bool:
     """Return whether the members have met, so that they can do things together."""
     return the_runtime().state.opened_loops > 0

@@ -247,7 +247,11 @@ class Buffers:
         ours, theirs, there = [], [], {}
         with torch.no_grad():
             for index, value in values.items():
-                buffer = buffers[index]
+                buffer, norm = buffers[index], self._norms[index]
+                if norm is not None and norm.training:
+                    # Backward asks for the version of statistics, and takes none of them: a GAN's generator
+                    # has its backward after the critic's step.
+                    buffer = buffer.data
                 if value.device != buffer.device:
                     buffer.copy_(value)
                     continue

@@ -26,6 +26,7 @@ class StepAssignment:
         part: whose random numbers it draws.
         first, last: of the bodies that this worker runs for the step (more than one in exact mode only).
         is_warm_up: it is dropped at optimizer.step.
+        is_past: its loop has ended for the job; it runs in this process alone, and is put back.
         salvages: if the step is dropped, what the body has computed is kept for the next try.
         salvaged: of earlier tries at the step.
         cursor: where the step starts, with all that is known of streams of shards; None: at the committed
@@ -42,6 +43,7 @@ class StepAssignment:
     first: bool = True
     last: bool = True
     is_warm_up: bool = False
+    is_past: bool = False
     salvages: bool = False
     salvaged: Salvaged | None = None
     cursor: Cursor | None = None

@@ -51,6 +51,7 @@ from springtide.train_step.hooks import Hook
 from springtide.train_step.master_weights import MasterWeights
 from springtide.train_step.multi_step import check_backward, check_closure
 from springtide.train_step.optimizers import closure_of, parameters_of, scale_of, with_closure
+from springtide.train_step.past_body import PastBody
 from springtide.train_step.randomness import seed_part
 from springtide.train_step.reduction import Reduced, Reduction, commit_on, own_part
 from springtide.train_step.repeated_backward import BeforeGradient, RepeatedBackward
@@ -173,6 +174,8 @@ class Trainer:
         if multi_step and on_servers and self.servers is not None:
             self._staged = StagedSteps(self.servers, self._gradients, self.buckets, clip_norm)
         self._rollback = Rollback(self._gradients.parameters, self._buffers, optimizers, tracked, multi_step)
+        here = self._dense_here and not masters
+        self.past = PastBody(self._gradients.parameters, self._buffers, optimizers, tracked, is_here=here)
         self._scalings = Scalings(
             tracked.values(),
             optimizers,
@@ -509,6 +512,8 @@ class Trainer:
 
     def report(self, values: Mapping[str, float]) -> None:
         """Values of the current micro-batch, which count with its weight."""
+        if self.past.is_open:
+            return
         if self.transaction.phase in (Phase.STEPPING, Phase.STEPPED):
             raise UsageError(
                 "report() after optimizer.step() in the same body comes too late, because values travel "
@@ -738,6 +743,8 @@ class Trainer:
             self._repeated.before(index)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        if self.past.is_open:
+            return self.past.before_step(optimizer, args, kwargs)
         if optimizer in self._stepping:
             self._stepping.append(optimizer)
             return None  # torch's hooks run for `super().step()` too
@@ -863,6 +870,8 @@ class Trainer:
         return self._reduction.mean_loss(loss, body)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.past.is_open:
+            return
         del self._stepping[-1:]
         if optimizer in self._stepping:
             return
@@ -923,6 +932,8 @@ class Trainer:
             Dropped: the step is dropped.
             UsageError: this is the wrong place.
         """
+        if self.past.is_open:
+            return
         self._end_finishing()
         self.transaction.require_open(call)
         body = self._running()
@@ -931,10 +942,14 @@ class Trainer:
 
     def _broken_elsewhere(self, optimizer: torch.optim.Optimizer) -> bool | None:
         """Whether a gradient of it is not finite in the step's home; None: there is none."""
-        return None if self._home is None else not math.isfinite(self._home.norm_of(optimizer))
+        if self._home is None or self.past.is_open:
+            return None
+        return not math.isfinite(self._home.norm_of(optimizer))
 
     def _after_skip(self, optimizer: torch.optim.Optimizer) -> None:
         """A GradScaler has left the optimizer's step out, here and at all other members."""
+        if self.past.is_open:
+            return
         body = self._running()
         body.steps += 1
         if not self._multi_step:

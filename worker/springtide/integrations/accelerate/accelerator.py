@@ -4,10 +4,10 @@
 `accumulate()` block of the first one opens the step, that of the last one commits it. If it is dropped, the
 block is left, `sync_gradients` is False behind it, and the loader deals the samples anew.
 
-[Note: workers that join] They run the script from its beginning. Loops that the job is past are empty for
-them. Between two such loops they are *behind*: evaluations give one batch, nothing is saved or logged, and
-what the script's objects make of it is undone before the next loop. Where the others are between the same two
-loops, a joiner does what they do.
+[Note: workers that join] They run the script from its beginning. Loops that the job is past give them one
+batch, whose step commits nothing. Behind such a loop they are *behind*: evaluations give one batch, nothing
+is saved or logged, and what the script's objects make of it is undone before the next loop. Where the others
+are between the same two loops, a joiner does what they do.
 """
 
 from __future__ import annotations

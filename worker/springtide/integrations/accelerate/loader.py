@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from springtide.data.batch import Batch
 from springtide.integrations.dataloader import TrainingData
+from springtide.integrations.together import the_runtime
 from springtide.train_step.randomness import isolated
 
 
@@ -76,6 +77,7 @@ class TrainingSteps:
         self._pieces: Iterator[Batch] | None = None
         self._batch: Batch | None = None
         self.any_dealt = False
+        """A batch was dealt whose step the job commits."""
         self.is_waiting = False
         """The micro-batch was given out, and no block has been opened for it."""
 
@@ -108,7 +110,8 @@ class TrainingSteps:
                         raise
                 self._pieces = None
             self._batch = next(self._batches)
-            self.any_dealt = self.is_waiting = True
+            self.any_dealt |= not the_runtime().steps.is_past
+            self.is_waiting = True
             self._pieces = self._batch.split()
             step, micro = self._begin_batch(), next(self._pieces)
             with isolated(self._seed, step, int(micro.ids[0]) + 1 if micro.samples else 0):

@@ -37,6 +37,7 @@ from springtide.integrations.together import (
     in_training,
     once,
     own_rank,
+    runs_loops,
     steps_elsewhere,
     the_runtime,
 )
@@ -80,6 +81,7 @@ class SpringtideStrategy(Strategy):
         self._clips: dict[int, tuple[Any, Any]] = {}
         if api.active_runtime is None:
             springtide.init()
+        runs_loops()
         self.show_rank()
 
     # ---- who this process is

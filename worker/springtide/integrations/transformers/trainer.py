@@ -44,6 +44,7 @@ from springtide.integrations.together import (
     impossible_settings,
     in_training,
     once,
+    runs_loops,
     the_runtime,
 )
 from springtide.integrations.transformers.alone import hide_local_rank, show_rank, use_own_device
@@ -88,6 +89,7 @@ class ElasticTrainer(Trainer):
         self.reference_workers = reference_workers
         if api.active_runtime is None:
             springtide.init()
+        runs_loops()
         self._trained = False
         self._learning_rate: float | None = None
         self._tr_loss = torch.zeros((), dtype=torch.float64)  # sum of losses since the last log
