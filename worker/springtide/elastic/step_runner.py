@@ -112,9 +112,10 @@ class StepRunner:
         assert assignment is not None
         self._is_past = assignment.is_past
         if assignment.is_past:
-            trainer.past.begin()
+            trainer.past.begin((assignment.group, assignment.number))
             self._assignment = None
             return
+        trainer.past.forget()
         if assignment.first:
             self._parts.accounting.timing.opened()
         trainer.begin(assignment)

@@ -871,6 +871,7 @@ class Trainer:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.past.is_open:
+            self.past.after_step(optimizer)
             return
         del self._stepping[-1:]
         if optimizer in self._stepping:
