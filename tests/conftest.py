@@ -27,14 +27,12 @@ from suite_rights import (
     pytest_unconfigure,
 )
 from suite_schedule import pytest_xdist_make_scheduler
-from suite_start import pytest_sessionstart
 
-# The comparison of rights at the session's end, who runs which tests, and how these processes begin.
+# The comparison of rights at the session's end, and who runs which tests.
 HOOKS = (
     pytest_configure,
     pytest_runtest_logreport,
     pytest_sessionfinish,
-    pytest_sessionstart,
     pytest_terminal_summary,
     pytest_unconfigure,
     pytest_xdist_make_scheduler,

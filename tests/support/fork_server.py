@@ -5,8 +5,7 @@ hundreds of tests. `forked_start` puts this in the place of fork and exec: the p
 of its own (its real parent, CLONE_PARENT), with the session, folder, environment, descriptors, limits and
 `/proc` files that the program would have had. It can tell nothing but that its modules are there already.
 
-Programs that start others (`_STARTING`) get a server of their own, forked before they begin. The processes
-that share the whole suite out are such programs, too (`suite_start`).
+Programs that start others (`_STARTING`) get a server of their own, forked before they begin.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
-
-from execnet.gateway_io import popen_bootstrapline
 
 PRELOADED = (
     "torch",
@@ -336,21 +333,9 @@ def end(code: int) -> NoReturn:
 
 
 def _attach_server() -> None:
-    """Let `subprocess` use a server of its own in this process."""
+    """Fork a server for the processes that this one will start, and let `subprocess` use it."""
     import forked_start
 
-    forked_start.use(_server_of_this_process())
-
-
-def _keep_server() -> None:
-    """Let `forked_start.forked` use a server of its own in this process, which runs tests."""
-    import forked_start
-
-    forked_start.keep(_server_of_this_process())
-
-
-def _server_of_this_process() -> socket.socket:
-    """Fork a server for the processes that this one will start; return where it is asked."""
     asked, asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         asking.close()
@@ -361,7 +346,7 @@ def _server_of_this_process() -> socket.socket:
         serve(asked)
         os._exit(0)
     asked.close()
-    return asking
+    forked_start.use(asking)
 
 
 def _attach_server_to_fork() -> None:
@@ -419,7 +404,6 @@ _STARTING = {
     "springtide.launch": _attach_server,
     "springtide_cli.main": _attach_server,  # `springtide run --local` starts a cluster
     "springtide_local.reaper": _attach_server_to_fork,
-    popen_bootstrapline: _keep_server,  # what xdist runs
 }
 _room = (0, 0, 0, 0)
 _thread_id = 0

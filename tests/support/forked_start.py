@@ -177,19 +177,9 @@ def use(asking: socket.socket) -> None:
     subprocess._fork_exec = _Server(asking).fork_exec  # type: ignore[attr-defined]
 
 
-_kept: list[_Server] = []
-
-
-def keep(asking: socket.socket) -> None:
-    """Let `forked` use a server that this process has already, forked before anything began in it."""
-    _kept.append(_Server(asking))
-
-
 @functools.cache
 def _server() -> _Server:
-    """Return the server of this process, which ends with it; start one where it has none."""
-    if _kept:
-        return _kept[0]
+    """Start the server of this process; it ends with it."""
     asked, asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fork_server.begun_with = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE")},

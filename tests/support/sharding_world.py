@@ -232,7 +232,7 @@ class Member:
         seed: int,
         keeps_gradients: bool,
         least_under_way: int,
-        sums_whole: bool,
+        sums_whole: bool = True,
     ) -> None:
         self.name, self.node = name, node
         self.parameters = variant.parameters(seed)

@@ -276,7 +276,8 @@ def main() -> None:
             verify_samples=options.get("verify_samples", 8),
         ):
             with springtide.step():
-                if "shards" in options:
+                is_past = springtide.api.active_runtime.steps.is_past
+                if "shards" in options and not is_past:
                     note_samples(folder, batch)
                 # One sample of the first two epochs overflows.
                 broken = springtide.api.active_runtime.position.cursor.epoch < 2 and bool(
@@ -312,7 +313,8 @@ def main() -> None:
                 for average in tracked.values():
                     average.update_parameters(model)
                 model.zero_grad()
-                rates[springtide.api.active_runtime.trainer.batch_number] = scheduler_before
+                if not is_past:
+                    rates[springtide.api.active_runtime.trainer.batch_number] = scheduler_before
             if [springtide.api.active_runtime.position.cursor.step, slot] in options.get("spoilt", []):
                 with torch.no_grad():  # as memory that flips bits
                     for parameter in model.parameters():

@@ -1,15 +1,9 @@
-"""How several processes share the tests out, and when they are forked from one."""
+"""How several processes share the tests out."""
 
 from __future__ import annotations
 
-from argparse import Namespace
-from typing import Any, cast
-
 import pytest
 from suite_schedule import scope_of
-from suite_start import runs_all
-
-SOURCE = pytest.Config.ArgsSource
 
 
 @pytest.mark.parametrize(
@@ -24,24 +18,3 @@ SOURCE = pytest.Config.ArgsSource
 )
 def test_file_or_folder_that_shares_much_is_one_scope(node: str, scope: str) -> None:
     assert scope_of(node) == scope
-
-
-@pytest.mark.parametrize(
-    ("whole", "changed"),
-    [
-        (True, {}),
-        (False, {"tx": []}),
-        (False, {"keyword": "one"}),
-        (False, {"markexpr": "cuda"}),
-        (False, {"collectonly": True}),
-        (False, {"args_source": SOURCE.ARGS}),
-        (False, {"workerinput": {}}),
-    ],
-)
-def test_processes_are_forked_where_all_tests_run(whole: bool, changed: dict[str, Any]) -> None:
-    """All of the controller's options and arguments are those of `make test`, or all but one."""
-    option = {"tx": ["popen"] * 4, "keyword": "", "markexpr": "", "collectonly": False}
-    named = {name: value for name, value in changed.items() if name in option}
-    rest = {"args_source": SOURCE.TESTPATHS} | {k: v for k, v in changed.items() if k not in option}
-    config = Namespace(option=Namespace(**option | named), **rest)
-    assert runs_all(cast(pytest.Config, config)) is whole

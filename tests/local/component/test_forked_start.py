@@ -12,7 +12,6 @@ from typing import Any
 
 import fork_server
 import pytest
-from execnet.gateway_io import popen_bootstrapline
 from forked_start import forked, program_of
 
 pytestmark = pytest.mark.skipif(not fork_server.can_clone(), reason="no way to clone is known here")
@@ -138,25 +137,3 @@ atexit.register(weakref.finalize._exitfunc)
     with forked():
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "own\nTrue\n"
-
-
-def test_process_that_runs_tests_has_a_server_from_its_start() -> None:
-    """Each of xdist's processes has a fork of itself that forks what it starts, which is its child."""
-    code = """
-import os, subprocess, sys, forked_start
-words = [sys.executable, "-c", "import os, sys; print('torch' in sys.modules, os.getppid())"]
-with forked_start.forked():
-    print(os.getpid(), subprocess.run(words, capture_output=True, text=True, check=True).stdout, end="")
-(server,) = open(f"/proc/self/task/{os.getpid()}/children").read().split()
-print(open(f"/proc/{server}/cmdline").read() == open("/proc/self/cmdline").read())
-"""
-    with forked():
-        done = subprocess.run(
-            [sys.executable, "-u", "-c", popen_bootstrapline],
-            input=repr(code) + "\n",
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    pid, imported, parent, is_a_fork = done.stdout.split()
-    assert (imported, parent, is_a_fork) == ("True", pid, "True")

@@ -14,6 +14,14 @@ import torch
 from springtide.memory.optimizer_state import COPIES
 from springtide.pods.tensors import local_shard
 
+_MORE_BYTES = 1024
+"""Bytes that each block has beyond its form's, when a heap is warmed.
+
+torch aligns its blocks to 64 bytes. glibc looks for one of some 100 bytes more for that, and frees what
+it does not need in crumbs, which lie between free blocks and keep them apart: so a block that was freed is
+too small for one of the same size.
+"""
+
 
 def missing_state(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
     """Return for each tensor of state that is not there yet the parameter that it will look like.
@@ -50,7 +58,11 @@ def warm_heap(forms: Sequence[torch.Tensor]) -> None:
     Args:
         forms: whose size counts; those on a device take nothing.
     """
-    made = [torch.empty_like(form, requires_grad=False) for form in forms if form.device.type == "cpu"]
+    made = [
+        torch.empty(form.nbytes + _MORE_BYTES, dtype=torch.uint8)
+        for form in forms
+        if form.device.type == "cpu"
+    ]
     for tensor in made:
         tensor.zero_()
 
