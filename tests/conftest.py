@@ -26,6 +26,7 @@ from suite_rights import (
     pytest_terminal_summary,
     pytest_unconfigure,
 )
+from suite_sample import leave_out
 from suite_schedule import pytest_xdist_make_scheduler
 
 # The comparison of rights at the session's end, and who runs which tests.
@@ -82,6 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     A test that needs a device says which capability it shows.
     """
+    leave_out(config, items)
     for item in items:
         capability_of(item)
     kinds = ("e2e", "fuzz", "component", "unit")
