@@ -319,7 +319,7 @@ def main() -> None:
     if arguments.zygote:
         recovery.zygote(train)
         return
-    few, many = {"64MiB": 3, "1GiB": 1, "768MiB AdamW": 3}, {"64MiB": 9, "1GiB": 3, "768MiB AdamW": 9}
+    few, many = {"64MiB": 5, "1GiB": 1, "768MiB AdamW": 1}, {"64MiB": 9, "1GiB": 3, "768MiB AdamW": 9}
     repeats = few if arguments.quick else many
     sizes = [arguments.only] if arguments.only else list(WIDTHS)
     result = report({size: measure(size, repeats[size]) for size in sizes})

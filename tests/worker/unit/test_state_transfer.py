@@ -11,6 +11,7 @@ import torch
 from springtide.comm import codec
 from springtide.comm.process_group import Group
 from springtide.comm.state_transfer import Reception, Roles
+from springtide.comm.store_entries import Entries
 from springtide.elastic import state_transfer as module
 from springtide.elastic.state_transfer import (
     StateTransfer,
@@ -154,6 +155,7 @@ def test_trees_in_another_order_differ_in_form(monkeypatch: pytest.MonkeyPatch) 
         world = World(monkeypatch)
         entries: Any = MagicMock()
         entries.set = lambda key, value: forms.append(value)
+        entries.check = lambda keys: False
         order = TransferOrder(("a", "b", "c"), (2,), entries, fresh=False)
         group: Any = MagicMock(rank=0, size=3)
         sides = TransferSides(
@@ -164,6 +166,36 @@ def test_trees_in_another_order_differ_in_form(monkeypatch: pytest.MonkeyPatch) 
         )
         world.transfer.run(order, group, sides)
     assert len(set(forms)) == 2
+
+
+@pytest.mark.parametrize(
+    ("rank", "lacking", "fresh", "told"),
+    [(0, (2,), False, True), (2, (2,), False, False), (0, (1, 2), False, False), (0, (), False, False),
+     (0, (1, 2), True, False)],
+)  # fmt: skip
+def test_several_holders_tell_their_form_beforehand(
+    rank: int, lacking: tuple[int, ...], fresh: bool, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tell beforehand, and once, what would be told when the state is sent."""
+    told_by: list[dict[str, bytes]] = []
+    monkeypatch.setattr(module, "send_state", lambda *_: 0)
+    for before in (True, False):
+        published: list[str] = []
+        world = World(monkeypatch)
+        entries = Entries(lambda key, _, known=published: known.append(key), ["a", "b", "c"], 1.0)  # type: ignore[misc]
+        entries.deliver([("tree/1", b"another")])
+        order = TransferOrder(("a", "b", "c"), lacking, entries, fresh)  # type: ignore[arg-type]
+        sides = TransferSides(
+            has_state=True, forget=world.forget, read=lambda: {"a": torch.zeros(3)}, prepare=MagicMock()
+        )
+        if before:
+            world.transfer.announce(order, rank, sides.read)
+            assert published == ([f"tree/{rank}"] if told else [])
+        if rank not in lacking:
+            world.transfer.run(order, MagicMock(rank=rank, size=3), sides)
+        told_by.append({key: entries.get(key) for key in published})
+        assert len(published) == int(told)
+    assert told_by[0] == told_by[1]
 
 
 def test_outline_has_forms_and_no_memory() -> None:

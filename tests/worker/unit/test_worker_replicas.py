@@ -66,6 +66,24 @@ def test_equal_replicas_have_equal_hashes() -> None:
     assert len({ReplicaDigest(model()).hash(step) for step in STEPS}) > PIECES // 2
 
 
+def test_hashes_of_all_pieces_are_those_of_each() -> None:
+    """Keep the numbers that members of another release compare with theirs."""
+    named = [
+        ("wide", torch.arange(1200.0).view(40, 30)),
+        ("empty", torch.zeros(0, 4)),
+        ("half", torch.arange(50).bfloat16()),
+        ("turned", torch.arange(700.0).view(7, 100).t()),
+        ("scalar", torch.tensor(3.0, dtype=torch.float64)),
+    ]
+    buffers = [("buffer", torch.arange(33.0))]
+    hashes = ReplicaDigest(named).hashes(buffers)
+    assert hashes == [
+        ReplicaDigest(named).hash(step, buffers) for step in range(0, PIECES * INTERVAL, INTERVAL)
+    ]
+    assert sum(number * found for number, found in enumerate(hashes, 1)) == 1172798781
+    assert len(set(ReplicaDigest([]).hashes())) == 1
+
+
 def test_tables_and_other_steps_have_none() -> None:
     assert not ReplicaDigest([("table", torch.zeros(0))]).due(INTERVAL)
     assert [step for step in range(1, 40) if ReplicaDigest(model()).due(step)] == [16, 32]

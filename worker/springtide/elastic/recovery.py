@@ -371,6 +371,8 @@ class Recovery:
         store.set(f"pace/{rank}", self._parts.balancer.own().to_json())
         if self._trainer.salvages:
             store.set(f"kept/{rank}", self._parts.salvage.own().to_json())
+        if self._trainer.pod is None and self._trainer.servers is None:
+            self._state_transfer.announce(transfer_order(start), rank, self._read_state)
         began = time.monotonic()
         connect = partial(
             form,
@@ -658,7 +660,7 @@ class Recovery:
         sides = TransferSides(
             has_state=self._membership.state is not None,
             forget=self._membership.forget,
-            read=lambda: trainer.state.read(state.position, plan.fingerprint()),
+            read=self._read_state,
             prepare=prepare,
         )
         order = transfer_order(start)
@@ -676,6 +678,10 @@ class Recovery:
             trainer.replicas.drifted = False
             state.adopt(position)
         return moved
+
+    def _read_state(self) -> dict[str, object]:
+        assert self._state.plan is not None
+        return self._trainer.state.read(self._state.position, self._state.plan.fingerprint())
 
     def _check_fits(self, tree: dict[str, object], stage: int, plan: LoopPlan, state: State) -> Position:
         """Return where a state stands. Raise SpringtideError when it belongs to another script."""

@@ -151,6 +151,19 @@ class StateTransfer:
                 "the others go on"
             )
 
+    def announce(self, order: TransferOrder, rank: int, read: Callable[[], Any]) -> None:
+        """Tell the others how this member's state is made, before the group is formed: they then wait for
+        nothing when the state is sent. `run` does it where there was no announcement.
+
+        Args:
+            order: who sends the state to whom.
+            rank: of this member.
+            read: returns this member's own tree.
+        """
+        who = roles(order.lacking, len(order.names))
+        if who.receivers and rank in who.senders and len(who.senders) > 1 and not order.fresh:
+            order.store.set(f"tree/{rank}", _form(codec.flatten_in_place(read())))
+
     def run(
         self, order: TransferOrder, group: Group, sides: TransferSides
     ) -> tuple[int, dict[str, Any] | None]:
@@ -209,8 +222,9 @@ class StateTransfer:
         """
         if len(who.senders) == 1:
             return who
-        if flat is not None:
-            order.store.set(f"tree/{group.rank}", _form(flat))
+        own = f"tree/{group.rank}"
+        if flat is not None and not order.store.check([own]):
+            order.store.set(own, _form(flat))
         forms = {rank: order.store.get(f"tree/{rank}") for rank in who.senders}
         first = forms[who.senders[0]]
         return Roles(tuple(rank for rank in who.senders if forms[rank] == first), who.receivers)

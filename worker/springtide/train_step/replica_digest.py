@@ -10,7 +10,9 @@ ends, all pieces are looked at together.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -50,7 +52,7 @@ class ReplicaDigest:
             step: its number.
             buffers: that all members have alike.
         """
-        return digest_of([part for _, part in self._parts(step // INTERVAL % PIECES, buffers)])
+        return digest_of([part for _, part in self._parts([step // INTERVAL % PIECES], buffers)[0]])
 
     def names(self, step: int, buffers: Named = ()) -> list[str]:
         """Return the names of what the step's piece has something of.
@@ -63,7 +65,7 @@ class ReplicaDigest:
 
     def hashes(self, buffers: Named = ()) -> list[int]:
         """Return the hashes of all pieces, each as of `hash`."""
-        return [digest_of([part for _, part in self._parts(piece, buffers)]) for piece in range(PIECES)]
+        return [digest_of([part for _, part in parts]) for parts in self._parts(range(PIECES), buffers)]
 
     def names_in(self, piece: int, buffers: Named = ()) -> list[str]:
         """Return the names of what a piece has something of.
@@ -72,23 +74,32 @@ class ReplicaDigest:
             piece: its number, from 0.
             buffers: as for `hash`.
         """
-        return [name for name, _ in self._parts(piece, buffers)]
+        return [name for name, _ in self._parts([piece], buffers)[0]]
 
-    def _parts(self, piece: int, buffers: Named) -> list[tuple[str, torch.Tensor]]:
-        """One-dimensional views, in the order of memory, of what the piece has of each tensor."""
+    def _parts(self, pieces: Sequence[int], buffers: Named) -> list[list[tuple[str, torch.Tensor]]]:
+        """Return what each piece has of the tensors: names, and one-dimensional views in the order of memory.
+
+        Args:
+            pieces: their numbers.
+            buffers: as for `hash`.
+        """
         named = [*self._named, *_with_sizes(buffers)]
-        total = sum(size for *_, size in named)
-        begin, end = piece * total // PIECES, (piece + 1) * total // PIECES
-        if end == begin:
-            end = begin + 1  # a very small model
-        parts, offset = [], 0
-        for name, parameter, size in named:
-            tensor = local_shard(parameter)
-            first, last = max(begin - offset, 0), min(end - offset, size)
-            if first < last:
-                parts.append((name, _in_memory(tensor)[first:last].contiguous()))
-            offset += size
-        return parts
+        if not named:
+            return [[] for _ in pieces]
+        ends, found = list(accumulate(size for *_, size in named)), []
+        for piece in pieces:
+            begin, end = piece * ends[-1] // PIECES, (piece + 1) * ends[-1] // PIECES
+            end = max(end, begin + 1)  # a very small model
+            parts = []
+            for at in range(bisect_right(ends, begin), len(named)):
+                name, parameter, size = named[at]
+                offset = ends[at] - size
+                if offset >= end:
+                    break
+                flat = _in_memory(local_shard(parameter))
+                parts.append((name, flat[max(begin - offset, 0) : min(end - offset, size)].contiguous()))
+            found.append(parts)
+        return found
 
 
 def digest_of(parts: Sequence[torch.Tensor]) -> int:
