@@ -13,7 +13,7 @@ from springtide_protocol.versions import OWN, Agreement, Speaks
 
 
 class Standing(StrEnum):
-    """State of a process at this moment."""
+    """State of a process at this moment; AFTER: it runs the script behind a loop that ended."""
 
     STARTING = "starting"
     PARKED = "parked"
@@ -258,7 +258,7 @@ Incoming = (
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """agreement: what both understand."""
+    """Admission of a process to the coordinator's stream. agreement: what both understand."""
 
     incarnation: Incarnation
     agreement: Agreement
@@ -266,6 +266,8 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
+    """Order to all members: the generation is over, so drop the open step and park."""
+
     generation: GenerationName
     reason: str
 
@@ -297,7 +299,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """at_epochs_end: not after the step, but where all meet who do not step together."""
+    """Order to stop between two steps, since members come or go.
+
+    at_epochs_end: not after this step, but where all meet who do not step together.
+    """
 
     generation: GenerationName
     reason: str
@@ -333,18 +338,24 @@ class Feeding:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
+    """Permission to end: nobody needs what the process holds."""
+
     reason: str
     finished: bool = False  # the job has
 
 
 @dataclass(frozen=True, slots=True)
 class EndOk:
+    """Answer to all members: each of them has ended this training loop, so it is over."""
+
     generation: GenerationName
     stage: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    """Answer to a process that is not admitted. retry: it may ask again later."""
+
     reason: str
     retry: bool
 

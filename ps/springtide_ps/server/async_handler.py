@@ -227,7 +227,9 @@ class AsyncHandler:
             payload = stashed.payload
         if kind is Kind.COPY_BATCH and self._store.replicator.is_coming(key):
             kept = payload.clone() if stashed is None else payload
-            if self._store.postpone(token, key, partial(_late, of_batch, step_spec, kept, dtype_in(meta))):
+            if self._store.postpone(
+                token, key, partial(_apply_postponed, of_batch, step_spec, kept, dtype_in(meta))
+            ):
                 reply(Answer(Frame(Kind.DONE, number)))
                 return
         try:
@@ -391,7 +393,7 @@ def _batches_in(meta: dict[str, Any], name: str) -> list[int]:
         or len(value) > _NAMED_LIMIT
         or not all(type(n) is int and n >= 0 for n in value)
     ):
-        raise FrameError(f"{name} is a list of intervals of batch numbers")
+        raise FrameError(f"{name} is a list of at most {_NAMED_LIMIT} batch numbers")
     return value
 
 
@@ -409,7 +411,7 @@ def _gradient(chunk: Chunk | Slice, meta: dict[str, Any], payload: torch.Tensor)
     return payload.view(dtype_in(meta)).to(chunk.dtype)
 
 
-def _late(
+def _apply_postponed(
     of_batch: int, step_spec: StepSpec, payload: torch.Tensor, dtype: torch.dtype, piece: Slice
 ) -> None:
     """Make a batch on a slice that was on its way when the batch came."""

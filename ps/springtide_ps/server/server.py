@@ -20,7 +20,7 @@ from springtide_ps.params.chunk import ChunkError
 from springtide_ps.params.embedding import TableError
 from springtide_ps.params.optim import UpdateError
 from springtide_ps.params.sparse_gradient import SparseGradientError
-from springtide_ps.server.async_handler import KINDS as RANGE_KINDS
+from springtide_ps.server.async_handler import KINDS as BATCH_KINDS
 from springtide_ps.server.async_handler import REFUSALS, AsyncHandler
 from springtide_ps.server.generation_spans import GenerationSpans
 from springtide_ps.server.gradient_stash import GradientStash
@@ -315,7 +315,7 @@ class Server:
             client.keepalive.end()
             header, meta = client.stream.receive()
             client.keepalive.begin()
-            in_batches = header.kind in RANGE_KINDS
+            in_batches = header.kind in BATCH_KINDS
             in_steps = in_batches or header.kind in KINDS
             handler: Any = self._kv_handler
             if in_steps:

@@ -13,10 +13,19 @@ DEFAULT_METRICS_PORT = 9402
 
 @dataclass(frozen=True)
 class Settings:
-    """token: the job's. former_tokens: which pods of the job may still have. bind: the one address to listen
-    on; all when empty. memory_limit: bytes, 0 is none.
+    """Settings of a parameter server, as its environment has them.
 
-    threads: that make steps; 0: one for each core that the process may use.
+    Attributes:
+        token: of the job, which each connection shows.
+        bind: the one address to listen on; all when empty.
+        port: where tensors come and go.
+        metrics_port: of `/metrics`.
+        memory_limit: bytes that values and optimizer state may take; 0: no limit.
+        threads: that make steps; 0: one for each core that the process may use.
+        certificate: PEM, of the job; empty without TLS.
+        key: PEM, the certificate's private key; empty without TLS.
+        former_tokens: tokens that pods of the job may still have.
+        former_certificates: certificates and keys, PEM, by the name that a client asks for.
     """
 
     token: str
@@ -28,11 +37,18 @@ class Settings:
     certificate: str
     key: str
     former_tokens: tuple[str, ...] = ()
-    former_certificates: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by the name asked for
+    former_certificates: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def read(environment: Mapping[str, str]) -> Settings:
-    """Raise ValueError that names the variable and what it must hold."""
+    """Return the settings that an environment has.
+
+    Args:
+        environment: variables by name.
+
+    Raises:
+        ValueError: a variable is missing, or holds something else than it must; it is named.
+    """
 
     def number(name: str, default: int, most: int) -> int:
         text = environment.get(f"SPRINGTIDE_{name}", "")

@@ -66,7 +66,7 @@ def test_next_body_begins_early_and_each_layer_awaits_its_values(
                         locked = False
                     loss = (model(x) - y).square().mean()
                     if number == 3:
-                        assert len(exchange.context.values.here) == len(
+                        assert len(exchange.context.values.held_keys) == len(
                             exchange.chunks
                         )  # all layers are used
                         assert early or not batches.under_way

@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 
 
 class NoWayBackError(RuntimeError):
-    """Say that the state to go on from is older than what this process could take."""
+    """The state to go on from is older than what this process could take."""
 
 
 _WHY: dict[int, str] = {pb.STANDBY: "ready to train", pb.BOUNDARY: "members come or go"}
@@ -85,7 +85,7 @@ CALM_LIMIT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryParts:
-    """Name what recovery uses of its process."""
+    """Parts of its process that recovery uses."""
 
     settings: Settings
     state: TrainingState
@@ -137,7 +137,7 @@ class Recovery:
             # The script's code after earlier loops ran on this state and may have changed it.
             _, tree, state = self._awaited
             trainer = self._trainer
-            trainer.pending.here(None)  # whatever they are
+            trainer.pending.mark_arrived(None)  # whatever they are
             state.write(tree)
             self._awaited = None
             if trainer.servers is not None:
@@ -238,7 +238,7 @@ class Recovery:
         # What comes from here on concerns the next generation.
         trainer.want_change(trainer.replicas.drifted)
         trainer.buckets.reopen()
-        trainer.pending.here(None)
+        trainer.pending.mark_arrived(None)
         if not at_boundary:
             self._release_groups(detach=True)
         trainer.failure = None

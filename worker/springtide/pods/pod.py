@@ -33,7 +33,6 @@ _dist: Any = dist  # its type stubs lack the stores
 _T = TypeVar("_T")
 _YES, _NO = "yes", "no"
 _FIRST_PAUSE, _LONGEST_PAUSE = 50e-6, 2e-3  # seconds between two looks at the store
-_GOODBYE_SECONDS = 5.0
 
 
 class Pod:

@@ -55,12 +55,12 @@ def newest_copies(
 
 
 def rescue(
-    offers: Mapping[int, Mapping[str, Any]], sizes: Mapping[str, int], loads: Mapping[str, int]
+    pulls: Mapping[int, Mapping[str, Any]], sizes: Mapping[str, int], loads: Mapping[str, int]
 ) -> dict[str, tuple[int, str]]:
     """Choose from which member, and onto which server, each chunk without a server is made again. PURE.
 
     Args:
-        offers: Ranks of `NewestPull` by member and chunk.
+        pulls: Ranks of `NewestPull` by member and chunk.
         sizes: Bytes by chunk.
         loads: Bytes by server.
 
@@ -70,7 +70,7 @@ def rescue(
     """
     chosen, load = {}, dict(loads)
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
-        givers = {member: tuple(offer[key]) for member, offer in offers.items() if key in offer}
+        givers = {member: tuple(pull[key]) for member, pull in pulls.items() if key in pull}
         if not givers or not load:
             continue
         server = min(load, key=lambda name: (load[name], name))

@@ -534,7 +534,7 @@ class AsyncBackend:
         return self._route.push(gradients, bucket, self._push_bucket_early, self._ahead_of_end)
 
     def _push_bucket_early(self, gradients: torch.Tensor, bucket: int) -> Pushed:
-        """Offer a bucket's gradients to the servers. Raise ServerError."""
+        """Push a bucket's gradients early, before the step's end. Raise ServerError."""
         self.make_way()
         memory, chunks = self._context.memory, self._context.sharding.by_bucket[bucket]
         try:
@@ -754,7 +754,7 @@ class AsyncBackend:
         speculative = self.speculative
         if speculative is not None:
             # Answers without values are taken when they are there.
-            for key in speculative.bare & self._context.values.here & self._fetches.keys():
+            for key in speculative.bare & self._context.values.held_keys & self._fetches.keys():
                 if self._fetches[key][0].done():
                     self._receive(key, to_the_end)
         self._push_staged()

@@ -58,7 +58,7 @@ class IntermediateValues:
     def end_generation(self) -> None:
         """Wait for what a dropped body has asked for: it must not land after the next one's values."""
         wait(list(self.seen.values()), _LATE_SECONDS)
-        self._context.values.here.difference_update(self.seen)
+        self._context.values.held_keys.difference_update(self.seen)
         self._forget()
 
     def begin_step(self) -> None:
@@ -248,6 +248,6 @@ class IntermediateValues:
             }
             self.seen[key] = context.ask(server, Kind.FETCH_INTERMEDIATE, about, out=values)
             fetches.asked[key] = self.seen[key], server
-            context.values.here.discard(key)
+            context.values.held_keys.discard(key)
             self._outdated.discard(key)
         faults.reach("seen", step)

@@ -121,7 +121,7 @@ class Pending:
             if (item := self._parameters.get(number)) is not None:
                 item.__class__ = LazyParameter
 
-    def here(self, numbers: Collection[int] | None) -> None:
+    def mark_arrived(self, numbers: Collection[int] | None) -> None:
         """The values of these parameters (None: all) are here."""
         if not self._expecting:
             return
@@ -133,7 +133,7 @@ class Pending:
 
     def close(self) -> None:
         """Nobody waits any more."""
-        self.here(None)
+        self.mark_arrived(None)
         for item in self._parameters.values():
             _owners.pop(id(item), None)
         self.wait = None
@@ -147,7 +147,7 @@ class Pending:
             self.wait(numbers)
         finally:
             self._waiting = False
-        self.here(numbers)
+        self.mark_arrived(numbers)
         return True
 
 

@@ -28,7 +28,7 @@ class LocalValues:
     ) -> None:
         self.parameters = list(parameters)
         self._names, self._sharding, self._memory = list(names), sharding, memory
-        self.here = set(sharding.by_key)
+        self.held_keys = set(sharding.by_key)
         """Chunks whose newest values the parameters have."""
         self._versions: list[int] = []
 
@@ -38,20 +38,20 @@ class LocalValues:
 
     def lose(self) -> None:
         """Hold no values: this process has another state, or none."""
-        self.here = set()
+        self.held_keys = set()
 
     def outdate(self, keys: Iterable[str] | None) -> None:
         """Expect new values of these chunks (None: all); until now the script still reads the old ones."""
         self._memory.mark()
         if keys is None:
-            self.here = set()
+            self.held_keys = set()
         else:
-            self.here.difference_update(keys)
+            self.held_keys.difference_update(keys)
 
     def arrived(self, key: str) -> None:
         """Have the parameters hold a chunk's values, which have landed."""
         self._memory.bring_up(*self._sharding.by_key[key].span)
-        self.here.add(key)
+        self.held_keys.add(key)
 
     def take(self, parameters: Collection[int] | None, receive: Callable[[str], None]) -> None:
         """Have the newest values of these parameters (None: all).
@@ -60,10 +60,10 @@ class LocalValues:
             parameters: Their numbers.
             receive: Waits for the values of a chunk.
         """
-        if len(self.here) == len(self._sharding.chunks):
+        if len(self.held_keys) == len(self._sharding.chunks):
             return
         for key in self._sharding.keys_of(parameters):
-            if key not in self.here:
+            if key not in self.held_keys:
                 receive(key)
                 self.arrived(key)
 

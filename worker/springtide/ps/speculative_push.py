@@ -28,7 +28,12 @@ from springtide_ps.wire.frames import Kind
 
 
 class SpeculativePush:
-    """Offers that bring values back. values: where they land, and when they may."""
+    """Early pushes whose answers bring values back.
+
+    Args:
+        context: of the process.
+        values: where they land, and when they may.
+    """
 
     def __init__(self, context: PsContext, values: SpeculativeValues) -> None:
         self._context, self._values = context, values
@@ -114,7 +119,8 @@ class SpeculativePush:
             to_the_end: Wait also when the generation is over.
 
         Returns:
-            The server's description of them; None: it has none, since the push comes first.
+            The server's description of them; None: it has none, since the push comes
+            first; call `replaced` then, and take the values from the push.
 
         Raises:
             ServerError: They do not come.

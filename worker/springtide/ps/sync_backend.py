@@ -126,7 +126,7 @@ class SyncBackend:
         self._stand_at(self._made)
         values.outdate(())
         values.note_versions()
-        lacking = [chunk for chunk in context.sharding.chunks if chunk.key not in values.here]
+        lacking = [chunk for chunk in context.sharding.chunks if chunk.key not in values.held_keys]
         self.fetches.fetch(lacking, context.generation.step)
 
     def fetch_again(self) -> None:

@@ -386,7 +386,7 @@ class Trainer:
         """
         if (remote := self.servers or self.shards) is not None:
             remote.settle(parameters, self.transaction.stepped)
-            self.pending.here(parameters)
+            self.pending.mark_arrived(parameters)
 
     def missing_state(self) -> list[torch.Tensor]:
         """Return what the optimizers' state that a joiner receives looks like; see `memory.ready`."""
