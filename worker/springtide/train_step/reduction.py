@@ -208,6 +208,9 @@ class Reduction:
         self._riders: _Riders | None = None
         self._unused: tuple[Group | None, list[int]] = (None, [])
         """The parameters without a gradient in the group's last step, which all its members know alike."""
+        self._returned: tuple[Group | None, set[int]] = (None, set())
+        """Parameters that were not expected in a step of the group, and had a gradient all the same; all its
+        members know them alike."""
         self.expects_unused = False
         """Whether such a parameter holds up no bucket in the next step; see [Note: unused parameters]."""
         self.failure: Failure | None = None
@@ -235,6 +238,13 @@ class Reduction:
         """Return the parameters that the running body's buckets do not wait for."""
         known, unused = self._unused
         return unused if self.expects_unused and known is self._running().assignment.group else []
+
+    def expect_unused(self) -> None:
+        """Have the running body's buckets not wait for those."""
+        if unused := self.expected_unused():
+            known, returned = self._returned
+            same = known is self._running().assignment.group
+            self._buckets.expect_unused(unused, returned if same else ())
 
     def begin_backward_pass(self, left: Mapping[int, float]) -> None:
         """Another backward of the body begins; as `StepTables.begin_backward_pass`."""
@@ -427,6 +437,8 @@ class Reduction:
             for _, work in started:
                 self._wait(work.wait)
             self._buckets.add_late(late, [flat for flat, _ in started])
+            known, returned = self._returned
+            self._returned = group, (returned if known is group else set()).union(late)
 
     @property
     def running(self) -> StepContext | None:
