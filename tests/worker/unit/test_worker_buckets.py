@@ -231,7 +231,7 @@ def test_bucket_left_out_is_zeros_again_after_a_sum_wrote_it() -> None:
 
 
 def test_bucket_left_out_is_known_apart_from_sums() -> None:
-    """What a member has put in, if the step is dropped: zeros for what it left out, and what came late."""
+    """A dropped step leaves a member zeros for what it left out, and what came late."""
     buckets, _ = make(2)
     buckets.copies = True
     buckets.expect_unused([1])

@@ -73,7 +73,7 @@ def wait_for(works: Sequence[Work]) -> None:
 
 
 class _Done:
-    """What has ended before it began: a sum over one member, or of zeros alone."""
+    """Stand for a sum that needs no peer: over one member, or of zeros alone."""
 
     def wait(self) -> bool:
         return True
