@@ -206,6 +206,9 @@ class Reduction:
         self._body: StepContext | None = None
         self._moving: tuple[Group | None, list[int]] = (None, [])
         self._riders: _Riders | None = None
+        # Most models have no buffers that move, in any step.
+        self._no_riders = _Riders([], [], Packing([], []), [], Packing([], []))
+        self._no_numbers = torch.zeros(0, dtype=torch.float64)
         self._unused: tuple[Group | None, list[int]] = (None, [])
         """The parameters without a gradient in the group's last step, which all its members know alike."""
         self._returned: tuple[Group | None, set[int]] = (None, set())
@@ -409,7 +412,8 @@ class Reduction:
             correction = assignment.batch.micro.correction(weight)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        riders.here = vector[len(fields) :]
+        if expected:
+            riders.here = vector[len(fields) :]
         combined = self._combined(result, riders, assignment)
         if self._buffers.awaited and result.changed[-1]:
             adopt_arrived(
@@ -603,6 +607,8 @@ class Reduction:
         return _Riders(indices, host_indices, host, there_indices, there)
 
     def _packed(self, indices: list[int], assignment: StepAssignment) -> _Packed:
+        if not indices and self._exact is None:
+            return _Packed(self._no_riders, self._no_numbers, [])
         current = self._buffers.current() if indices else []
         self._riders = riders = self._riders_of(indices, [current[index] for index in indices])
         if self._exact is not None:
