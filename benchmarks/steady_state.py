@@ -48,6 +48,8 @@ KINDS = {
     "collate": "collate_ratio",
 }
 OURS, DDP = "springtide", "ddp"
+TICK_SECONDS = 2.0
+"""Pause of the operator between two looks at a job that trains, unless an event wakes it."""
 _MODEL, _SIDE, _TURNS, _STEPS = "BENCHMARK_MODEL", "BENCHMARK_SIDE", "BENCHMARK_TURNS", "BENCHMARK_STEPS"
 _DEVICE = "BENCHMARK_DEVICE"
 
@@ -272,6 +274,11 @@ class Job(recovery.Job):
         # Others write no line for each step either. NCCL refuses two ranks on one device.
         own = {"SPRINGTIDE_STEP_LOG": "", "SPRINGTIDE_BACKEND": "Gloo"}
         super().__init__(folder, WORKERS, {**environment, **own}, zygote)
+
+    def pause(self) -> float:
+        """Return the seconds until the operator looks at the job again: its own while a job only trains."""
+        trains = self.reply is not None and self.reply.HasField("state") and self.reply.state.step > 0
+        return TICK_SECONDS if trains else super().pause()
 
 
 def measure(

@@ -35,9 +35,10 @@ class Recorder:
         return True
 
 
-def make(count: int = 3) -> tuple[Buckets, Recorder]:
+def make(count: int = 3, each: int = 1) -> tuple[Buckets, Recorder]:
+    """Buckets of parameters of [2, 3], so many in each, the last ones first."""
     fields = [Field(f"p{i}", (2, 3), torch.float32) for i in range(count)]
-    buckets, recorder = Buckets(plan_layout(fields, 1)), Recorder()
+    buckets, recorder = Buckets(plan_layout(fields, 64 * each)), Recorder()
     buckets.begin(recorder)
     return buckets, recorder
 
@@ -182,26 +183,115 @@ def test_what_nobody_used_in_the_last_step_holds_up_no_bucket() -> None:
 
     Zeros leave in its place, whatever its memory holds from the step before.
     """
-    buckets, recorder = make()
-    for index in (2, 1, 0):
+    buckets, recorder = make(4, each=2)
+    for index in (3, 2, 1, 0):
         buckets.put(index, torch.ones(2, 3), 1.0, 0, last=True)
     recorder.sent.clear()
     buckets.begin(recorder)
-    buckets.expect_unused([2])
-    buckets.put(1, torch.full((2, 3), 2.0), 1.0, 0, last=True)
-    assert [tensor.max().item() for tensor in recorder.sent] == [0.0, 2.0]
+    buckets.expect_unused([3])
+    buckets.put(2, torch.full((2, 3), 2.0), 1.0, 0, last=True)
+    assert [tensor.sum().item() for tensor in recorder.sent] == [12.0]
+    for index in (1, 0):
+        buckets.put(index, torch.ones(2, 3), 1.0, 0, last=True)
+    buckets.flush()
+    assert [tensor.sum().item() for tensor in recorder.sent] == [12.0, 12.0]
+    assert buckets.used == [True, True, True, False]
+
+
+def test_bucket_that_nobody_used_is_not_sent() -> None:
+    buckets, recorder = make()
+    for index in (2, 1, 0):
+        buckets.put(index, torch.ones(2, 3), 1.0, 0, last=True)
+    for _ in range(3):
+        recorder.sent.clear()
+        buckets.begin(recorder)
+        buckets.expect_unused([2])
+        for index in (1, 0):
+            buckets.put(index, torch.full((2, 3), index + 1.0), 1.0, 0, last=True)
+        buckets.flush()
+        buckets.wait()
+        assert [tensor[:6].max().item() for tensor in recorder.sent] == [2.0, 1.0]
+        assert buckets.views[2].unique().tolist() == [0.0]
+        assert buckets.used == [True, True, False]
+        buckets.scale(float("nan"))  # a norm that is none leaves no trace in the next step
+
+
+def test_bucket_left_out_is_zeros_again_after_a_sum_wrote_it() -> None:
+    """A sum writes into a bucket's memory by an address, of which torch learns nothing."""
+    buckets, recorder = make(2)
+    for expected in ([1], [], [1]):
+        buckets.begin(recorder)
+        buckets.expect_unused(expected)
+        buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
+        buckets.flush()
+        buckets.wait()
+        if not expected:
+            buckets.views[1].numpy()[:] = 7.0
+    assert buckets.views[1].unique().tolist() == [0.0]
+
+
+def test_bucket_left_out_is_known_apart_from_sums() -> None:
+    """A dropped step leaves a member zeros for what it left out, and what came late."""
+    buckets, _ = make(2)
+    buckets.copies = True
+    buckets.expect_unused([1])
+    buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
+    assert buckets.has_own
+    buckets.put(1, torch.full((2, 3), 3.0), 0.5, 0, last=True)
+    assert [own.sum().item() for own in buckets.own()] == [9.0, 6.0]
+
+
+@pytest.mark.parametrize("keeps_base", [False, True])
+def test_gradient_for_a_bucket_left_out_is_late(keeps_base: bool) -> None:
+    """Members that had none for it send nothing, so one that comes before the bucket's turn is late, too."""
+    buckets, recorder = make()
+    buckets.keeps_base = keeps_base
+    for expected in ([], [1]):
+        recorder.sent.clear()
+        buckets.begin(recorder)
+        buckets.expect_unused(expected)
+        buckets.put(1, torch.ones(2, 3), 0.5, 0, last=False)
+        buckets.put(1, torch.full((2, 3), 4.0), 0.5, 1, last=True)
+        for index in (2, 0):
+            buckets.put(index, torch.ones(2, 3), 1.0, 1, last=True)
+        buckets.flush()
+        buckets.wait()
+        assert len(recorder.sent) == 3 - len(expected)
+        assert buckets.is_late(1) == bool(expected)
+    assert buckets.views[1].unique().tolist() == [0.0]
+    started = buckets.start_late([1], recorder)
+    buckets.add_late([1], [flat for flat, _ in started])
+    assert buckets.views[1].unique().tolist() == [2.5]
+    buckets.check_untouched()
+
+
+def test_gradient_kept_from_a_dropped_try_is_late_if_left_out() -> None:
+    buckets, recorder = make(2)
+    buckets.expect_unused([1])
+    buckets.go_on_with([torch.full((16,), 3.0), torch.zeros(16)], [False, True])
     buckets.put(0, torch.ones(2, 3), 1.0, 0, last=True)
     buckets.flush()
-    assert [tensor.max().item() for tensor in recorder.sent] == [0.0, 2.0, 1.0]
-    assert buckets.used == [True, True, False]
+    assert len(recorder.sent) == 1
+    assert buckets.is_late(1)
+    assert buckets.used == [True, True]
+    started = buckets.start_late([1], recorder)
+    assert [flat.tolist() for flat, _ in started] == [[3.0] * 6]
+
+
+def test_bucket_that_was_wrong_to_leave_out_is_sent() -> None:
+    buckets, recorder = make(4, each=2)
+    buckets.expect_unused([0, 1, 2, 3], returned=[0])
+    buckets.flush()
+    assert len(recorder.sent) == 1, "of the bucket of parameters 1 and 0"
 
 
 def test_gradient_before_its_bucket_leaves_is_not_late() -> None:
-    buckets, recorder = make()
+    buckets, recorder = make(4, each=2)
     buckets.expect_unused([1])
     buckets.put(1, torch.ones(2, 3), 1.0, 0, last=True)
-    buckets.put(2, torch.full((2, 3), 2.0), 1.0, 0, last=True)
-    assert [tensor.max().item() for tensor in recorder.sent] == [2.0, 1.0]
+    for index in (0, 2, 3):
+        buckets.put(index, torch.full((2, 3), 2.0), 1.0, 0, last=True)
+    assert [tensor.sum().item() for tensor in recorder.sent] == [24.0, 18.0]
     assert not buckets.is_late(1)
 
 
@@ -209,22 +299,23 @@ def test_late_gradients_are_summed_once_more() -> None:
     """Late gradients are summed once more: of two micro-batches of which only the first was in time, both
     count.
     """
-    buckets, recorder = make()
-    buckets.expect_unused([1, 2])
+    buckets, recorder = make(4, each=2)
+    buckets.expect_unused([1, 3])
     buckets.put(1, torch.ones(2, 3), 0.5, 0, last=False)
-    buckets.put(0, torch.ones(2, 3), 1.0, 1, last=True)
-    assert len(recorder.sent) == 3, "all have left"
+    for index in (2, 0):
+        buckets.put(index, torch.ones(2, 3), 1.0, 1, last=True)
+    assert len(recorder.sent) == 2, "all have left"
     buckets.put(1, torch.full((2, 3), 4.0), 0.5, 1, last=True)
-    buckets.put(2, torch.full((2, 3), float("nan")), 0.0, 1, last=True)  # of a stand-in
-    assert [buckets.is_late(index) for index in range(3)] == [False, True, True]
+    buckets.put(3, torch.full((2, 3), float("nan")), 0.0, 1, last=True)  # of a stand-in
+    assert [buckets.is_late(index) for index in range(4)] == [False, True, False, True]
     buckets.flush()
     buckets.wait()
     recorder.sent.clear()
-    started = buckets.start_late([1, 2], recorder)
+    started = buckets.start_late([1, 3], recorder)
     assert [tensor.tolist() for tensor in recorder.sent] == [[2.0] * 6 + [0.0] * 6]
-    buckets.add_late([1, 2], [flat for flat, _ in started])
+    buckets.add_late([1, 3], [flat for flat, _ in started])
     assert buckets.views[1].unique().tolist() == [2.5]
-    assert buckets.views[2].unique().tolist() == [0.0]
+    assert buckets.views[3].unique().tolist() == [0.0]
     buckets.check_untouched()
 
 

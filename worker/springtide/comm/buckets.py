@@ -11,6 +11,11 @@ the last step counts as there from the begin: its bucket leaves with zeros for i
 same, and its bucket has left, it is late: it is kept apart, the commit vote tells all members, and they sum
 the late ones once more. All members must expect the same, or they would send different things.
 
+A bucket of which nothing is expected is not sent at all, since the sum of zeros is known: then all gradients
+that come for it are late. Its memory is zeros already if nobody has written into it since the last time. One
+that was wrong to leave out is not left out again with the same members: its gradients would come late again,
+and a sum after backward hides behind nothing.
+
 [Note: gathering] One call of torch for each gradient costs more than copying it, where it is small, or where
 it lies on a GPU, on which each call launches a kernel. So in the last micro-batch of a step such gradients
 stay where backward has left them until their bucket is full, and are copied and weighted together. At the
@@ -37,7 +42,7 @@ import torch
 
 from springtide.comm.cuda_streams import Writers, current_stream_of
 from springtide.comm.layout import Field, Layout
-from springtide.comm.process_group import Work, wait_for
+from springtide.comm.process_group import DONE, Work, wait_for
 from springtide.errors import UsageError
 
 StartSum = Callable[[torch.Tensor], Work]
@@ -82,12 +87,15 @@ class Buckets:
         self._memory_of_copies: dict[int, torch.Tensor] = {}
         self._base: list[torch.Tensor] = []
         self._base_views: list[torch.Tensor] = []
+        self._zero_versions: dict[int, int] = {}
+        """Versions of the buckets that are zeros as long as theirs are these."""
         self.allocate()
         self.begin(lambda tensor: _unbound())
 
     def allocate(self) -> None:
         """New buffers: a collective of a dead group may still write into the old ones."""
         layout = self.layout
+        self._zero_versions.clear()
         self._flats = [
             torch.zeros(size, dtype=dtype, device=self._device)
             for size, dtype in zip(layout.sizes, layout.dtypes, strict=True)
@@ -121,6 +129,7 @@ class Buckets:
         self._filled: list[int] = []
         self.leaving = 0
         self._unused: frozenset[int] = frozenset()
+        self._left_out: frozenset[int] = frozenset()
         self._late: dict[int, torch.Tensor] = {}
         self._copies: dict[int, torch.Tensor] = {}
         self._in_base: set[int] = set()
@@ -295,11 +304,23 @@ class Buckets:
     may_expect_unused = True
     """Whether sums can be added to after they were made; see [Note: unused parameters]."""
 
-    def expect_unused(self, indices: Iterable[int]) -> None:
-        """Wait for these parameters' gradients in no bucket. All members must name the same ones, after
-        `begin`.
+    def expect_unused(self, indices: Iterable[int], returned: Iterable[int] = ()) -> None:
+        """Wait for these parameters' gradients in no bucket, and send no bucket that has no others.
+
+        All members must name the same ones, after `begin`.
+
+        Args:
+            indices: numbers of the parameters.
+            returned: numbers of parameters whose buckets are sent all the same.
         """
         self._unused = frozenset(indices)
+        if self._unused:
+            sent = {self.layout.slots[index].bucket for index in returned}
+            self._left_out = frozenset(
+                bucket
+                for bucket, members in enumerate(self.layout.members)
+                if bucket not in sent and self._unused.issuperset(members)
+            )
         for index in sorted(self._unused, reverse=True):
             self._count_in(self.layout.slots[index].bucket)
 
@@ -428,7 +449,7 @@ class Buckets:
     def has_own(self) -> bool:
         """Whether what this worker has put in is known apart from what others have; see [Note: own sums]."""
         return all(
-            bucket in self._copies or self._stays(bucket)
+            bucket in self._copies or bucket in self._left_out or self._stays(bucket)
             for bucket, is_sent in enumerate(self._is_sent)
             if is_sent
         )
@@ -694,6 +715,12 @@ class Buckets:
             self._send(bucket)
 
     def _send(self, bucket: int) -> None:
+        if bucket in self._left_out:
+            self._leave_out(bucket)
+            self._is_sent[bucket] = True
+            self._works.append(DONE)
+            return
+        self._zero_versions.pop(bucket, None)  # sums are written without moving the version
         if self._unused:
             self._fill(bucket, self._unused.intersection(self.layout.members[bucket]))
         self._writers.join(bucket)
@@ -701,6 +728,18 @@ class Buckets:
             self._copy_out(bucket)
         self._is_sent[bucket], self.leaving = True, bucket
         self._works.append(self._start_sum(self._outgoing(bucket)))
+
+    def _leave_out(self, bucket: int) -> None:
+        """Have zeros for the sum of a bucket, and for a late one whatever has come for it."""
+        members = self.layout.members[bucket]
+        came = [index for index in members if self._backward_pass[index] >= 0 or index in self._carried]
+        if came or self._zero_versions.get(bucket) != self._flats[bucket]._version:
+            self._writers.join(bucket)
+            self._fill(bucket, members)
+            for index in came:
+                self._put_late(index, self.views[index], 1.0)
+                self.views[index].zero_()
+            self._versions[bucket] = self._zero_versions[bucket] = self._flats[bucket]._version
 
     def _copy_out(self, bucket: int) -> None:
         began = time.perf_counter()

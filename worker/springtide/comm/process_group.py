@@ -73,6 +73,8 @@ def wait_for(works: Sequence[Work]) -> None:
 
 
 class _Done:
+    """Stand for a sum that needs no peer: over one member, or of zeros alone."""
+
     def wait(self) -> bool:
         return True
 
@@ -80,7 +82,7 @@ class _Done:
         return True
 
 
-_DONE = _Done()
+DONE = _Done()
 
 
 class Group:
@@ -138,7 +140,7 @@ class Group:
 
     def _start_reduce(self, tensor: torch.Tensor, operation: Any) -> Work:
         if self.size == 1:
-            return _DONE
+            return DONE
         if self.before_next is not None:
             self.before_next()
         if tensor.device.type != "cpu":
@@ -168,7 +170,7 @@ class Group:
             The exchange under way.
         """
         if self.size == 1:
-            return _DONE
+            return DONE
         if self.before_next is not None:
             self.before_next()
         # As bytes: backends know few dtypes, and nothing is computed on the way.

@@ -13,6 +13,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _FEW = 1 << 13
+_OF_NUMPY = tuple(map(np.uint64, (_GOLDEN, _FIRST, _SECOND, 30, 27, 31)))
 
 
 def mix(*values: int) -> int:
@@ -42,10 +43,11 @@ def mixed_sum(ids: torch.Tensor) -> int:
     if ids.numel() > _FEW:
         return int(mix_tensor(ids).sum().item()) & MASK_64
     # Of one batch: numpy's calls cost a third of torch's.
-    x = ids.numpy().view(np.uint64) + np.uint64(_GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
-    return int((x ^ (x >> np.uint64(31))).sum(dtype=np.uint64))
+    golden, first, second, *shifts = _OF_NUMPY
+    x = ids.numpy().view(np.uint64) + golden
+    x = (x ^ (x >> shifts[0])) * first
+    x = (x ^ (x >> shifts[1])) * second
+    return int((x ^ (x >> shifts[2])).sum(dtype=np.uint64))
 
 
 def mix_tensor(ids: torch.Tensor) -> torch.Tensor:

@@ -206,8 +206,14 @@ class Reduction:
         self._body: StepContext | None = None
         self._moving: tuple[Group | None, list[int]] = (None, [])
         self._riders: _Riders | None = None
+        # Most models have no buffers that move, in any step.
+        self._no_riders = _Riders([], [], Packing([], []), [], Packing([], []))
+        self._no_numbers = torch.zeros(0, dtype=torch.float64)
         self._unused: tuple[Group | None, list[int]] = (None, [])
         """The parameters without a gradient in the group's last step, which all its members know alike."""
+        self._returned: tuple[Group | None, set[int]] = (None, set())
+        """Parameters that were not expected in a step of the group, and had a gradient all the same; all its
+        members know them alike."""
         self.expects_unused = False
         """Whether such a parameter holds up no bucket in the next step; see [Note: unused parameters]."""
         self.failure: Failure | None = None
@@ -235,6 +241,13 @@ class Reduction:
         """Return the parameters that the running body's buckets do not wait for."""
         known, unused = self._unused
         return unused if self.expects_unused and known is self._running().assignment.group else []
+
+    def expect_unused(self) -> None:
+        """Have the running body's buckets not wait for those."""
+        if unused := self.expected_unused():
+            known, returned = self._returned
+            same = known is self._running().assignment.group
+            self._buckets.expect_unused(unused, returned if same else ())
 
     def begin_backward_pass(self, left: Mapping[int, float]) -> None:
         """Another backward of the body begins; as `StepTables.begin_backward_pass`."""
@@ -399,7 +412,8 @@ class Reduction:
             correction = assignment.batch.micro.correction(weight)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        riders.here = vector[len(fields) :]
+        if expected:
+            riders.here = vector[len(fields) :]
         combined = self._combined(result, riders, assignment)
         if self._buffers.awaited and result.changed[-1]:
             adopt_arrived(
@@ -427,6 +441,8 @@ class Reduction:
             for _, work in started:
                 self._wait(work.wait)
             self._buckets.add_late(late, [flat for flat, _ in started])
+            known, returned = self._returned
+            self._returned = group, (returned if known is group else set()).union(late)
 
     @property
     def running(self) -> StepContext | None:
@@ -591,6 +607,8 @@ class Reduction:
         return _Riders(indices, host_indices, host, there_indices, there)
 
     def _packed(self, indices: list[int], assignment: StepAssignment) -> _Packed:
+        if not indices and self._exact is None:
+            return _Packed(self._no_riders, self._no_numbers, [])
         current = self._buffers.current() if indices else []
         self._riders = riders = self._riders_of(indices, [current[index] for index in indices])
         if self._exact is not None:

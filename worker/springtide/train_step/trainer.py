@@ -462,7 +462,7 @@ class Trainer:
         self._reduction.begin(self._body)
         if self._exact is None:
             self.buckets.begin(self._reduction.start_gradients)
-            self.buckets.expect_unused(self._reduction.expected_unused())
+            self._reduction.expect_unused()
         else:
             self._exact.begin(
                 assignment.group,
