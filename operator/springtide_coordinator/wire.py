@@ -338,7 +338,6 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
                     reason=message.reason,
                     had_state=message.had_state,
                     minimum=message.minimum,
-                    capabilities=sorted(message.capabilities),
                     consistency=from_consistency(message.consistency),
                     servers=[from_server(server) for server in message.servers],
                     leaving_servers=[from_server(server) for server in message.leaving_servers],

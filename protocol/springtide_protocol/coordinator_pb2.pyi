@@ -676,7 +676,7 @@ class Transfer(_message.Message):
     def __init__(self, receiver: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("generation", "members", "state", "transfers", "fresh", "known", "reason", "servers", "leaving_servers", "consistency", "had_state", "minimum", "capabilities", "traceparent")
+    __slots__ = ("generation", "members", "state", "transfers", "fresh", "known", "reason", "servers", "leaving_servers", "consistency", "had_state", "minimum", "traceparent")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -689,7 +689,6 @@ class Start(_message.Message):
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     HAD_STATE_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
-    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     generation: GenerationName
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -703,9 +702,8 @@ class Start(_message.Message):
     consistency: Consistency
     had_state: bool
     minimum: int
-    capabilities: _containers.RepeatedScalarFieldContainer[str]
     traceparent: str
-    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., fresh: bool = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., reason: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., leaving_servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., had_state: bool = ..., minimum: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., fresh: bool = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., reason: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., leaving_servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., had_state: bool = ..., minimum: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Save(_message.Message):
     __slots__ = ("state", "writers", "attempt")

@@ -23,8 +23,6 @@ STORE_ENTRIES: Final = "store-entries"
 MEMORY: Final = "memory"
 HEARTBEAT: Final = "heartbeat"
 FOLLOW: Final = "follow"
-UNSENT_BUCKETS: Final = "unsent-buckets"
-"""A worker that has it sends no bucket of gradients which nobody uses, where all members have it."""
 STANDBY: Final = "standby"
 """A coordinator that has it lets no more than `SyncRequest.target` processes train while some stand by."""
 CAPABILITY_OF: Final[Mapping[str, str]] = {
@@ -52,7 +50,7 @@ class Speaks:
         return f"protocol versions {self.oldest} to {self.newest}"
 
 
-OWN: Final = Speaks(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, frozenset({*CAPABILITY_OF.values(), STANDBY, UNSENT_BUCKETS}))
+OWN: Final = Speaks(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, frozenset({*CAPABILITY_OF.values(), STANDBY}))
 
 
 @dataclass(frozen=True, slots=True)

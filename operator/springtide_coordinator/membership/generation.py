@@ -118,7 +118,6 @@ def compose(
         owners: holders of the state, from whom the other members get it; None: all holders.
     """
     members = tuple(sorted((record.info for record in participants), key=lambda info: info.rank_key))
-    capabilities = frozenset.intersection(*(record.speaks.capabilities for record in participants))
     if chosen is None:
         source = members[0].id
         transfers = tuple(Transfer(info.id, source) for info in members[1:])
@@ -132,7 +131,6 @@ def compose(
             servers,
             had_state=had_state,
             consistency=consistency,
-            capabilities=capabilities,
         )
     held = {record.info.id: record.state for record in participants}
     given = {member for member, state in held.items() if state == chosen} if owners is None else set(owners)
@@ -149,7 +147,6 @@ def compose(
         servers,
         leaving_servers,
         consistency=consistency,
-        capabilities=capabilities,
     )
 
 

@@ -295,7 +295,6 @@ class Start:
     had_state: bool = False  # with fresh: the job had state, which may be on storage
     consistency: Consistency | None = None  # None: no parameters on servers
     minimum: int = 0  # the fewest processes that a generation may have; 0: unknown
-    capabilities: frozenset[str] = frozenset()  # that all members have
 
 
 @dataclass(frozen=True, slots=True)
