@@ -25,6 +25,10 @@ HEARTBEAT: Final = "heartbeat"
 FOLLOW: Final = "follow"
 STANDBY: Final = "standby"
 """A coordinator that has it lets no more than `SyncRequest.target` processes train while some stand by."""
+PEERS: Final = "peers-2"
+"""What workers exchange with each other: sums, votes, entries, the state. Its number is raised with each change
+of that, and all workers of a job have the same one."""
+_PEERS: Final = "peers-"
 CAPABILITY_OF: Final[Mapping[str, str]] = {
     "store_entries": STORE_ENTRIES,
     "memory": MEMORY,
@@ -49,8 +53,13 @@ class Speaks:
             return f"protocol version {self.newest}"
         return f"protocol versions {self.oldest} to {self.newest}"
 
+    @property
+    def peers(self) -> str:
+        """Return what a worker exchanges with others, as PEERS; "" where its release does not tell."""
+        return min((name for name in self.capabilities if name.startswith(_PEERS)), default="")
 
-OWN: Final = Speaks(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, frozenset({*CAPABILITY_OF.values(), STANDBY}))
+
+OWN: Final = Speaks(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, frozenset({*CAPABILITY_OF.values(), STANDBY, PEERS}))
 
 
 @dataclass(frozen=True, slots=True)

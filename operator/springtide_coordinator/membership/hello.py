@@ -38,7 +38,7 @@ from springtide_coordinator.membership.messages import (
 from springtide_coordinator.membership.servers import hold
 from springtide_coordinator.membership.state import Membership
 from springtide_protocol.names import StateName
-from springtide_protocol.versions import OWN, agree, agreed, as_coordinator, as_worker
+from springtide_protocol.versions import OWN, Speaks, agree, agreed, as_coordinator, as_worker
 
 SUSPENDED = "the job is suspended"
 
@@ -68,6 +68,7 @@ def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]
             EndStream(session, hello.member.id, refused.reason),
         ]
     effects += replace_predecessors(m, hello)
+    effects += send_strangers_away(m, hello)
     record = m.members.get(hello.member.id)
     if record is None:
         m.arrivals += 1
@@ -110,7 +111,73 @@ def why_refused(m: Membership, hello: Hello) -> Refused | None:
             f" {m.incarnation}: the incarnation was used twice; the coordinator's state directory was lost",
             retry=False,
         )
-    return layout_mismatch(m, hello.member.id, hello.layout_hash)
+    return peers_mismatch(m, hello) or layout_mismatch(m, hello.member.id, hello.layout_hash)
+
+
+def peers_mismatch(m: Membership, hello: Hello) -> Refused | None:
+    """Return why a process is refused that exchanges otherwise with workers than the others; None where it does
+    not, or where it has trained and none of those has.
+
+    Args:
+        m: facts of the membership.
+        hello: first message of the process.
+    """
+    if m.peers <= {hello.speaks.peers}:
+        return None
+    m.peers = {record.speaks.peers for record in m.connected()}
+    others = [record for record in m.connected() if record.info.id != hello.member.id]
+    if has_trained(hello):
+        others = [record for record in others if has_trained(record)]
+    other = min(others, key=lambda r: (not m.in_current(r.info.id), r.state is None, r.order), default=None)
+    if other is None or other.speaks.peers == hello.speaks.peers:
+        return None
+    return of_another_release(hello.speaks, other.speaks, other.info.label)
+
+
+def has_trained(process: Hello | Record) -> bool:
+    """Whether a process has been in a generation, or holds a state."""
+    return process.generation is not None or process.state is not None
+
+
+def of_another_release(its: Speaks, theirs: Speaks, label: str) -> Refused:
+    """Return the answer to a process that cannot train with the others.
+
+    Args:
+        its: what it speaks.
+        theirs: what the others speak.
+        label: of one of these.
+    """
+    own, other = (speaks.peers or "peers-1 or older" for speaks in (its, theirs))
+    return Refused(
+        f"its release of springtide exchanges gradients and state as {own}, that of {label} as {other}: the"
+        " workers of a job train with one release; give this pod the others' image (a changed template takes"
+        " effect for new pods only), or suspend and resume the job, so that all are made anew",
+        retry=False,
+    )
+
+
+def send_strangers_away(m: Membership, hello: Hello) -> list[Effect]:
+    """Refuse those that were let in first, have never trained, and cannot train with one that has.
+
+    Args:
+        m: facts of the membership, which are changed.
+        hello: first message of the process that has trained.
+
+    Returns:
+        The refusals and the ends of the streams.
+    """
+    effects: list[Effect] = []
+    if m.peers <= {hello.speaks.peers} or not has_trained(hello):
+        return effects
+    for other in list(m.connected()):
+        if other.speaks.peers != hello.speaks.peers and not has_trained(other):
+            refused = of_another_release(other.speaks, hello.speaks, hello.member.label)
+            assert other.session is not None
+            effects.append(Send(other.session, other.info.id, refused))
+            effects.append(EndStream(other.session, other.info.id, refused.reason))
+            m.sessions.pop(other.session, None)
+            other.session, other.replaced = None, True
+    return effects
 
 
 def layout_mismatch(m: Membership, member: str, layout_hash: str) -> Refused | None:
@@ -192,6 +259,7 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
         record.suspects = record.reached = ()
     move(m, record.info, hello.member)
     record.info, record.speaks = hello.member, hello.speaks
+    m.peers.add(hello.speaks.peers)
     record.standing = hello.standing
     record.generation = hello.generation
     record.checkpoints, record.storage = hello.checkpoints, hello.storage

@@ -99,6 +99,7 @@ class Membership:
 
     places: dict[tuple[str, int], set[str]] = field(default_factory=dict)  # (pod uid, local rank) -> members
     layouts: set[str] = field(default_factory=set)  # of all members, and maybe of some that are forgotten
+    peers: set[str] = field(default_factory=set)  # what they exchange with each other, likewise
     undecided: bool = True  # facts have changed since the last decisions
     quiet: bool = False  # time alone changes no decision
 

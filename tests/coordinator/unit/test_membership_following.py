@@ -13,10 +13,10 @@ from springtide_coordinator.membership.following import MAX_FEEDS, MAX_FOLLOWERS
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.codec import MalformedError
 from springtide_protocol.limits import FOLLOW_SECRET_BYTES
-from springtide_protocol.versions import OWN, Speaks
+from springtide_protocol.versions import OWN, PEERS, Speaks
 
 SECRET = bytes(range(FOLLOW_SECRET_BYTES))
-OF_THE_LAST_RELEASE = Speaks(1, 2, frozenset({"heartbeat"}))
+OF_THE_LAST_RELEASE = Speaks(1, 2, frozenset({"heartbeat", PEERS}))
 
 
 def come(room: Room, member: str, address: str = "10.0.0.9") -> int:

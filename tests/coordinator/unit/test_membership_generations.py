@@ -403,6 +403,38 @@ def test_workers_of_two_releases_train_together() -> None:
     assert [room.m.members[name].speaks.newest for name in ("w0", "w1")] == [1, 3]
 
 
+OTHERS = Speaks(1, 2, frozenset({"heartbeat"}))
+"""A release whose workers exchange otherwise with each other."""
+
+
+def test_worker_that_cannot_train_with_the_others_is_refused() -> None:
+    room = Room()
+    room.train("w0", "w1")
+    room.hello("w2", speaks=OTHERS)
+    refused = room.last("w2", say.Refused)
+    assert not refused.retry
+    assert "exchanges gradients and state as peers-1 or older, that of pod-w0 as peers-2" in refused.reason
+    assert "give this pod the others' image" in refused.reason
+    assert room.disconnected == ["w2"]
+    room.hello("w3")
+    assert room.told("w3", say.Refused) == 0
+
+
+@pytest.mark.parametrize("mine", [OWN, OTHERS], ids=["older joiner", "newer joiner"])
+def test_members_that_train_come_before_a_joiner_that_cannot(mine: Speaks) -> None:
+    """A new coordinator hears first of a joiner of another release, and then of those that train."""
+    room, theirs = Room(target=3, incarnation=(2, 0)), OTHERS if mine is OWN else OWN
+    room.hello("w2", speaks=theirs)
+    room.park("w2")
+    for member in ("w0", "w1"):
+        room.hello(member, say.Standing.ACTIVE, generation=generation(1), state=state(7), speaks=mine)
+    assert room.told("w0", say.Refused) == room.told("w1", say.Refused) == 0
+    assert "that of pod-w0 as" in room.last("w2", say.Refused).reason
+    assert room.disconnected == ["w2"]
+    room.hello("w3", speaks=mine)
+    assert room.told("w3", say.Refused) == 0
+
+
 def test_messages_of_an_older_generation_are_ignored() -> None:
     room = Room()
     room.train("w0", "w1")
