@@ -26,8 +26,10 @@ FOLLOW: Final = "follow"
 STANDBY: Final = "standby"
 """A coordinator that has it lets no more than `SyncRequest.target` processes train while some stand by."""
 PEERS: Final = "peers-2"
-"""What workers exchange with each other: sums, votes, entries, the state. Its number is raised with each change
-of that, and all workers of a job have the same one."""
+"""What workers exchange with each other: sums, votes, entries, the state.
+
+Its number is raised with each change of that, and all workers of a job have the same one.
+"""
 _PEERS: Final = "peers-"
 CAPABILITY_OF: Final[Mapping[str, str]] = {
     "store_entries": STORE_ENTRIES,
@@ -59,7 +61,9 @@ class Speaks:
         return min((name for name in self.capabilities if name.startswith(_PEERS)), default="")
 
 
-OWN: Final = Speaks(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, frozenset({*CAPABILITY_OF.values(), STANDBY, PEERS}))
+OWN: Final = Speaks(
+    OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, frozenset({*CAPABILITY_OF.values(), STANDBY, PEERS})
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,8 +115,9 @@ def why_refused(m: Membership, hello: Hello) -> Refused | None:
 
 
 def peers_mismatch(m: Membership, hello: Hello) -> Refused | None:
-    """Return why a process is refused that exchanges otherwise with workers than the others; None where it does
-    not, or where it has trained and none of those has.
+    """Return why a process is refused that exchanges otherwise with workers than the others do.
+
+    None where it does not, and where it has trained and none of those has.
 
     Args:
         m: facts of the membership.
