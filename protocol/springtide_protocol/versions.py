@@ -23,6 +23,7 @@ STORE_ENTRIES: Final = "store-entries"
 MEMORY: Final = "memory"
 HEARTBEAT: Final = "heartbeat"
 FOLLOW: Final = "follow"
+RUNNING_LOOP: Final = "running-loop"
 STANDBY: Final = "standby"
 """A coordinator that has it lets no more than `SyncRequest.target` processes train while some stand by."""
 CAPABILITY_OF: Final[Mapping[str, str]] = {
@@ -32,6 +33,7 @@ CAPABILITY_OF: Final[Mapping[str, str]] = {
     "follow": FOLLOW,
     "feed": FOLLOW,
     "feeding": FOLLOW,
+    "running_loop": RUNNING_LOOP,
 }
 """Kinds of messages (their names in a `oneof`) that version 1 does not have, and the capability of each."""
 

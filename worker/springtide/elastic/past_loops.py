@@ -42,20 +42,26 @@ class PastLoops:
         """Have ended loops give nothing: the caller runs the script's loop, and knows what is behind it."""
         self._are_empty = True
 
+    @property
+    def is_possible(self) -> bool:
+        """Return whether a body can run by itself, and is wanted.
+
+        None can with embedding tables, whose rows are elsewhere, and in a pod of several processes, which
+        compute together.
+        """
+        trainer = self._trainers.require("batches()")
+        return not self._are_empty and not trainer.tables and trainer.pod is None
+
     def batches(self, plan: LoopPlan, stage: int, loader: Loader | StreamLoader | None) -> Iterator[Batch]:
         """Yield one batch, whose body is put back; none where a body cannot run by itself.
-
-        That is so with embedding tables, whose rows are elsewhere, and in a pod of several processes, which
-        compute together.
 
         Args:
             plan: of the loop.
             stage: ordinal of the loop.
             loader: reads shards, where the data are some.
         """
-        trainer = self._trainers.require("batches()")
         begin = Cursor(stage=stage)
-        if self._are_empty or trainer.tables or trainer.pod is not None or plan.ended(begin):
+        if not self.is_possible or plan.ended(begin):
             return
         group = self._state.group
         with isolated(plan.seed, stage):
