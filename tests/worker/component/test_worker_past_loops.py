@@ -96,7 +96,8 @@ def test_others_train_while_a_joiner_is_in_ended_loops(new_cluster: Callable[...
     past = lines(cluster, third, "past")
     assert [line["stage"] for line in past] == list(range(len(past)))
     assert len(past) >= 3
-    assert all(not line["is_member"] and line["ranks"] == [2, 3] for line in past[:3]), past
+    # The last rank, of a job of three; or in the place of another, while the coordinator wanted two.
+    assert all(not line["is_member"] and line["ranks"] in ([2, 3], [1, 2]) for line in past[:3]), past
     behind = lines(cluster, third, "behind")
     assert all(line["loss"] > 0 and line["off"] > 0 for line in behind[:3]), behind
     assert [line["samples"] for line in behind[:3]] == [8] * 3, "one batch, where the others evaluate all"

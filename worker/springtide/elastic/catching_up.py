@@ -10,8 +10,7 @@ left of these loops as a member.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from springtide.coordination.membership import Membership
 from springtide.coordination.newcomer import Move
@@ -75,12 +74,11 @@ class CatchingUp:
             self._has_waited = True
         return membership.newcomers_move(stage) is Move.PASS
 
-    @contextmanager
-    def as_last_member(self, stage: int) -> Iterator[None]:
-        """Look like the last of the job's members while the body of an ended loop runs, and from then on.
+    def seem_last_member(self, stage: int) -> None:
+        """Look to the script like the last of the job's members, until this process is one.
 
         Args:
-            stage: ordinal of the loop.
+            stage: ordinal of the ended loop whose body is about to run.
         """
         membership = self._membership
         assert membership is not None
@@ -94,7 +92,6 @@ class CatchingUp:
                 stage + 1,
             )
         self._state.use_group(self._group)
-        yield
 
     def admit(self, call: str) -> None:
         """Be a member from here on, between two loops that the job has ended, if the process is outside.

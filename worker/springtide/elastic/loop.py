@@ -117,8 +117,8 @@ class TrainingLoops:
         while True:
             if self._passes(stage) or not self._stand(stage, until):
                 # The job is past this loop, and trains: this process is no member yet.
-                with self._parts.catching_up.as_last_member(stage):
-                    yield from self.past.batches(plan, stage, loader)
+                self._parts.catching_up.seem_last_member(stage)
+                yield from self.past.batches(plan, stage, loader)
                 self._state.close_loop(stage)
                 return
             cursor = self._state.position.cursor
