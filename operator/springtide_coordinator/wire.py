@@ -171,7 +171,9 @@ def to_incoming(message: pb.WorkerMessage) -> say.Incoming | None:
             states = [
                 state for c in message.progress.commits if (state := state_from_proto(c.state)) is not None
             ]
-            return say.Progressed(max(states)) if states else None
+            told = message.progress.HasField("data")
+            loop = check_count(message.progress.data.stage, MAX_COUNT, "the loop's number") if told else None
+            return say.Progressed(max(states), loop) if states else None
         case "leaving":
             return say.Leaving(message.leaving.reason)
         case "ended":
@@ -303,6 +305,10 @@ def from_standing(standing: say.Standing) -> pb.Standing:
     return _STANDINGS_BACK[standing]
 
 
+def _from_running_loop(stage: int | None) -> pb.RunningLoop | None:
+    return None if stage is None else pb.RunningLoop(stage=stage)
+
+
 def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.CoordinatorMessage:
     """Return the message of a decision of the state machine.
 
@@ -321,8 +327,11 @@ def from_outgoing(message: say.Outgoing, known: StateName | None) -> pb.Coordina
                     protocol_version=message.agreement.version,
                     speaks=speaks_to_proto(OWN),
                     known=state_to_proto(known),
+                    running_loop=_from_running_loop(message.running_loop),
                 )
             )
+        case say.RunningLoop():
+            return pb.CoordinatorMessage(running_loop=pb.RunningLoop(stage=message.stage))
         case say.Prepare():
             generation = generation_to_proto(message.generation)
             return pb.CoordinatorMessage(prepare=pb.Prepare(generation=generation, reason=message.reason))

@@ -592,7 +592,7 @@ class Bye(_message.Message):
     def __init__(self, outcome: _Optional[str] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save", "store_entries", "feed", "feeding")
+    __slots__ = ("welcome", "prepare", "start", "store_entry", "boundary", "leave", "end_ok", "refused", "known", "evaluation", "save", "store_entries", "feed", "feeding", "running_loop")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -607,6 +607,7 @@ class CoordinatorMessage(_message.Message):
     STORE_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     FEED_FIELD_NUMBER: _ClassVar[int]
     FEEDING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_LOOP_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
     start: Start
@@ -621,7 +622,8 @@ class CoordinatorMessage(_message.Message):
     store_entries: StoreEntries
     feed: Feed
     feeding: Feeding
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., store_entries: _Optional[_Union[StoreEntries, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., feeding: _Optional[_Union[Feeding, _Mapping]] = ...) -> None: ...
+    running_loop: RunningLoop
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., end_ok: _Optional[_Union[EndOk, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., store_entries: _Optional[_Union[StoreEntries, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., feeding: _Optional[_Union[Feeding, _Mapping]] = ..., running_loop: _Optional[_Union[RunningLoop, _Mapping]] = ...) -> None: ...
 
 class Feed(_message.Message):
     __slots__ = ("follower", "address", "secret", "index", "count")
@@ -644,20 +646,28 @@ class Feeding(_message.Message):
     def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("incarnation", "protocol_version", "known", "training", "wanted", "speaks")
+    __slots__ = ("incarnation", "protocol_version", "known", "training", "wanted", "speaks", "running_loop")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     SPEAKS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_LOOP_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     protocol_version: int
     known: StateName
     training: int
     wanted: int
     speaks: Speaks
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., training: _Optional[int] = ..., wanted: _Optional[int] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ...) -> None: ...
+    running_loop: RunningLoop
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., training: _Optional[int] = ..., wanted: _Optional[int] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., running_loop: _Optional[_Union[RunningLoop, _Mapping]] = ...) -> None: ...
+
+class RunningLoop(_message.Message):
+    __slots__ = ("stage",)
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    def __init__(self, stage: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("generation", "reason")

@@ -23,10 +23,11 @@ STORE_ENTRIES: Final = "store-entries"
 MEMORY: Final = "memory"
 HEARTBEAT: Final = "heartbeat"
 FOLLOW: Final = "follow"
+RUNNING_LOOP: Final = "running-loop"
 STANDBY: Final = "standby"
 """A coordinator that has it lets no more than `SyncRequest.target` processes train while some stand by."""
 PEERS: Final = "peers-2"
-"""What workers exchange with each other: sums, votes, entries, the state.
+"""The way in which workers exchange sums, votes, entries and the state with each other.
 
 Its number is raised with each change of that, and all workers of a job have the same one.
 """
@@ -38,6 +39,7 @@ CAPABILITY_OF: Final[Mapping[str, str]] = {
     "follow": FOLLOW,
     "feed": FOLLOW,
     "feeding": FOLLOW,
+    "running_loop": RUNNING_LOOP,
 }
 """Kinds of messages (their names in a `oneof`) that version 1 does not have, and the capability of each."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coordinator_decisions import handle
 from coordinator_worker_model import (
+    LOOP_STEPS,
     BrokenPromise,
     Chain,
     Pod,
@@ -31,6 +32,7 @@ from springtide_coordinator.membership import (
 )
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.events import EndStream, Made, PodSeen, Send
+from springtide_coordinator.membership.generation import Generation
 from springtide_protocol.heartbeat import LIMIT, of_members
 from springtide_protocol.names import GenerationName, Incarnation, StateName
 
@@ -138,7 +140,9 @@ class World:
         coordinator.taken += 1
         put_off = coordinator.taken < self.turn and not isinstance(event, Tick)
         coordinator.taken *= put_off
+        before = coordinator.membership.current
         effects = handle(coordinator.membership, event, self.now, put_off)
+        lived = [one for one in (before, coordinator.membership.current) if one is not None]
         for effect in effects:
             if isinstance(effect, Made):
                 self._check_start(coordinator.membership, effect)
@@ -149,6 +153,10 @@ class World:
                     self._check_end(effect.message)
                 if isinstance(effect.message, say.Leave):
                     self._check_leave(coordinator.membership, self.workers[effect.member])
+                if isinstance(effect.message, say.Welcome):
+                    self._check_loop(lived, effect.message.running_loop)
+                if isinstance(effect.message, say.RunningLoop):
+                    self._check_loop(lived, effect.message.stage)
                 session.down.append(effect.message)
             elif isinstance(effect, EndStream) and session is not None:
                 session.coordinator_gone = True
@@ -378,6 +386,20 @@ class World:
         missing = {info.id for info in common.start.members} - common.ended
         if missing:
             raise BrokenPromise(f"EndOk of {message.generation}, and {missing} have not ended")
+
+    def _check_loop(self, lived: list[Generation], told: int | None) -> None:
+        """Nobody is told of a later loop than the generation can be in: there is no way back from it.
+
+        Args:
+            lived: the generation at the beginning of the event, and the one at its end.
+            told: number of the loop; None: nothing was told.
+        """
+        begun = 0
+        for generation in lived:
+            common = self.generations[generation.name]
+            begun = max([begun, common.start.state.step, *(step - 1 for step in common.contributions)])
+        if told is not None and told > begun // LOOP_STEPS:
+            raise BrokenPromise(f"{lived[-1].name} has come to step {begun}, and one is told of loop {told}")
 
     def _check_leave(self, m: Membership, worker: Worker) -> None:
         if worker.state is None or m.finished or worker.state != max(self._alive_states(), default=None):

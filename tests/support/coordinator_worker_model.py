@@ -14,6 +14,9 @@ from enum import Enum
 from springtide_coordinator.membership import messages as say
 from springtide_protocol.names import GenerationName, Incarnation, StateName
 
+LOOP_STEPS = 3
+"""Steps of each training loop, as those that come to the job are told of it; one loop ends the job."""
+
 Chain = tuple[object, ...]  # (origin, name of step 1, name of step 2, ...)
 
 
@@ -211,7 +214,7 @@ class Worker:
         if self.runs and self.untold and self.session is not None:
             assert self.committed is not None
             self.untold = False
-            self.send(say.Progressed(self.committed))
+            self.send(say.Progressed(self.committed, (self.committed.step - 1) // LOOP_STEPS))
 
     # ---- the script's thread: one small move
 

@@ -18,6 +18,7 @@ from springtide_coordinator.membership import (
     failure,
     group_size,
     hello,
+    running_loop,
     saving,
     seats,
     servers,
@@ -97,6 +98,8 @@ RULES: dict[str, list[Rule]] = {
     "room_for_all": [(group_size.choose_members, _all_of_pool)],
     # With standbys, no more take part than are wanted.
     "seats": [(seats.seated, lambda m, staying, holders=(): list(staying))],
+    # A generation that begins anew may be in an earlier loop than the last one was.
+    "loop_is_forgotten": [(running_loop.forget_loop, lambda m: None)],
     # A leaver goes when a member that stays holds the state.
     "leaver_hands_over": [(boundary.may_leave, _all_leavers)],
     # A server that others have copies of is not waited for.

@@ -35,6 +35,7 @@ from springtide_coordinator.membership.messages import (
     Standing,
     Welcome,
 )
+from springtide_coordinator.membership.running_loop import forget_loop, loop_to_tell, note_hello
 from springtide_coordinator.membership.servers import hold
 from springtide_coordinator.membership.state import Membership
 from springtide_protocol.names import StateName
@@ -82,8 +83,10 @@ def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]
     record.session, record.connected_at, record.disconnected_at = session, now, None
     record.sent = set()
     adopt(m, hello, now)
+    note_hello(m, record, hello.ended_stage)
     agreement = agreed(as_worker(hello.speaks), as_coordinator(OWN))
-    effects.append(Send(session, record.info.id, Welcome(m.incarnation, agreement)))
+    record.told_loop = loop_to_tell(m)
+    effects.append(Send(session, record.info.id, Welcome(m.incarnation, agreement, record.told_loop)))
     effects += resume(m, record)
     return effects
 
@@ -357,6 +360,7 @@ def adopt(m: Membership, hello: Hello, now: float) -> None:
     current = m.current
     if name.incarnation < m.incarnation and (current is None or (current.adopted and name > current.name)):
         m.current = current = Generation(name, members, made_at=now, base=None, servers=hello.servers)
+        forget_loop(m)  # what was heard so far is of an earlier one
         current.consistency = hello.consistency
     if current is not None and current.adopted and current.name == name and hello.state is not None:
         current.base = higher(current.base, hello.state, below=current)

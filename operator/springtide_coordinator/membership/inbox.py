@@ -21,6 +21,7 @@ from springtide_coordinator.membership.messages import (
     Progressed,
     Standing,
 )
+from springtide_coordinator.membership.running_loop import note_loop, tell_running_loop
 from springtide_coordinator.membership.saving import record_checkpoint
 from springtide_coordinator.membership.servers import hold, void
 from springtide_coordinator.membership.state import Membership
@@ -28,7 +29,7 @@ from springtide_protocol.names import StateName
 
 
 def receive(m: Membership, record: Record, message: Incoming, now: float) -> list[Effect]:
-    """Write down what a member says; only a wrong layout, and the wish to follow, are answered at once.
+    """Write down what a member says; a wrong layout, the wish to follow and another loop have an answer.
 
     Args:
         m: facts of the membership, which are changed.
@@ -37,7 +38,8 @@ def receive(m: Membership, record: Record, message: Incoming, now: float) -> lis
         now: in unix seconds.
 
     Returns:
-        The refusal of a wrong layout, if it is one; who is told to send the state, for one that follows.
+        The refusal of a wrong layout, if it is one; who is told to send the state, for one that follows; and
+        word of the next loop.
     """
     match message:
         case Parked():
@@ -47,7 +49,7 @@ def receive(m: Membership, record: Record, message: Incoming, now: float) -> lis
         case Checkpointed():
             record_checkpoint(m, message)
         case Progressed():
-            on_progress(m, record, message)
+            return on_progress(m, record, message)
         case Leaving():
             record.asked_to_leave(now, message.reason or "it was asked to leave")
         case Ended():
@@ -155,7 +157,7 @@ def on_restored(m: Membership, state: StateName, name: str) -> None:
     m.resumes = ""
 
 
-def on_progress(m: Membership, record: Record, message: Progressed) -> None:
+def on_progress(m: Membership, record: Record, message: Progressed) -> list[Effect]:
     """Note a commit, which proves that all members of its generation take part in its steps.
 
     Which state the process holds it says itself when it parks, or on a new stream. Commits are reported by
@@ -167,6 +169,9 @@ def on_progress(m: Membership, record: Record, message: Progressed) -> None:
         m: facts of the membership, which are changed.
         record: of the process; it is changed.
         message: of the process.
+
+    Returns:
+        Word of the loop that the commit is of, for those that have not been members, where that is news.
     """
     if m.known is None or message.state > m.known:
         m.known = message.state
@@ -176,13 +181,17 @@ def on_progress(m: Membership, record: Record, message: Progressed) -> None:
     if trains and (record.state is None or message.state > record.state):
         hold(m, record, message.state)
     if current is None or message.state.generation != current.name or record.generation != current.name:
-        return
+        return []
+    news = message.loop is not None and message.loop > (-1 if m.running_loop is None else m.running_loop)
+    if message.loop is not None:
+        note_loop(m, message.loop)
     if record.standing is Standing.AFTER and newer_than_the_end(m, message):
         for member in current.order:
             other = m.members.get(member)
             if other is not None and other.standing is Standing.AFTER:
                 other.standing = Standing.ACTIVE
         current.ended_stage = current.ended_state = None
+    return tell_running_loop(m) if news else []
 
 
 def newer_than_the_end(m: Membership, message: Progressed) -> bool:

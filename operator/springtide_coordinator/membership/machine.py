@@ -37,6 +37,7 @@ from springtide_coordinator.membership.hello import SUSPENDED, greet, settle
 from springtide_coordinator.membership.inbox import receive
 from springtide_coordinator.membership.messages import Progressed, ServerLeaving, Standing
 from springtide_coordinator.membership.pods import spread_leaving
+from springtide_coordinator.membership.running_loop import tell_running_loop
 from springtide_coordinator.membership.saving import ask_to_save
 from springtide_coordinator.membership.servers import (
     forget_servers,
@@ -246,6 +247,7 @@ def decide(m: Membership, now: float) -> list[Effect]:
     if m.current is not None:
         effects += ask_for_boundary(m, m.current, now)
     effects += let_servers_go(m)
+    effects += tell_running_loop(m)
     forget(m)
     forget_servers(m)
     m.quiet = is_quiet(m)

@@ -34,6 +34,7 @@ class Record:
     leave_reason: str = ""
     at_stage: int | None = None  # of Ended
     ended_stages: int = 0  # loops it knows to be ended
+    told_loop: int | None = None  # of the running generation, on this stream
     dismissed: str = ""  # Leave was said; the reason
     surplus: bool = False  # and it was that the job has finished
     goodbye: str = ""  # the outcome it said Bye with

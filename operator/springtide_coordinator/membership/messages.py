@@ -175,9 +175,10 @@ class Checkpointed:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The newest commit that a Progress told of."""
+    """The newest commit that a Progress told of, and the training loop that it is of; None: not told."""
 
     state: StateName
+    loop: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +259,21 @@ Incoming = (
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Admission of a process to the coordinator's stream. agreement: what both understand."""
+    """Admission of a process to the coordinator's stream.
+
+    agreement: what both understand. running_loop: as in RunningLoop; None where that is not known.
+    """
 
     incarnation: Incarnation
     agreement: Agreement
+    running_loop: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningLoop:
+    """Tell a process that has not been a member which training loop the generation is in, from 0."""
+
+    stage: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,5 +380,16 @@ class ServerLeave:
 
 
 Outgoing = (
-    Welcome | Prepare | Start | Boundary | Save | Feed | Feeding | Leave | EndOk | Refused | ServerLeave
+    Welcome
+    | RunningLoop
+    | Prepare
+    | Start
+    | Boundary
+    | Save
+    | Feed
+    | Feeding
+    | Leave
+    | EndOk
+    | Refused
+    | ServerLeave
 )

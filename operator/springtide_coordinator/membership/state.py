@@ -93,7 +93,8 @@ class Membership:
     superseded: str = ""
     finished: bool = False  # a process said so
     finished_at: float = 0.0
-    ended_stages: int = 0
+    ended_stages: int = 0  # the most loops that any process has known to be ended
+    running_loop: int | None = None  # of the current generation; None: not known. See running_loop.py
     states_lost: int = 0
     blocked: Status | None = None  # why no generation could be made; None: nothing is waited for
 

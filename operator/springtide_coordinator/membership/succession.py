@@ -28,6 +28,7 @@ from springtide_coordinator.membership.hello import settle
 from springtide_coordinator.membership.members import Record, once
 from springtide_coordinator.membership.messages import Consistency, ParkReason, Refused, ServerInfo, Standing
 from springtide_coordinator.membership.pods import is_half_lost, states_there, whole
+from springtide_coordinator.membership.running_loop import forget_loop
 from springtide_coordinator.membership.saving import before_leaving
 from springtide_coordinator.membership.seats import former_after, most, seated, who_steps_in
 from springtide_coordinator.membership.servers import (
@@ -420,6 +421,8 @@ def carry_out(m: Membership, plan: Plan, now: float) -> list[Effect]:
     m.current.servers, m.current.leaving_servers = start.servers, start.leaving_servers
     m.current.consistency, m.current.steps_in = start.consistency, plan.steps_in
     m.current.began_anew = anew and plan.chosen is None
+    if plan.chosen is None or plan.state_lost:
+        forget_loop(m)
     m.minimum_since = m.saving = None
     m.resumes = m.put_away_with if plan.chosen is None else ""
     m.states_lost += plan.state_lost

@@ -182,6 +182,7 @@ def test_whoever_is_suspended_or_drained_leaves_nothing_unsaved() -> None:
         "save_before_leaving",
         "room_for_all",
         "seats",
+        "loop_is_forgotten",
     ],
 )
 def test_without_the_rule_a_promise_breaks(rule: str) -> None:

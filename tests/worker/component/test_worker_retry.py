@@ -184,7 +184,7 @@ def test_no_group_between_two_generations() -> None:
     member = SimpleNamespace(generation=None, over="")
     state, trainers = TrainingState(Group(None, 0, 1, 60.0)), TrainerAccess()
     kinds = Consistencies(Settings(), state, None)
-    blocks = RetryBlocks(Settings(), state, trainers, member, kinds, fail)  # type: ignore[arg-type]
+    blocks = RetryBlocks(Settings(), state, trainers, member, kinds, fail, lambda: False)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="before the first training loop"):
         blocks.process_group()
     with pytest.raises(UsageError, match="before the first training loop"):

@@ -10,7 +10,8 @@ import pytest
 
 from springtide.comm import descriptors
 from springtide.coordination.membership import Membership
-from springtide.coordination.park_reply import Leave, Start
+from springtide.coordination.newcomer import Move
+from springtide.coordination.park_reply import Leave, MoveOn, Start
 from springtide.errors import SpringtideError
 from springtide.settings import Settings
 from springtide_protocol import coordinator_pb2 as pb
@@ -351,3 +352,53 @@ def test_newcomer_to_a_full_job_stands_by() -> None:
             welcome=pb.Welcome(incarnation=pb.Incarnation(number=1), training=training, wanted=wanted)
         )
         assert session.membership.stands_by is stands_by
+
+
+def test_newcomer_goes_on_with_the_loop_of_the_job() -> None:
+    session = Session()
+    membership = session.membership
+    assert membership.newcomers_move(0) is Move.ASK
+    session.hear(welcome=pb.Welcome(running_loop=pb.RunningLoop(stage=1)))
+    assert membership.newcomers_move(0) is Move.PASS
+    assert membership.newcomers_move(1) is Move.ASK
+    membership.park(pb.STANDBY)
+    assert membership.newcomers_move(1) is Move.WAIT
+    session.hear(running_loop=pb.RunningLoop(stage=2))
+    assert membership.await_start(newcomer_at=1) == MoveOn(2)
+    assert membership.newcomers_move(2) is Move.WAIT
+    session.hear(welcome=pb.Welcome())  # a new coordinator, that does not know yet
+    assert session.kinds() == ["parked", "parked"], "the wish stands, and is said again"
+    assert membership.newcomers_move(1) is Move.PASS
+    session.start(1)
+    assert membership.newcomers_move(0) is Move.ENTER, "the others wait"
+    answer = membership.await_start(newcomer_at=0)
+    assert isinstance(answer, Start)
+    assert membership.newcomers_move(0) is None
+
+
+def test_newcomer_that_is_to_leave_goes_through_no_more_loops() -> None:
+    session = Session()
+    session.membership.park(pb.STANDBY)
+    session.hear(leave=pb.Leave(reason="scaled down"))
+    session.hear(running_loop=pb.RunningLoop(stage=5))
+    assert session.membership.newcomers_move(0) is Move.ENTER
+    assert session.membership.await_start(newcomer_at=0) == Leave("scaled down")
+
+
+def test_member_and_holder_of_state_wait_for_a_reply() -> None:
+    session = Session()
+    session.join()
+    session.membership.hold(state(1, 3))
+    session.hear(running_loop=pb.RunningLoop(stage=5))
+    assert session.membership.newcomers_move(0) is None
+    session.membership.park(pb.BOUNDARY)
+    session.start(2)
+    assert isinstance(session.membership.await_start(newcomer_at=0), Start)
+
+
+def test_failed_formation_makes_no_newcomer_again() -> None:
+    session = Session()
+    session.join()
+    session.hear(running_loop=pb.RunningLoop(stage=5))
+    session.membership.park(pb.FORMATION_FAILED, "a peer is gone")
+    assert session.membership.newcomers_move(0) is None

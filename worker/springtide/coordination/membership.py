@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from springtide.checkpoint.shares import Share
 from springtide.comm.descriptors import room_for_group, why_too_few
 from springtide.comm.store_entries import Entries, Publish
-from springtide.coordination.park_reply import Leave, ParkReply, Save, Start
+from springtide.coordination.newcomer import Move, Newcomer, next_move
+from springtide.coordination.park_reply import Leave, MoveOn, ParkReply, Save, Start
 from springtide.errors import SpringtideError
 from springtide.settings import Settings
 from springtide_protocol import coordinator_pb2 as pb
@@ -130,6 +131,7 @@ class Membership:
         self._known: StateName | None = None
         self._training = 0  # processes in a running generation, when this one came
         self._stands_by = False  # they were as many as the job wants
+        self._running_loop: int | None = None  # of the job, as newcomers are told; None: not told
         self._can_follow = False  # the coordinator has members send to those that follow
         self._feeding: int | None = None  # how many it has told to; None: no answer
         self._fatal = ""  # why there will be no stream any more
@@ -298,6 +300,10 @@ class Membership:
                 with self._changed:
                     self._feeding = message.feeding.count
                     self._changed.notify_all()
+            case "running_loop":
+                with self._changed:
+                    self._running_loop = message.running_loop.stage
+                    self._changed.notify_all()
             case "known":
                 with self._changed:
                     self._known = state_from_proto(message.known.state)
@@ -316,6 +322,8 @@ class Membership:
             self._known = state_from_proto(message.known)
             self._connected, self._training = True, message.training
             self._stands_by = 0 < message.wanted <= message.training
+            if message.HasField("running_loop"):  # a coordinator that is new may have to learn it first
+                self._running_loop = message.running_loop.stage
             told = speaks_from_proto(message.speaks, message.protocol_version)
             self._can_follow = message.training > 0 and FOLLOW in told.capabilities
             if message.wanted > self._wanted:
@@ -470,6 +478,22 @@ class Membership:
             self._changed.wait_for(lambda: self._connected or bool(self._fatal), seconds)
             return self._training if self._connected else 0
 
+    def newcomers_move(self, stage: int) -> Move | None:
+        """Return what this process does next while it has not been a member; None once it has.
+
+        Args:
+            stage: ordinal of the training loop that its script is at.
+        """
+        with self._changed:
+            return self._newcomers_move(stage)
+
+    def _newcomers_move(self, stage: int) -> Move | None:
+        started = self._start is not None
+        answered = started or self._leave is not None
+        if self._state is not None or (self._generation is not None and not started):
+            return None
+        return next_move(Newcomer(stage, self._running_loop, self._promise is not None, answered))
+
     @property
     def stands_by(self) -> bool:
         """Return whether as many processes trained as the job wants, when the coordinator said welcome."""
@@ -583,21 +607,34 @@ class Membership:
             self._save = None
             self._send(pb.WorkerMessage(parked=promise))
 
-    def await_start(self, can_save: Callable[[], bool] = lambda: False) -> ParkReply:
+    def await_start(
+        self, can_save: Callable[[], bool] = lambda: False, newcomer_at: int | None = None
+    ) -> ParkReply:
         """Wait for the coordinator's reply: start a generation, leave, or save the state first.
 
-        A wish to save waits until `can_save` holds. Raise SpringtideError if refused.
+        Args:
+            can_save: a wish to save waits until it holds.
+            newcomer_at: ordinal of the loop in which a process waits that has not been a member, and goes on
+                when the job is in a later one; None: this process waits for a reply in any case.
+
+        Raises:
+            SpringtideError: the process was refused.
         """
 
         def answer() -> ParkReply | None:
             # A Start that was accepted ends the promise, so it comes first.
-            return self._start or self._leave or (self._save if self._save and can_save() else None)
+            if found := self._start or self._leave or (self._save if self._save and can_save() else None):
+                return found
+            if newcomer_at is not None and self._newcomers_move(newcomer_at) is Move.PASS:
+                return MoveOn(self._running_loop or 0)
+            return None
 
         with self._changed:
             self._wait_for(lambda: answer() is not None, "the next generation")
             found = answer()
             assert found is not None
-            self._start = self._save = None
+            if not isinstance(found, MoveOn):
+                self._start = self._save = None
             return found
 
     def formed(

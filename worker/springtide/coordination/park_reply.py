@@ -1,4 +1,4 @@
-"""Name the replies of the coordinator to a process that is parked."""
+"""Name what ends the wait of a process that is parked, by the coordinator's word."""
 
 from __future__ import annotations
 
@@ -35,4 +35,12 @@ class Leave:
     finished: bool = False
 
 
-ParkReply = Start | Save | Leave
+@dataclass(frozen=True, slots=True)
+class MoveOn:
+    """Go through the loop in which this process waits: the job is in a later one, `running_loop`. Its wish to
+    be admitted stands."""
+
+    running_loop: int
+
+
+ParkReply = Start | Save | Leave | MoveOn

@@ -15,6 +15,7 @@ from typing import Any
 from springtide import faults
 from springtide.coordination.session import Session
 from springtide.data.batch import Batch
+from springtide.elastic.catching_up import CatchingUp
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.trainer_access import TrainerAccess
 from springtide.elastic.training_state import TrainingState
@@ -97,8 +98,10 @@ class Evaluation:
         while True:
             share = self._next_range(start, stop)
             if share is None:
+                is_outside = self._evaluations.is_outside
                 self._evaluations.end()
-                self._state.report(self.values)
+                if not is_outside:
+                    self._state.report(self.values)
                 return
             start, stop = share
             self._sums, self._weights = {}, {}
@@ -111,7 +114,9 @@ class Evaluation:
         """Return the range behind start..stop-1, which is finished; None behind the last one."""
         if not self._evaluations.shared:
             if stop == 0:
-                return 0, self._data.count
+                # Outside of the job the values would be nobody's: a few samples do for the script's code.
+                few = min(self._data.unit, self._data.count)
+                return 0, few if self._evaluations.is_outside else self._data.count
             self._values = {
                 name: value / self._weights[name] for name, value in self._sums.items() if self._weights[name]
             }
@@ -171,6 +176,7 @@ class Evaluations:
         consistencies: Consistencies,
         session: Session | None,
         settle: Callable[[], None] = lambda: None,
+        catching_up: CatchingUp | None = None,
     ) -> None:
         """Make it for one process.
 
@@ -180,8 +186,10 @@ class Evaluations:
             consistencies: say whether there are common steps.
             session: with the coordinator, which shares the samples out; None without a job.
             settle: waits for values that workers send each other.
+            catching_up: says whether the process goes through ended loops outside of the job; None: it never
+                does.
         """
-        self._state, self._trainers = state, trainers
+        self._state, self._trainers, self._catching_up = state, trainers, catching_up
         self._consistencies, self._session, self._settle = consistencies, session, settle
         self._running: Evaluation | None = None
         self._evaluated: StateName | None = None
@@ -193,7 +201,12 @@ class Evaluations:
     @property
     def shared(self) -> bool:
         """Return whether there is a coordinator that shares the samples out."""
-        return self._session is not None
+        return self._session is not None and not self.is_outside
+
+    @property
+    def is_outside(self) -> bool:
+        """Return whether the process goes through loops that the job has ended, and is no member yet."""
+        return self._catching_up is not None and self._catching_up.is_outside
 
     @property
     def running(self) -> Evaluation | None:
@@ -276,8 +289,10 @@ class Evaluations:
         # Workers send each other values at the pace at which they wait for them: one that gets no samples
         # would hold up the others, who wait for its part while it waits for what they find.
         self._settle()
+        if evaluation.is_errand and self._catching_up is not None:
+            self._catching_up.admit("a task that one worker does for all")
         state = self._state_name()
-        if self._state.opened_loops == 0 or (self._session is not None and state is None):
+        if self._state.opened_loops == 0 or (self.shared and state is None):
             raise UsageError(
                 "batches(train=False) before the first training loop: this worker has not the job's "
                 "parameters yet; evaluate inside of the training loop (between two steps) or after it"

@@ -72,6 +72,12 @@ class ProcessExit:
                 else "without a training loop: use `for batch in springtide.batches(...)`"
             )
             return outcome.Failed("UsageError", f"the script ended {what}")
+        if self._session is not None and not state.generations:
+            return outcome.Failed(
+                "UsageError",
+                "the script of a worker that joins ended before the training loop that the job is in: do not "
+                "let what is computed in a training loop, or evaluated between two, end the script",
+            )
         generation = generation_of(None if self._session is None else self._session.membership)
         found = taken(state.position.cursor)
         return outcome.Finished(

@@ -56,6 +56,11 @@ class Following:
         self._state_transfer, self._metrics = state_transfer, metrics
         self._follower: Follower | None = None
 
+    @property
+    def follows(self) -> bool:
+        """Return whether the state may arrive here at any moment, or has, before this process is a member."""
+        return self._follower is not None
+
     def follow(self, check: Callable[[], object]) -> None:
         """Take the state from the members of a job that trains, until little is left to come.
 

@@ -15,6 +15,7 @@ from springtide.data.cursor import Cursor
 from springtide.data.loop import LoopPlan
 from springtide.data.marks import Marks
 from springtide.elastic.balancer import Balancer
+from springtide.elastic.catching_up import CatchingUp
 from springtide.elastic.consistency import Consistencies
 from springtide.elastic.evaluation import Evaluations
 from springtide.elastic.lookahead import GroupFailed, Lookahead
@@ -53,6 +54,7 @@ class LoopParts:
     balancer: Balancer
     salvage: Salvage
     warm_up: WarmUp
+    catching_up: CatchingUp
     membership: Membership | None  # None without a job
     recovery: Recovery | None  # None without a job
     logical_workers: int  # 0 unless sums are exact
@@ -93,7 +95,8 @@ class TrainingLoops:
             if loader is not None:
                 stack.callback(loader.close)
             self._check_place()
-            if self._state.position.cursor.stage <= self._state.opened_loops:
+            coming = self._state.opened_loops
+            if self._state.position.cursor.stage <= coming and not self._passes(coming):
                 plan = replace(plan, marks=read_marks())  # else the job is past this loop
             yield from self._batches(
                 plan, loader, rehearsals, _never if until is None else self._asked(until)
@@ -108,10 +111,16 @@ class TrainingLoops:
         trainer.on_found(loader.found if isinstance(loader, StreamLoader) else tuple)
         if plan.streams is not None:
             self._parts.consistencies.needs_steps("batches() of data in shards")
-        yield from self._parts.warm_up.batches(plan, stage, rehearsals)
+        if not self._passes(stage):
+            yield from self._parts.warm_up.batches(plan, stage, rehearsals)
         any_dealt = False
         while True:
-            self._stand(stage, until)
+            if self._passes(stage) or not self._stand(stage, until):
+                # The job is past this loop, and trains: this process is no member yet.
+                self._parts.catching_up.seem_last_member(stage)
+                yield from self.past.batches(plan, stage, loader)
+                self._state.close_loop(stage)
+                return
             cursor = self._state.position.cursor
             if cursor.stage > stage:
                 # A joiner: the job is past this loop.
@@ -160,8 +169,15 @@ class TrainingLoops:
                 "their end; use epochs= instead of leaving a loop with `break`"
             )
 
-    def _stand(self, stage: int, until: Callable[[], bool]) -> None:
-        """Be a member of a running generation, with its state, at loop `stage` or past it."""
+    def _passes(self, stage: int) -> bool:
+        """Return whether this process goes through loop `stage` before it asks to be admitted."""
+        return self.past.is_possible and self._parts.catching_up.passes(stage)
+
+    def _stand(self, stage: int, until: Callable[[], bool]) -> bool:
+        """Be a member of a running generation, with its state, at loop `stage` or past it.
+
+        Return False when this process is none yet, and is to go through the loop first.
+        """
         membership, plan = self._parts.membership, self._state.plan
         ended = plan is not None and plan.ended(self._state.position.cursor)
         if not ended and self._state.position.cursor.stage == stage and until():
@@ -172,8 +188,11 @@ class TrainingLoops:
         if due and membership is not None and membership.state is not None:
             self._parts.saver.save_if_due(membership.state, ended=ended, without=odd)
         if self._parts.recovery is not None:
-            self._parts.recovery.stand(stage)
+            moves_on = self.past.is_possible and self._parts.catching_up.is_possible
+            if not self._parts.recovery.stand(stage, moves_on=moves_on):
+                return False
         self._state.skip_to_loop(stage)
+        return True
 
     def _agree_on_data(self, stage: int) -> bool:
         """Return whether all members read the same; False when there will be another generation first."""

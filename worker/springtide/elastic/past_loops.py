@@ -7,6 +7,7 @@ a NameError. It gets a batch as large as its part would be; its body commits not
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import partial
 
@@ -23,6 +24,8 @@ from springtide.loading.streams import StreamLoader
 from springtide.train_step.context import StepAssignment
 from springtide.train_step.randomness import isolated
 
+log = logging.getLogger(__name__)
+
 
 class PastLoops:
     """Run bodies of ended loops in one process. Only the script's thread uses it."""
@@ -37,25 +40,55 @@ class PastLoops:
         """
         self._state, self._trainers, self._steps = state, trainers, steps
         self._are_empty = False
+        self._warned = False
 
     def leave_empty(self) -> None:
         """Have ended loops give nothing: the caller runs the script's loop, and knows what is behind it."""
         self._are_empty = True
 
+    @property
+    def is_possible(self) -> bool:
+        """Return whether a body can run by itself, and is wanted."""
+        return not self._are_empty and not self._why_impossible
+
+    @property
+    def _why_impossible(self) -> str:
+        """Return why no body can run by itself; "" where one can."""
+        trainer = self._trainers.require("batches()")
+        if trainer.tables:
+            return "rows of embedding tables are elsewhere, and are sent in backward"
+        return "" if trainer.pod is None else "the processes of a pod with springtide.mesh() compute together"
+
+    def _warn_once(self, stage: int) -> None:
+        """Say that the loop gives nothing: code behind it may end the worker with a NameError.
+
+        Args:
+            stage: ordinal of the loop.
+        """
+        if self._are_empty or self._warned:
+            return
+        self._warned = True
+        log.warning(
+            "batches(): the job has ended training loop %d, which gives this worker no batch, since %s: "
+            "names that are made in the body are missing behind the loop. Give them a value before it, or "
+            "use one loop with epochs= instead of a loop for each epoch (said once)",
+            stage + 1,
+            self._why_impossible,
+        )
+
     def batches(self, plan: LoopPlan, stage: int, loader: Loader | StreamLoader | None) -> Iterator[Batch]:
         """Yield one batch, whose body is put back; none where a body cannot run by itself.
-
-        That is so with embedding tables, whose rows are elsewhere, and in a pod of several processes, which
-        compute together.
 
         Args:
             plan: of the loop.
             stage: ordinal of the loop.
             loader: reads shards, where the data are some.
         """
-        trainer = self._trainers.require("batches()")
         begin = Cursor(stage=stage)
-        if self._are_empty or trainer.tables or trainer.pod is not None or plan.ended(begin):
+        if plan.ended(begin):
+            return
+        if not self.is_possible:
+            self._warn_once(stage)
             return
         group = self._state.group
         with isolated(plan.seed, stage):

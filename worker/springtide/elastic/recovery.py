@@ -20,7 +20,7 @@ from springtide.checkpoint.restore import Restored
 from springtide.comm.process_group import Group, form, peers_in
 from springtide.comm.store import FormationCancelled, StreamStore
 from springtide.coordination.membership import Membership
-from springtide.coordination.park_reply import Leave, Save, Start
+from springtide.coordination.park_reply import Leave, MoveOn, Save, Start
 from springtide.data.balance import Figure
 from springtide.data.loop import LoopPlan
 from springtide.data.salvage import Claim
@@ -120,18 +120,30 @@ class Recovery:
         self._no_way_back = ""
         self._step_failures = StepFailures()
         self._awaited: tuple[int, dict[str, object], State] | None = None
+        self._waits = False  # it has asked to be admitted, and goes through a loop that has ended meanwhile
         self._data_check = DataCheck()
 
-    def stand(self, stage: int) -> None:
+    def stand(self, stage: int, *, moves_on: bool = False) -> bool:
         """Return when this process is an active member of a generation and holds its state.
 
-        Raise SystemExit when the coordinator lets the process go, SpringtideError when it was refused,
-        ServerStepError when the servers fail again and again.
+        Args:
+            stage: ordinal of the training loop that the script is at.
+            moves_on: the process can go through the loop by itself if the job ends it while the process
+                waits to be admitted for the first time.
+
+        Returns:
+            False when it is to do that, and to call this again in the next loop; it is no member then.
+
+        Raises:
+            SystemExit: the coordinator lets the process go.
+            SpringtideError: it was refused.
+            ServerStepError: the servers fail again and again.
         """
         self._membership.check()
         self._parts.check_term()
         while (reason := self._why_park()) is not None:
-            self._enter_generation(stage, *reason)
+            if not self._enter_generation(stage, moves_on, *reason):
+                return False
         self._membership.train()
         if self._awaited is not None and self._awaited[0] <= stage:
             # The script's code after earlier loops ran on this state and may have changed it.
@@ -145,6 +157,7 @@ class Recovery:
             if trainer.shards is not None:
                 trainer.shards.fetch_again()
             trainer.pending.expect()
+        return True
 
     def end_loop(self, stage: int) -> bool:
         """Return whether all members have ended loop `stage`; otherwise a new generation has begun."""
@@ -180,7 +193,7 @@ class Recovery:
 
     def _why_park(self) -> tuple[int, str, list[str]] | None:
         membership, trainer = self._membership, self._trainer
-        if membership.generation is None:
+        if self._waits or membership.generation is None:
             return pb.STANDBY, "", []
         if over := membership.over:
             # What failed before this member heard that its generation is over is still news to the others.
@@ -197,7 +210,14 @@ class Recovery:
             return pb.BOUNDARY, "", []
         return None
 
-    def _enter_generation(self, stage: int, reason: int, detail: str, suspects: list[str]) -> None:
+    def _park(self, reason: int, detail: str, suspects: list[str]) -> bool:
+        """Promise to commit nothing before the next generation; return whether all do so at a boundary.
+
+        Args:
+            reason: a `pb.ParkReason`.
+            detail: the reason in words; "" for those that need none.
+            suspects: addresses of peers and servers that may have failed.
+        """
         state, membership, trainer = self._state, self._membership, self._trainer
         # Workers that do not step together stop one by one: another may wait for this one at an epoch's end,
         # unless all have met there.
@@ -244,9 +264,35 @@ class Recovery:
         trainer.failure = None
         state.clear_boundary()
         self._formation_error, self._unreached = "", []
-        while isinstance(answer := membership.await_start(self._parts.saver.checkpoints.make_way), Save):
+        return at_boundary
+
+    def _enter_generation(
+        self, stage: int, moves_on: bool, reason: int, detail: str, suspects: list[str]
+    ) -> bool:
+        """Park, if this process has not yet, and form the next generation, which may fail.
+
+        Args:
+            stage: ordinal of the training loop that the script is at.
+            moves_on: as in `stand`.
+            reason: a `pb.ParkReason`.
+            detail: the reason in words; "" for those that need none.
+            suspects: addresses of peers and servers that may have failed.
+
+        Returns:
+            False when the process is to go through the loop first: the job has ended it.
+        """
+        state, membership, trainer = self._state, self._membership, self._trainer
+        at_boundary = False if self._waits else self._park(reason, detail, suspects)
+        self._waits = False
+        # A state that arrives here beside training must not be put back at the end of a loop's body.
+        newcomer_at = stage if moves_on and not self._parts.following.follows else None
+        await_answer = partial(membership.await_start, self._parts.saver.checkpoints.make_way, newcomer_at)
+        while isinstance(answer := await_answer(), Save):
             log.info("saving %s before leaving", answer.state)
             self._parts.saver.save(answer.state, answer.share, "leaving")
+        if isinstance(answer, MoveOn):
+            self._waits = True
+            return False
         # The stream's thread says that a generation is over, and then drops its step: that may come after
         # this process has seen the former and parked, but never after the next start.
         trainer.transaction.allow()
@@ -257,7 +303,7 @@ class Recovery:
             self._parts.following.close()
             self._parts.spans.left(answer.reason)
             self._parts.depart(answer)
-            return
+            return True
         self._parts.memory.check(answer.message, membership.state is not None)
         self._parts.following.begin_generation(answer)
         try:
@@ -293,6 +339,7 @@ class Recovery:
             if self._unformed >= CALM_TRIES:
                 # Whoever fails for a reason of its own would make generations as fast as it can.
                 time.sleep(min(CALM_LIMIT_SECONDS, 0.1 * 2.0 ** min(self._unformed - CALM_TRIES, 10)))
+        return True
 
     def _check(self) -> None:
         self._membership.check()
@@ -395,12 +442,16 @@ class Recovery:
         if self._trainer.salvages:
             claims = [Claim.from_json(store.get(f"kept/{other}")) for other in range(len(ids))]
             self._parts.salvage.begin_generation(claims, rank)
-        # Before the state is moved: that may take longer than members wait for each other here.
-        self._parts.retry_blocks.formed(
-            positions, rank, lambda ranks: connect(store.with_prefix("block/"), ranks.index(rank), len(ranks))
-        )
         receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
         lacking = {receiver for receiver, _ in receivers}
+        joins = not start.message.fresh if start.message.fresh or rank in lacking else None
+        # Before the state is moved: that may take longer than members wait for each other here.
+        self._parts.retry_blocks.formed(
+            positions,
+            rank,
+            lambda ranks: connect(store.with_prefix("block/"), ranks.index(rank), len(ranks)),
+            joins,
+        )
         restored, by_all = self._restore(start, group, stage) if start.message.fresh else (None, False)
         if by_all or (restored is not None and restored.name):
             spans.part("restore checkpoint", read_here=restored is not None)
@@ -414,7 +465,14 @@ class Recovery:
         if lacking and rank == leader:
             start.store.set(f"line/{rank}", NO_LINE if tracking is None else tracking.line_to_send())
         self._trainer.reduction.newcomer = start.message.fresh or rank in lacking
-        moved = 0 if by_all else self._hand_over(start, group, stage)
+        holders = [other for other in range(len(ids)) if other not in lacking]
+
+        def loops_ended() -> int:
+            return max(int(json.loads(store.get(f"loops/{holder}"))) for holder in holders)
+
+        # One that reads a checkpoint says it when it has done so, for which others wait in the transfer.
+        ended = 0 if start.message.fresh else loops_ended()
+        moved = 0 if by_all else self._hand_over(start, group, stage, ended)
         begins_from = required_state(start.message.state, "Start.state")
         membership.hold(begins_from)
         if self._trainer.shards is not None:
@@ -422,10 +480,7 @@ class Recovery:
             moved += self._bring_shards(self._trainer.shards, start, group, begins_from, source)
         if moved:
             spans.part("transfer state", bytes=moved, receives=rank in lacking, state=str(begins_from))
-        ended = [
-            json.loads(start.store.get(f"loops/{other}")) for other in range(len(ids)) if other not in lacking
-        ]
-        membership.stages_ended(max(ended))
+        membership.stages_ended(loops_ended())
         if tracking is not None and rank in lacking:
             tracking.adopt(start.store.get(f"line/{leader}"))
         if servers is not None:
@@ -599,6 +654,11 @@ class Recovery:
                 raise NoWayBackError(
                     "there is no checkpoint that a process which has trained could go back to"
                 )
+            if stage > self._state.position.cursor.stage:
+                raise NoWayBackError(
+                    f"there is no checkpoint, and this process has gone through {stage} training loops that "
+                    "the job had ended: it cannot begin at the first one"
+                )
             if self._state_transfer.torn:
                 raise NoWayBackError(
                     "there is no checkpoint for a process that has received a part of a state which is lost"
@@ -648,13 +708,20 @@ class Recovery:
             time.monotonic() - began,
         )
 
-    def _hand_over(self, start: Start, group: Group, stage: int) -> int:
-        """Send or receive the state as Start says; return the bytes moved."""
+    def _hand_over(self, start: Start, group: Group, stage: int, ended: int) -> int:
+        """Send or receive the state as Start says; return the bytes moved.
+
+        Args:
+            start: of the generation.
+            group: of all its members.
+            stage: ordinal of the training loop that the script is at.
+            ended: training loops that a member which holds the state knows to be ended.
+        """
         state, plan, trainer = self._state, self._state.plan, self._trainer
         assert plan is not None
 
         def prepare(outline: dict[str, object]) -> tuple[dict[int, TensorPlace], int]:
-            position = self._check_fits(outline, stage, plan, trainer.state)
+            position = self._check_fits(outline, stage, plan, trainer.state, ended)
             return trainer.state.places(outline), position.cursor.step
 
         sides = TransferSides(
@@ -683,10 +750,24 @@ class Recovery:
         assert self._state.plan is not None
         return self._trainer.state.read(self._state.position, self._state.plan.fingerprint())
 
-    def _check_fits(self, tree: dict[str, object], stage: int, plan: LoopPlan, state: State) -> Position:
-        """Return where a state stands. Raise SpringtideError when it belongs to another script."""
+    def _check_fits(
+        self, tree: dict[str, object], stage: int, plan: LoopPlan, state: State, ended: int = 0
+    ) -> Position:
+        """Return where a state stands.
+
+        Args:
+            tree: of the state.
+            stage: ordinal of the training loop that the script is at.
+            plan: of that loop.
+            state: of the script, into which it would go.
+            ended: training loops that are known to be ended: the state of a loop's end fits the next one too.
+
+        Raises:
+            SpringtideError: it belongs to another script.
+            NoWayBackError: this process has left the state's loop.
+        """
         position = state.check(tree)
-        if position.cursor.stage < stage:
+        if max(position.cursor.stage, ended) < stage:
             raise NoWayBackError(
                 f"the state is of training loop {position.cursor.stage + 1}, which this process has left"
             )

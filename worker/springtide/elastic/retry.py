@@ -36,6 +36,7 @@ class RetryBlocks:
         membership: Membership | None,
         consistencies: Consistencies,
         stand: Callable[[int], None],
+        is_outside: Callable[[], bool],
     ) -> None:
         """Make it for one process.
 
@@ -46,16 +47,18 @@ class RetryBlocks:
             membership: of the process; None without a job.
             consistencies: say whether there are common steps.
             stand: joins a running generation in the loop of that ordinal.
+            is_outside: whether the process goes through ended loops, and is no member yet.
         """
         self._collective_seconds, self._exact = settings.collective_seconds, bool(settings.logical_workers)
         self._state, self._trainers, self._membership = state, trainers, membership
-        self._consistencies, self._stand = consistencies, stand
+        self._consistencies, self._stand, self._is_outside = consistencies, stand, is_outside
         self._key: RetryKey | None = None
         self._ready = False
         self._past: RetryKey | None = None
         self._counted: tuple[int, int, int] = (-1, -1, 0)
         self._companions: tuple[int, ...] | None = None
         self._done = False
+        self._has_joined = False  # later than others, whose state it has got
         self._own: Group | None = None
         self._handle: Handle | None = None
 
@@ -65,14 +68,18 @@ class RetryBlocks:
         """Return where this member stands, for the others of a generation that forms."""
         return RetryPosition(self._key, self._ready, self._past)
 
-    def formed(self, positions: Sequence[RetryPosition], rank: int, subset: Subset) -> None:
+    def formed(
+        self, positions: Sequence[RetryPosition], rank: int, subset: Subset, joins: bool | None = None
+    ) -> None:
         """Take up the running block in a generation that has formed.
 
         Args:
             positions: of all members, by rank.
             rank: of this member.
             subset: forms a group of some of the ranks, called by all of them alike.
+            joins: whether this member gets the state of others that train; None: it went on with its own.
         """
+        self._has_joined = self._has_joined if joins is None else joins
         verdict = agree(positions, rank)
         self._done = verdict.done
         self._companions = verdict.companions
@@ -105,11 +112,22 @@ class RetryBlocks:
     @property
     def scope(self) -> Group:
         """Return the group of the script's collectives: the members that run the same block."""
-        if self._key is None or self._companions is None:
+        if self._key is None or (self._companions is None and not self._is_behind):
             return self._state.group
+        return self._alone() if self._own is None else self._own
+
+    def _alone(self) -> Group:
+        """Return a group of this process, which stays until members stand together again."""
         if self._own is None:
             self._own = Group(None, 0, 1, self._collective_seconds)
         return self._own
+
+    @property
+    def _is_behind(self) -> bool:
+        """Return whether the script is between two loops that the job has ended, where this process is alone:
+        the others are in steps of a later one."""
+        opened = self._state.opened_loops
+        return self._is_outside() or (self._has_joined and 0 < opened <= self._state.position.cursor.stage)
 
     def process_group(self) -> dist.ProcessGroup:
         """Return the group for functions of torch.distributed.
@@ -117,7 +135,8 @@ class RetryBlocks:
         Raise GenerationChanged between two generations, UsageError where there is none.
         """
         self._consistencies.check_together("process_group()")
-        if self._membership is not None:
+        is_behind = self._is_behind
+        if self._membership is not None and not is_behind:
             if self._membership.generation is None:
                 raise UsageError(
                     "process_group() before the first training loop: the members meet when it begins"
@@ -126,7 +145,7 @@ class RetryBlocks:
                 self._check_step()
             elif (over := self._membership.over) or self._state.group.is_shut:
                 raise GenerationChanged(f"the generation is over: {over or 'a reduction failed'}")
-        scope = self.scope
+        scope = self._alone() if is_behind else self.scope
         if self._handle is None or self._handle.source is not scope:
             if self._handle is not None:
                 self._handle.close()
@@ -150,7 +169,8 @@ class RetryBlocks:
             raise UsageError("retry() inside of a step: a step is repeated as a whole; use it between steps")
         if self._key is not None:
             raise UsageError("retry() inside of another retry(): put both blocks into one")
-        if self._membership is not None and self._membership.generation is None:
+        is_new = self._membership is not None and self._membership.generation is None
+        if is_new and not self._is_outside():
             raise UsageError("retry() before the first training loop: the members meet when it begins")
         self._key, self._ready, self._done = self._next_key(), False, False
         try:

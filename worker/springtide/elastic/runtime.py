@@ -19,6 +19,7 @@ from springtide.coordination.session import Session, SessionSources
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.async_loop import AsyncLoopParts
 from springtide.elastic.balancer import Balancer
+from springtide.elastic.catching_up import CatchingUp
 from springtide.elastic.consistency import Consistencies, declare_consistencies
 from springtide.elastic.current_activity import ActivitySources, current_activity
 from springtide.elastic.evaluation import Evaluations
@@ -125,11 +126,23 @@ class Runtime:
         # What the script calls.
         self.saver = CheckpointSaver(settings, self.state, self.trainers, self.accounting, membership, tracer)
         self.consistencies = Consistencies(settings, self.state, membership)
+        self.catching_up = CatchingUp(self.state, self.trainers, membership, self._stand)
         self.retry_blocks = RetryBlocks(
-            settings, self.state, self.trainers, membership, self.consistencies, self._stand
+            settings,
+            self.state,
+            self.trainers,
+            membership,
+            self.consistencies,
+            self._stand,
+            lambda: self.catching_up.is_outside,
         )
         self.evaluations = Evaluations(
-            self.state, self.trainers, self.consistencies, self._session, self._settle_shards
+            self.state,
+            self.trainers,
+            self.consistencies,
+            self._session,
+            self._settle_shards,
+            self.catching_up,
         )
         self.values = ServerValues(self.state, self.trainers, None if settings.alone else self._stand)
         replicas = ReplicaCheck(self.state, self.trainers, self.accounting.metrics, membership)
@@ -185,6 +198,7 @@ class Runtime:
             timing=self.accounting.timing,
             balancer=self._balancer,
             salvage=self._salvage,
+            catching_up=self.catching_up,
             warm_up=WarmUp(settings, self.state, self.trainers, self.steps, membership),
             membership=membership,
             recovery=self._recovery,
@@ -302,7 +316,7 @@ class Runtime:
         if self.evaluations.running is not None:
             self.evaluations.running.report(numbers)
             return
-        if self.state.warming_up:
+        if self.state.warming_up or self.catching_up.is_outside:
             return
         self.state.report(numbers)
         if self._session is not None:

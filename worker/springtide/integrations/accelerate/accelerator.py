@@ -275,7 +275,9 @@ class ElasticAccelerator(Accelerator):
     def _end_loop(self, steps: TrainingSteps) -> None:
         self._steps = None
         self.gradient_state._set_sync_gradients(True)
-        if not steps.any_dealt and self._progress.opened > self._index:
+        # One that is no member yet knows nothing of the job's progress, but that it is past this loop.
+        is_past = the_runtime().catching_up.is_outside or self._progress.opened > self._index
+        if not steps.any_dealt and is_past:
             own = [item.optimizer for item in self._optimizers]
             self._behind = Unmoved(self._tracked, own)
         self._show_rank()
