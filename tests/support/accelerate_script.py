@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 
 class Patience:
@@ -42,6 +42,16 @@ def samples(count: int, seed: int) -> TensorDataset:
     return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long())
 
 
+class Stream(IterableDataset[Any]):
+    """Samples that can only be read from their begin."""
+
+    def __init__(self, samples: TensorDataset) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Any:
+        return (self._samples[number] for number in range(len(self._samples)))
+
+
 def refused(options: dict[str, Any]) -> dict[str, str]:
     """Return what is said to each of these, one at a time."""
     from springtide.integrations.accelerate import ElasticAccelerator
@@ -54,10 +64,12 @@ def refused(options: dict[str, Any]) -> dict[str, str]:
             loader: Any = DataLoader(samples(8, 1), batch_size=4)
             if case.get("data") == "batches":
                 loader = DataLoader(samples(8, 1), batch_size=None)
+            if case.get("data") == "stream":
+                loader = DataLoader(Stream(samples(8, 1)), batch_size=4, drop_last=bool(case.get("short")))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             if case.get("call"):
-                eval(case["call"], {"accelerator": accelerator, "model": model})
+                eval(case["call"], {"accelerator": accelerator, "model": model, "loader": loader})
             for x, _ in loader:
                 if case.get("step") == "none":
                     continue
@@ -105,7 +117,10 @@ def main() -> None:
     model: Any = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Tanh(), torch.nn.Linear(12, 3))
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3)
     scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.8)
-    train: Any = DataLoader(samples(48, 1), batch_size=options.get("batch_size", 4))
+    data: Any = samples(options.get("samples", 48), 1)
+    if options.get("data") == "stream":
+        data = Stream(data)
+    train: Any = DataLoader(data, batch_size=options.get("batch_size", 4))
     check: Any = DataLoader(samples(22, 2), batch_size=5)
     model, optimizer, train, check, scheduler = accelerator.prepare(model, optimizer, train, check, scheduler)
     patience = Patience(options.get("patience", 100))

@@ -195,6 +195,16 @@ def samples(count: int, seed: int) -> TensorDataset:
     return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long())
 
 
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Samples that can only be read from their begin."""
+
+    def __init__(self, samples: TensorDataset) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Any:
+        return (self._samples[number] for number in range(len(self._samples)))
+
+
 class Afterwards(Callback):
     """Counts micro-batches."""
 
@@ -250,7 +260,7 @@ def refused(folder: Path, options: dict[str, Any]) -> dict[str, str]:
         if case.get("hook"):
             module = type("Hooked", (Classifier,), {"on_after_backward": lambda self: None})(options)
         dataset: Any = Endless() if case.get("data") == "endless" else samples(10, 1)
-        loader: Any = DataLoader(dataset, batch_size=4)
+        loader: Any = DataLoader(dataset, batch_size=4, drop_last=bool(case.get("short")))
         if case.get("data") == "sampler":
             chosen = torch.utils.data.SubsetRandomSampler(range(5))
             loader = DataLoader(dataset, batch_size=4, sampler=chosen)
@@ -305,7 +315,10 @@ def main() -> None:
         arguments["strategy"] = SpringtideStrategy(reference_workers=options.get("reference_workers", 1))
     trainer = pl.Trainer(**arguments)
     size = options.get("batch_size", 4)
-    loader = DataLoader(samples(50, 1), batch_size=size, num_workers=options.get("loader_workers", 0))
+    data: Any = samples(50, 1)
+    if options.get("data") == "stream":
+        data = Stream(data)
+    loader = DataLoader(data, batch_size=size, num_workers=options.get("loader_workers", 0))
     trainer.fit(module, loader, DataLoader(samples(22, 2), batch_size=5))
     after = (
         trainer.test(module, DataLoader(samples(20, 3), batch_size=5), verbose=False)

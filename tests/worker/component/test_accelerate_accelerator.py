@@ -86,7 +86,13 @@ def test_alone_it_is_the_accelerator(train_plainly: Train) -> None:
         assert wanted["unclassified"] == [], "each argument of the installed release has its place"
 
 
-@pytest.mark.parametrize("options", [SPLIT, SPLIT | {"patience": 1, "epochs": 30}], ids=["all", "early end"])
+STREAM: dict[str, Any] = {"data": "stream", "samples": 50}
+"""Five steps in an epoch, the last of which is short, as nobody knows before."""
+
+
+@pytest.mark.parametrize(
+    "options", [SPLIT, SPLIT | STREAM | {"patience": 1, "epochs": 30}], ids=["all", "stream, early end"]
+)
 def test_same_losses_through_a_kill_and_a_join(
     options: dict[str, Any], new_cluster: Callable[..., WorkerCluster], train_plainly: Train
 ) -> None:
@@ -127,8 +133,8 @@ def test_a_job_begins_again_where_all_were_lost(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
 ) -> None:
     """Loops that are over, schedules and registered objects go on from the job's checkpoint."""
-    options = SPLIT | {"patience": 1, "epochs": 30}
-    wanted = train_plainly(WHOLE | {"patience": 1, "epochs": 30})
+    early: dict[str, Any] = STREAM | {"patience": 1, "epochs": 30}
+    options, wanted = SPLIT | early, train_plainly(WHOLE | early)
     cluster = start(new_cluster, options, environment=checkpoints_in(tmp_path))
     for worker in lose_all_at(cluster, 10, tmp_path):
         check_end(worker, wanted, cluster)
@@ -170,6 +176,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "ElasticAccelerator(): mixed_precision='fp16'": {"arguments": {"mixed_precision": "fp16"}},
     "the DataLoader has a NoneType for its batches": {"data": "batches"},
     "set_trigger(): decide by what all workers have alike": {"call": "accelerator.set_trigger()"},
+    "drop_last leaves out samples of a pass whose end nobody knows": {"data": "stream", "short": True},
+    "len() of a prepared DataLoader over a stream": {"data": "stream", "call": "len(loader)"},
     "no_sync(): use `with accelerator.accumulate(model):`": {"call": "accelerator.no_sync(model)"},
     "accumulate() outside of a training loop": {"call": "accelerator.accumulate(model).__enter__()"},
     "load_state('some'): the position in the data": {"call": "accelerator.load_state('some')"},

@@ -157,6 +157,29 @@ def test_same_losses_through_a_kill_and_a_join(
     assert logged == pytest.approx(like, abs=2e-5), "rank 0 of the moment logs each step, in one file"
 
 
+def test_a_stream_through_a_kill_and_a_join(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train
+) -> None:
+    """Passes end where the stream does, and the run in the middle of the third: as Lightning has it."""
+    limits = {"max_epochs": -1, "max_steps": 13, "gradient_clip_val": 0.5}
+    options = STEPS | {"data": "stream", "arguments": limits}
+    wanted = train_plainly(options)
+    cluster = start(new_cluster, options | {"batch_size": 4, "reference_workers": 3})
+    first, second, third = cluster.start(3, faults={0: "backward:4:kill"})
+    cluster.until_step(6, second)
+    joiner = cluster.add()
+    cluster.until_done(second, third, joiner)
+    assert first.code == -9, cluster.logs()
+    for worker in (second, third, joiner):
+        check_end(worker, wanted, cluster)
+        check_same(events_of(worker), wanted["events"])
+        found = worker.result()
+        assert found is not None
+        assert found["audit"]["totalSeen"] == 2 * 50 + 36
+    for event in ("on_train_epoch_start", "on_train_epoch_end", "on_train_batch_end", "on_validation_end"):
+        assert steps_of(events_of(second), event) == steps_of(wanted["events"], event), event
+
+
 def test_early_stop_in_the_middle_of_an_epoch(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train
 ) -> None:
@@ -301,7 +324,15 @@ BEFORE: dict[str, dict[str, Any]] = {
     },
 }
 DATA: dict[str, dict[str, Any]] = {
-    "the data set is a Endless without samples by number": {"data": "endless"},
+    "drop_last leaves out samples of a pass whose end nobody knows": {"data": "endless", "short": True},
+    "limit_train_batches=0.5 is a share of a stream": {
+        "data": "endless",
+        "arguments": {"limit_train_batches": 0.5},
+    },
+    "Trainer(val_check_interval=0.5): it is a share of a stream": {
+        "data": "endless",
+        "arguments": {"val_check_interval": 0.5},
+    },
     "a SubsetRandomSampler is a sampler of one process": {"data": "sampler"},
     "Odds_0.lock: builtins.object cannot be part of the job's state": {"callbacks": ["odds"]},
     "a dict is no torch.utils.data.DataLoader": {"data": "two"},

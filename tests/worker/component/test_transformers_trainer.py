@@ -148,6 +148,56 @@ def test_same_losses_through_a_kill_and_a_join(
     assert logged == list(range(1, 16)), "rank 0 of the moment logs each step"
 
 
+STREAM: dict[str, Any] = {
+    "data": "stream",
+    "arguments": {
+        "max_steps": 12,
+        "per_device_train_batch_size": 12,
+        "gradient_accumulation_steps": 1,
+        "eval_strategy": "epoch",
+    },
+}
+"""Two passes of five steps over a stream whose length nobody knows, and two steps of a third."""
+
+
+def test_a_stream_alone_is_the_trainer(train_plainly: Callable[..., dict[str, Any]]) -> None:
+    """Passes end where the stream does, and the run at `max_steps`, in the middle of a pass."""
+    wanted, found = train_plainly(STREAM), train_plainly(STREAM, plain=False)
+    for name in ("loss", "grad_norm", "learning_rate", "eval_loss", "epoch"):
+        check_same(found, wanted, name)
+    assert found["values"] == pytest.approx(wanted["values"], abs=1e-4)
+    assert found["training_loss"] == pytest.approx(wanted["training_loss"], abs=1e-5)
+    for one, other in zip(found["events"], wanted["events"], strict=True):
+        assert (one["event"], one["step"]) == (other["event"], other["step"])
+
+
+def test_shards_through_a_kill_and_a_join(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Callable[..., dict[str, Any]]
+) -> None:
+    """One dies, and one joins in the second pass: each shuffled sample once, in the batch it has alone."""
+    split = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+    options = STREAM | {"data": "shards", "shuffle_buffer": 10, "arguments": STREAM["arguments"] | split}
+    wanted = train_plainly(options, plain=False)
+    cluster = start(new_cluster, options)
+    first, second, third = cluster.start(3, faults={0: "backward:4:kill"})
+    cluster.until_step(6, second)
+    joiner = cluster.add()
+    cluster.until_done(second, third, joiner)
+    assert first.code == -9, cluster.logs()
+    for worker in (second, third, joiner):
+        assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+        found = worker.result()
+        assert found is not None
+        for name in ("loss", "grad_norm", "learning_rate", "eval_loss", "epoch"):
+            check_same(found, wanted, name)
+        assert found["values"] == pytest.approx(wanted["values"], abs=1e-4)
+        audit = found["audit"]
+        assert (audit["totalSeen"], audit["lost"], audit["repeated"]) == (2 * 50 + 24, 0, 0)
+    seen = events(second.folder / f"{second.name}.events")
+    for event in ("on_epoch_begin", "on_epoch_end", "on_step_end"):
+        assert steps_of(seen, event) == steps_of(wanted["events"], event), event
+
+
 def test_early_stop_in_the_middle_of_an_epoch(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Callable[..., dict[str, Any]]
 ) -> None:
@@ -422,7 +472,9 @@ def test_what_cannot_be_is_refused_by_name(train_plainly: Callable[..., dict[str
             "save_on_each_node": True,
             "push_to_hub": False,
         },
-        "UsageError: ElasticTrainer(): train_dataset is a Endless without samples by number": "iterable",
+        "UsageError: ElasticTrainer(): train_dataset: the data set is a list_iterator": "iterator",
+        "ValueError: The train_dataset does not implement __len__": "endless",
+        "UsageError: ElasticTrainer(): dataloader_drop_last=True: drop_last leaves out samples": "short",
         "UsageError: ElasticTrainer(): callback SubSteps has on_substep_end()": "substeps",
         "UsageError: ElasticTrainer(): Sampling._get_train_sampler() is overridden": "sampler",
         "checkpoint-5'): checkpoint-N folders have no optimizer state here. Set spec.checkpoint": "resume",
