@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from script_hold import hold, wait_for
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 
@@ -85,15 +85,6 @@ def refused(options: dict[str, Any]) -> dict[str, str]:
     return said
 
 
-def wait_for(path: Path, seconds: float = 60.0) -> None:
-    """Wait until a file exists. Raise TimeoutError that names it."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{path} has not come within {seconds:.0f} s")
-        time.sleep(0.05)
-
-
 def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     name = os.environ.get("SPRINGTIDE_POD_NAME", "plain" if options.get("plain") else "alone")
@@ -159,6 +150,8 @@ def main() -> None:
             scores, y = accelerator.gather_for_metrics((scores, y))
             right.append(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
         value = float(sum(right)) / 22
+        if epoch == options.get("epochs", 3) - 1:
+            hold(folder, name, options)
         events.write(json.dumps({"epoch": epoch, "evaluated": value}) + "\n")
         if name == options.get("late"):
             wait_for(Path(options["late_until"]))  # the other one saves

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from script_hold import hold
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -246,6 +247,7 @@ def main() -> None:
     if "save" in options:
         if options["save"] != "by one" or trainer.is_world_process_zero():
             trainer.save_model()
+        hold(folder, name, options)
         after = trainer.evaluate()
         after["predicted"] = list(trainer.predict(trainer.eval_dataset).predictions.shape)
     result = {
@@ -271,6 +273,11 @@ def main() -> None:
         runtime = springtide.api.active_runtime
         assert runtime is not None
         result["audit"] = runtime.position.ledger.audit()
+        if options.get("again"):
+            try:
+                kind(make_model("words"), TrainingArguments(**arguments), train_dataset=[{}]).train()
+            except Exception as error:
+                result["again"] = f"{type(error).__name__}: {error}"
     (folder / f"{name}.json").write_text(json.dumps(result))
 
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
-from trainer_jobs import PlainRuns, checkpoints_in, events_of, lose_all_at, survive
+from trainer_jobs import (
+    PlainRuns,
+    checkpoints_in,
+    events_of,
+    join_at_the_last_evaluation,
+    lose_all_at,
+    survive,
+)
 from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide.coordination import outcome
@@ -127,6 +134,15 @@ def test_break_after_so_many_steps(new_cluster: Callable[..., WorkerCluster], tr
         found = worker.result()
         assert found is not None
         assert found["steps"] == 10
+
+
+def test_a_joiner_in_the_last_evaluation_ends_too(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
+) -> None:
+    wanted = train_plainly(WHOLE | {"epochs": 1})
+    cluster = start(new_cluster, SPLIT | {"epochs": 1, "held_until": str(tmp_path / "go")})
+    for worker in join_at_the_last_evaluation(cluster, tmp_path / "go"):
+        check_end(worker, wanted, cluster)
 
 
 def test_a_job_begins_again_where_all_were_lost(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
 from halt import Halt
+from trainer_jobs import join_at_the_last_evaluation
 from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide.coordination import outcome
@@ -380,6 +381,18 @@ def test_a_worker_that_joins_at_the_end_goes_on_with_the_others(
         assert losses(result["history"], "eval_loss")[15] == pytest.approx(result["after"]["eval_loss"])
 
 
+def test_a_joiner_in_the_last_evaluation_ends_too(
+    new_cluster: Callable[..., WorkerCluster], tmp_path: Path
+) -> None:
+    options = {"save": "by one", "held_until": str(tmp_path / "go"), "arguments": {"max_steps": 2}}
+    cluster = start(new_cluster, options)
+    for worker in join_at_the_last_evaluation(cluster, tmp_path / "go"):
+        assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+        found = worker.result()
+        assert found is not None
+        assert found["after"]["predicted"] == [22, 10, 32]
+
+
 POINTS = ("backward", "body", "committed", "stepping", "stepped", "evaluation", "reduced", "prepared")
 """Points of a step at which random faults come; what they mean to a seed does not change."""
 DEEDS = ("kill", "kill", "term")
@@ -482,6 +495,12 @@ def test_what_cannot_be_is_refused_by_name(train_plainly: Callable[..., dict[str
     found = train_plainly({"refused": wanted}, plain=False)
     for text in wanted:
         assert text in found[text]
+
+
+def test_a_second_run_in_one_job_is_refused(train_plainly: Callable[..., dict[str, Any]]) -> None:
+    """Also by another trainer."""
+    said = train_plainly({"again": True, "arguments": {"max_steps": 1}}, plain=False)["again"]
+    assert said.startswith("UsageError: ElasticTrainer.train() was called already: a job trains one model")
 
 
 def test_the_example_survives_a_kill(new_cluster: Callable[..., WorkerCluster], tmp_path: Path) -> None:

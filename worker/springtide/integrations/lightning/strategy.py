@@ -321,7 +321,7 @@ class SpringtideStrategy(Strategy):
                 setattr(trainer, f"{name}_loop", loop)
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        if self._fitted:
+        if self._fitted or the_runtime().trainer is not None:
             raise UsageError(
                 "Trainer.fit() was called already: a job trains one model once. Put further training into "
                 "another job, or raise max_epochs"

@@ -158,7 +158,7 @@ class ElasticTrainer(Trainer):
         """
         if trial is not None:
             self.hyperparameter_search()
-        if self._trained:
+        if self._trained or the_runtime().trainer is not None:
             raise UsageError(
                 "ElasticTrainer.train() was called already: a job trains one model once. Put further "
                 "training into another job, or raise num_train_epochs"
