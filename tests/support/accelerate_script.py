@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, TensorDataset
+from script_hold import hold, wait_for
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 
 class Patience:
@@ -42,6 +42,16 @@ def samples(count: int, seed: int) -> TensorDataset:
     return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long())
 
 
+class Stream(IterableDataset[Any]):
+    """Samples that can only be read from their begin."""
+
+    def __init__(self, samples: TensorDataset) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Any:
+        return (self._samples[number] for number in range(len(self._samples)))
+
+
 def refused(options: dict[str, Any]) -> dict[str, str]:
     """Return what is said to each of these, one at a time."""
     from springtide.integrations.accelerate import ElasticAccelerator
@@ -54,10 +64,12 @@ def refused(options: dict[str, Any]) -> dict[str, str]:
             loader: Any = DataLoader(samples(8, 1), batch_size=4)
             if case.get("data") == "batches":
                 loader = DataLoader(samples(8, 1), batch_size=None)
+            if case.get("data") == "stream":
+                loader = DataLoader(Stream(samples(8, 1)), batch_size=4, drop_last=bool(case.get("short")))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             if case.get("call"):
-                eval(case["call"], {"accelerator": accelerator, "model": model})
+                eval(case["call"], {"accelerator": accelerator, "model": model, "loader": loader})
             for x, _ in loader:
                 if case.get("step") == "none":
                     continue
@@ -71,15 +83,6 @@ def refused(options: dict[str, Any]) -> dict[str, str]:
         except Exception as error:
             said[text] = f"{type(error).__name__}: {error}"
     return said
-
-
-def wait_for(path: Path, seconds: float = 60.0) -> None:
-    """Wait until a file exists. Raise TimeoutError that names it."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{path} has not come within {seconds:.0f} s")
-        time.sleep(0.05)
 
 
 def main() -> None:
@@ -105,7 +108,10 @@ def main() -> None:
     model: Any = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Tanh(), torch.nn.Linear(12, 3))
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3)
     scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.8)
-    train: Any = DataLoader(samples(48, 1), batch_size=options.get("batch_size", 4))
+    data: Any = samples(options.get("samples", 48), 1)
+    if options.get("data") == "stream":
+        data = Stream(data)
+    train: Any = DataLoader(data, batch_size=options.get("batch_size", 4))
     check: Any = DataLoader(samples(22, 2), batch_size=5)
     model, optimizer, train, check, scheduler = accelerator.prepare(model, optimizer, train, check, scheduler)
     patience = Patience(options.get("patience", 100))
@@ -144,6 +150,8 @@ def main() -> None:
             scores, y = accelerator.gather_for_metrics((scores, y))
             right.append(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
         value = float(sum(right)) / 22
+        if epoch == options.get("epochs", 3) - 1:
+            hold(folder, name, options)
         events.write(json.dumps({"epoch": epoch, "evaluated": value}) + "\n")
         if name == options.get("late"):
             wait_for(Path(options["late_until"]))  # the other one saves

@@ -25,6 +25,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
 )
 from lightning.pytorch.loggers import CSVLogger
+from script_hold import hold
 from torch.utils.data import DataLoader, TensorDataset
 
 HOOKS = [
@@ -150,7 +151,13 @@ class Players(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.options = options
-        self.maker, self.judge = torch.nn.Linear(6, 6), torch.nn.Linear(6, 1)
+        self.maker: torch.nn.Module = torch.nn.Linear(6, 6)
+        if options.get("wide"):  # enough for products of thin matrices to be smaller, and not the same
+            inner = torch.nn.Linear(24, 24)
+            self.maker = torch.nn.Sequential(
+                torch.nn.Linear(6, 24), torch.nn.Tanh(), inner, torch.nn.Tanh(), torch.nn.Linear(24, 6)
+            )
+        self.judge = torch.nn.Linear(6, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, _ = batch
@@ -193,6 +200,26 @@ def samples(count: int, seed: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, 6, generator=generator)
     return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long())
+
+
+class Held(Callback):
+    """Waits in `test()` until the test of this script lets it go on."""
+
+    def __init__(self, folder: Path, name: str, options: dict[str, Any]) -> None:
+        self._place = folder, name, options
+
+    def on_test_start(self, trainer: Any, module: Any) -> None:
+        hold(*self._place)
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Samples that can only be read from their begin."""
+
+    def __init__(self, samples: TensorDataset) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Any:
+        return (self._samples[number] for number in range(len(self._samples)))
 
 
 class Afterwards(Callback):
@@ -250,7 +277,7 @@ def refused(folder: Path, options: dict[str, Any]) -> dict[str, str]:
         if case.get("hook"):
             module = type("Hooked", (Classifier,), {"on_after_backward": lambda self: None})(options)
         dataset: Any = Endless() if case.get("data") == "endless" else samples(10, 1)
-        loader: Any = DataLoader(dataset, batch_size=4)
+        loader: Any = DataLoader(dataset, batch_size=4, drop_last=bool(case.get("short")))
         if case.get("data") == "sampler":
             chosen = torch.utils.data.SubsetRandomSampler(range(5))
             loader = DataLoader(dataset, batch_size=4, sampler=chosen)
@@ -303,9 +330,14 @@ def main() -> None:
         from springtide.integrations.lightning import SpringtideStrategy
 
         arguments["strategy"] = SpringtideStrategy(reference_workers=options.get("reference_workers", 1))
+    if "held_until" in options:
+        callbacks.append(Held(folder, name, options))
     trainer = pl.Trainer(**arguments)
     size = options.get("batch_size", 4)
-    loader = DataLoader(samples(50, 1), batch_size=size, num_workers=options.get("loader_workers", 0))
+    data: Any = samples(50, 1)
+    if options.get("data") == "stream":
+        data = Stream(data)
+    loader = DataLoader(data, batch_size=size, num_workers=options.get("loader_workers", 0))
     trainer.fit(module, loader, DataLoader(samples(22, 2), batch_size=5))
     after = (
         trainer.test(module, DataLoader(samples(20, 3), batch_size=5), verbose=False)
@@ -332,6 +364,12 @@ def main() -> None:
         runtime = springtide.api.active_runtime
         assert runtime is not None
         result["audit"] = runtime.position.ledger.audit()
+        if options.get("again"):
+            try:
+                second = pl.Trainer(strategy=SpringtideStrategy(), logger=False, enable_checkpointing=False)
+                second.fit(Classifier(options), loader)
+            except Exception as error:
+                result["again"] = f"{type(error).__name__}: {error}"
     (folder / f"{name}.json").write_text(json.dumps(result))
 
 

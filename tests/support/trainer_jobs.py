@@ -13,6 +13,8 @@ from chaos_seeds import Seed
 from halt import Halt
 from worker_cluster import Worker, WorkerCluster, Zygote
 
+from springtide.coordination import outcome
+
 POINTS = ("backward", "body", "committed", "stepping", "stepped", "evaluation", "reduced", "prepared")
 """Points of a step at which random faults come; what they mean to a seed does not change."""
 DEEDS = ("kill", "kill", "term")
@@ -131,3 +133,28 @@ def survive(cluster: WorkerCluster, seed: Seed, last: int, check: Callable[[Work
     finally:
         cluster.close()
     return f"{faults}, {len(finished)} finished"
+
+
+def join_at_the_last_evaluation(cluster: WorkerCluster, go: Path) -> list[Worker]:
+    """Start a job of two, and add a worker when both stand in the last evaluation; it has nothing to do.
+
+    Args:
+        cluster: whose script's option `held_until` is `go`.
+        go: file for which the two wait until the third has asked to join.
+
+    Returns:
+        The two, at their end.
+    """
+    workers = cluster.start(2)
+    held = [worker.folder / f"{worker.name}.held" for worker in workers]
+    cluster.until(lambda: all(path.exists() for path in held), "the last evaluation")
+    joiner = cluster.add(hold=False)
+    asked = "waiting for the next generation"
+    cluster.until(lambda: asked in joiner.log() or not joiner.running, "the joiner")
+    go.touch()
+    cluster.until_done()
+    end = joiner.outcome()
+    assert joiner.code == 0, cluster.logs()
+    assert isinstance(end, outcome.Left), cluster.logs()
+    assert end.finished, cluster.logs()
+    return workers

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from script_hold import hold
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -134,8 +135,12 @@ def refused(kind: Any, folder: Path, options: dict[str, Any]) -> dict[str, str]:
     for text, arguments in options["refused"].items():
         named: dict[str, Any] = {"train_dataset": sentences(8, 1, False), "model": make_model("words")}
         own = {"output_dir": str(folder), "use_cpu": True, "report_to": "none"}
-        if arguments == "iterable":
-            arguments, named["train_dataset"] = {"max_steps": 3}, Endless()
+        if arguments == "iterator":
+            arguments, named["train_dataset"] = {"max_steps": 3}, iter(Stream([]))
+        elif arguments == "endless":
+            arguments, named["train_dataset"] = {}, Endless()
+        elif arguments == "short":
+            arguments, named["train_dataset"] = {"max_steps": 3, "dataloader_drop_last": True}, Endless()
         elif arguments == "substeps":
             arguments, named["callbacks"] = {}, [SubSteps()]
         elif arguments == "sampler":
@@ -158,6 +163,28 @@ class Endless(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Any:
         while True:
             yield sentences(1, 1, False)[0]
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Samples that can only be read from their begin."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Any:
+        return iter(self._samples)
+
+
+def train_data(kind: str, classes: bool) -> Any:
+    """Return the same 50 samples: by number, as one stream, or in five shards."""
+    samples = sentences(50, 1, classes)
+    if kind == "stream":
+        return Stream(samples)
+    if kind == "shards":
+        from springtide.data import Shards
+
+        return Shards(range(5), lambda shard: samples[shard * 10 : shard * 10 + 10])
+    return samples
 
 
 class SubSteps(TrainerCallback):
@@ -201,23 +228,26 @@ def main() -> None:
         return
     if options.get("loss") == "weighted":
         kind = type("Own", (Weighted, kind), {})
+    own = {"shuffle_buffer": options["shuffle_buffer"]} if "shuffle_buffer" in options else {}
     callbacks: list[TrainerCallback] = [Recorder(folder / f"{name}.events")]
     if "patience" in options:
         callbacks.append(EarlyStoppingCallback(options["patience"]))
     trainer = kind(
         make_model(options.get("model", "words")),
         TrainingArguments(**arguments),
-        train_dataset=sentences(50, 1, classes),
+        train_dataset=train_data(options.get("data", "numbers"), classes),
         eval_dataset=sentences(22, 2, classes),
         compute_metrics=accuracy if classes else None,
         compute_loss_func=summed if options.get("loss") == "summed" else None,
         callbacks=callbacks,
+        **own,
     )
     output = trainer.train()
     after = {}
     if "save" in options:
         if options["save"] != "by one" or trainer.is_world_process_zero():
             trainer.save_model()
+        hold(folder, name, options)
         after = trainer.evaluate()
         after["predicted"] = list(trainer.predict(trainer.eval_dataset).predictions.shape)
     result = {
@@ -243,6 +273,11 @@ def main() -> None:
         runtime = springtide.api.active_runtime
         assert runtime is not None
         result["audit"] = runtime.position.ledger.audit()
+        if options.get("again"):
+            try:
+                kind(make_model("words"), TrainingArguments(**arguments), train_dataset=[{}]).train()
+            except Exception as error:
+                result["again"] = f"{type(error).__name__}: {error}"
     (folder / f"{name}.json").write_text(json.dumps(result))
 
 

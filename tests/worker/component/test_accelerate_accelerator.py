@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
-from trainer_jobs import PlainRuns, checkpoints_in, events_of, lose_all_at, survive
+from trainer_jobs import (
+    PlainRuns,
+    checkpoints_in,
+    events_of,
+    join_at_the_last_evaluation,
+    lose_all_at,
+    survive,
+)
 from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide.coordination import outcome
@@ -86,7 +93,13 @@ def test_alone_it_is_the_accelerator(train_plainly: Train) -> None:
         assert wanted["unclassified"] == [], "each argument of the installed release has its place"
 
 
-@pytest.mark.parametrize("options", [SPLIT, SPLIT | {"patience": 1, "epochs": 30}], ids=["all", "early end"])
+STREAM: dict[str, Any] = {"data": "stream", "samples": 50}
+"""Five steps in an epoch, the last of which is short, as nobody knows before."""
+
+
+@pytest.mark.parametrize(
+    "options", [SPLIT, SPLIT | STREAM | {"patience": 1, "epochs": 30}], ids=["all", "stream, early end"]
+)
 def test_same_losses_through_a_kill_and_a_join(
     options: dict[str, Any], new_cluster: Callable[..., WorkerCluster], train_plainly: Train
 ) -> None:
@@ -123,12 +136,21 @@ def test_break_after_so_many_steps(new_cluster: Callable[..., WorkerCluster], tr
         assert found["steps"] == 10
 
 
+def test_a_joiner_in_the_last_evaluation_ends_too(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
+) -> None:
+    wanted = train_plainly(WHOLE | {"epochs": 1})
+    cluster = start(new_cluster, SPLIT | {"epochs": 1, "held_until": str(tmp_path / "go")})
+    for worker in join_at_the_last_evaluation(cluster, tmp_path / "go"):
+        check_end(worker, wanted, cluster)
+
+
 def test_a_job_begins_again_where_all_were_lost(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
 ) -> None:
     """Loops that are over, schedules and registered objects go on from the job's checkpoint."""
-    options = SPLIT | {"patience": 1, "epochs": 30}
-    wanted = train_plainly(WHOLE | {"patience": 1, "epochs": 30})
+    early: dict[str, Any] = STREAM | {"patience": 1, "epochs": 30}
+    options, wanted = SPLIT | early, train_plainly(WHOLE | early)
     cluster = start(new_cluster, options, environment=checkpoints_in(tmp_path))
     for worker in lose_all_at(cluster, 10, tmp_path):
         check_end(worker, wanted, cluster)
@@ -170,6 +192,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "ElasticAccelerator(): mixed_precision='fp16'": {"arguments": {"mixed_precision": "fp16"}},
     "the DataLoader has a NoneType for its batches": {"data": "batches"},
     "set_trigger(): decide by what all workers have alike": {"call": "accelerator.set_trigger()"},
+    "drop_last leaves out samples of a pass whose end nobody knows": {"data": "stream", "short": True},
+    "len() of a prepared DataLoader over a stream": {"data": "stream", "call": "len(loader)"},
     "no_sync(): use `with accelerator.accumulate(model):`": {"call": "accelerator.no_sync(model)"},
     "accumulate() outside of a training loop": {"call": "accelerator.accumulate(model).__enter__()"},
     "load_state('some'): the position in the data": {"call": "accelerator.load_state('some')"},

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
-from trainer_jobs import PlainRuns, checkpoints_in, events_of, lose_all_at, lose_the_writer, survive
+from trainer_jobs import (
+    PlainRuns,
+    checkpoints_in,
+    events_of,
+    join_at_the_last_evaluation,
+    lose_all_at,
+    lose_the_writer,
+    survive,
+)
 from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide.coordination import outcome
@@ -157,6 +165,29 @@ def test_same_losses_through_a_kill_and_a_join(
     assert logged == pytest.approx(like, abs=2e-5), "rank 0 of the moment logs each step, in one file"
 
 
+def test_a_stream_through_a_kill_and_a_join(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train
+) -> None:
+    """Passes end where the stream does, and the run in the middle of the third: as Lightning has it."""
+    limits = {"max_epochs": -1, "max_steps": 13, "gradient_clip_val": 0.5}
+    options = STEPS | {"data": "stream", "arguments": limits}
+    wanted = train_plainly(options)
+    cluster = start(new_cluster, options | {"batch_size": 4, "reference_workers": 3})
+    first, second, third = cluster.start(3, faults={0: "backward:4:kill"})
+    cluster.until_step(6, second)
+    joiner = cluster.add()
+    cluster.until_done(second, third, joiner)
+    assert first.code == -9, cluster.logs()
+    for worker in (second, third, joiner):
+        check_end(worker, wanted, cluster)
+        check_same(events_of(worker), wanted["events"])
+        found = worker.result()
+        assert found is not None
+        assert found["audit"]["totalSeen"] == 2 * 50 + 36
+    for event in ("on_train_epoch_start", "on_train_epoch_end", "on_train_batch_end", "on_validation_end"):
+        assert steps_of(events_of(second), event) == steps_of(wanted["events"], event), event
+
+
 def test_early_stop_in_the_middle_of_an_epoch(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train
 ) -> None:
@@ -240,6 +271,46 @@ def test_other_ways_to_sum_are_lightning(
         check_same(events_of(worker), wanted["events"])
 
 
+COMPRESSED: dict[str, tuple[dict[str, str], dict[str, Any], float]] = {
+    "in 16 bits": ({"SPRINGTIDE_COMPRESSION": "BF16"}, STEPS | {"test": False}, 0.02),
+    "as products, two optimizers by hand": (
+        {"SPRINGTIDE_COMPRESSION": "PowerSGD"},
+        {"model": "players", "wide": True, "batch_size": 12},
+        0.1,
+    ),
+}
+"""Environment and options of a job, and how far its parameters may be from those of plain training."""
+
+
+@pytest.mark.parametrize(("environment", "options", "bound"), COMPRESSED.values(), ids=COMPRESSED)
+def test_compressed_sums_through_a_kill_and_a_join(
+    environment: dict[str, str],
+    options: dict[str, Any],
+    bound: float,
+    new_cluster: Callable[..., WorkerCluster],
+    train_plainly: Train,
+) -> None:
+    """Compression changes the same in all workers, and hooks of a batch come once for each step."""
+    wanted = train_plainly(options)
+    cluster = start(new_cluster, options, environment=environment)
+    lost, *workers = cluster.start(3, faults={0: "backward:5:kill"})
+    cluster.until_step(7, workers[0])
+    workers.append(cluster.add())
+    cluster.until_done(*workers)
+    assert lost.code == -9, cluster.logs()
+    values = []
+    for worker in workers:
+        check_end(worker, wanted, cluster, bound, has_files=False)
+        check_same(events_of(worker), wanted["events"], bound)
+        found = worker.result()
+        assert found is not None
+        values.append(found["values"])
+    assert values[0] == values[1] == values[2]
+    assert values[0] != pytest.approx(wanted["values"], abs=1e-6), "gradients were compressed"
+    for event in ("on_train_batch_start", "on_train_batch_end"):
+        assert steps_of(events_of(workers[0]), event) == steps_of(wanted["events"], event), event
+
+
 def test_a_job_begins_again_where_all_were_lost(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
 ) -> None:
@@ -253,6 +324,16 @@ def test_a_job_begins_again_where_all_were_lost(
     for worker in lose_all_at(cluster, 6, tmp_path):
         check_end(worker, wanted, cluster, has_files=False)  # those of steps that were lost are there, too
         check_same(events_of(worker), wanted["events"])
+
+
+def test_a_joiner_in_the_last_test_ends_with_the_others(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
+) -> None:
+    options = STEPS | {"arguments": STEPS["arguments"] | {"max_epochs": 1}}
+    wanted = train_plainly(options)
+    cluster = start(new_cluster, options | {"held_until": str(tmp_path / "go")})
+    for worker in join_at_the_last_evaluation(cluster, tmp_path / "go"):
+        check_end(worker, wanted, cluster)
 
 
 def test_another_worker_saves_when_the_writer_dies(
@@ -299,9 +380,17 @@ BEFORE: dict[str, dict[str, Any]] = {
     "fit(ckpt_path='some.ckpt'): its counts and position are those of another run": {
         "ckpt_path": "some.ckpt"
     },
+    "drop_last leaves out samples of a pass whose end nobody knows": {"data": "endless", "short": True},
+    "limit_train_batches=0.5 is a share of a stream": {
+        "data": "endless",
+        "arguments": {"limit_train_batches": 0.5},
+    },
+    "Trainer(val_check_interval=0.5): it is a share of a stream": {
+        "data": "endless",
+        "arguments": {"val_check_interval": 0.5},
+    },
 }
 DATA: dict[str, dict[str, Any]] = {
-    "the data set is a Endless without samples by number": {"data": "endless"},
     "a SubsetRandomSampler is a sampler of one process": {"data": "sampler"},
     "Odds_0.lock: builtins.object cannot be part of the job's state": {"callbacks": ["odds"]},
     "a dict is no torch.utils.data.DataLoader": {"data": "two"},
@@ -318,6 +407,13 @@ def test_what_cannot_be_is_refused_by_name(train_plainly: Train) -> None:
         assert text in found[text]
     for text, case in DATA.items():
         assert text in train_plainly({"refused": {text: case}}, plain=False)[text]
+
+
+def test_a_second_run_in_one_job_is_refused(train_plainly: Train) -> None:
+    """Also by another Trainer with a strategy of its own."""
+    options = {"again": True, "arguments": {"max_epochs": 1}}
+    said = train_plainly(options, plain=False)["again"]
+    assert said.startswith("UsageError: Trainer.fit() was called already: a job trains one model once")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from chaos_seeds import Seed, each_seed, seconds
 from halt import Halt
+from trainer_jobs import join_at_the_last_evaluation
 from worker_cluster import Worker, WorkerCluster, Zygote
 
 from springtide.coordination import outcome
@@ -146,6 +147,56 @@ def test_same_losses_through_a_kill_and_a_join(
         e["step"] for found in by_worker.values() for e in found if e["first"] and "loss" in e.get("logs", {})
     ]
     assert logged == list(range(1, 16)), "rank 0 of the moment logs each step"
+
+
+STREAM: dict[str, Any] = {
+    "data": "stream",
+    "arguments": {
+        "max_steps": 12,
+        "per_device_train_batch_size": 12,
+        "gradient_accumulation_steps": 1,
+        "eval_strategy": "epoch",
+    },
+}
+"""Two passes of five steps over a stream whose length nobody knows, and two steps of a third."""
+
+
+def test_a_stream_alone_is_the_trainer(train_plainly: Callable[..., dict[str, Any]]) -> None:
+    """Passes end where the stream does, and the run at `max_steps`, in the middle of a pass."""
+    wanted, found = train_plainly(STREAM), train_plainly(STREAM, plain=False)
+    for name in ("loss", "grad_norm", "learning_rate", "eval_loss", "epoch"):
+        check_same(found, wanted, name)
+    assert found["values"] == pytest.approx(wanted["values"], abs=1e-4)
+    assert found["training_loss"] == pytest.approx(wanted["training_loss"], abs=1e-5)
+    for one, other in zip(found["events"], wanted["events"], strict=True):
+        assert (one["event"], one["step"]) == (other["event"], other["step"])
+
+
+def test_shards_through_a_kill_and_a_join(
+    new_cluster: Callable[..., WorkerCluster], train_plainly: Callable[..., dict[str, Any]]
+) -> None:
+    """One dies, and one joins in the second pass: each shuffled sample once, in the batch it has alone."""
+    split = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+    options = STREAM | {"data": "shards", "shuffle_buffer": 10, "arguments": STREAM["arguments"] | split}
+    wanted = train_plainly(options, plain=False)
+    cluster = start(new_cluster, options)
+    first, second, third = cluster.start(3, faults={0: "backward:4:kill"})
+    cluster.until_step(6, second)
+    joiner = cluster.add()
+    cluster.until_done(second, third, joiner)
+    assert first.code == -9, cluster.logs()
+    for worker in (second, third, joiner):
+        assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+        found = worker.result()
+        assert found is not None
+        for name in ("loss", "grad_norm", "learning_rate", "eval_loss", "epoch"):
+            check_same(found, wanted, name)
+        assert found["values"] == pytest.approx(wanted["values"], abs=1e-4)
+        audit = found["audit"]
+        assert (audit["totalSeen"], audit["lost"], audit["repeated"]) == (2 * 50 + 24, 0, 0)
+    seen = events(second.folder / f"{second.name}.events")
+    for event in ("on_epoch_begin", "on_epoch_end", "on_step_end"):
+        assert steps_of(seen, event) == steps_of(wanted["events"], event), event
 
 
 def test_early_stop_in_the_middle_of_an_epoch(
@@ -330,6 +381,18 @@ def test_a_worker_that_joins_at_the_end_goes_on_with_the_others(
         assert losses(result["history"], "eval_loss")[15] == pytest.approx(result["after"]["eval_loss"])
 
 
+def test_a_joiner_in_the_last_evaluation_ends_too(
+    new_cluster: Callable[..., WorkerCluster], tmp_path: Path
+) -> None:
+    options = {"save": "by one", "held_until": str(tmp_path / "go"), "arguments": {"max_steps": 2}}
+    cluster = start(new_cluster, options)
+    for worker in join_at_the_last_evaluation(cluster, tmp_path / "go"):
+        assert isinstance(worker.outcome(), outcome.Finished), cluster.logs()
+        found = worker.result()
+        assert found is not None
+        assert found["after"]["predicted"] == [22, 10, 32]
+
+
 POINTS = ("backward", "body", "committed", "stepping", "stepped", "evaluation", "reduced", "prepared")
 """Points of a step at which random faults come; what they mean to a seed does not change."""
 DEEDS = ("kill", "kill", "term")
@@ -422,7 +485,9 @@ def test_what_cannot_be_is_refused_by_name(train_plainly: Callable[..., dict[str
             "save_on_each_node": True,
             "push_to_hub": False,
         },
-        "UsageError: ElasticTrainer(): train_dataset is a Endless without samples by number": "iterable",
+        "UsageError: ElasticTrainer(): train_dataset: the data set is a list_iterator": "iterator",
+        "ValueError: The train_dataset does not implement __len__": "endless",
+        "UsageError: ElasticTrainer(): dataloader_drop_last=True: drop_last leaves out samples": "short",
         "UsageError: ElasticTrainer(): callback SubSteps has on_substep_end()": "substeps",
         "UsageError: ElasticTrainer(): Sampling._get_train_sampler() is overridden": "sampler",
         "checkpoint-5'): checkpoint-N folders have no optimizer state here. Set spec.checkpoint": "resume",
@@ -430,6 +495,12 @@ def test_what_cannot_be_is_refused_by_name(train_plainly: Callable[..., dict[str
     found = train_plainly({"refused": wanted}, plain=False)
     for text in wanted:
         assert text in found[text]
+
+
+def test_a_second_run_in_one_job_is_refused(train_plainly: Callable[..., dict[str, Any]]) -> None:
+    """Also by another trainer."""
+    said = train_plainly({"again": True, "arguments": {"max_steps": 1}}, plain=False)["again"]
+    assert said.startswith("UsageError: ElasticTrainer.train() was called already: a job trains one model")
 
 
 def test_the_example_survives_a_kill(new_cluster: Callable[..., WorkerCluster], tmp_path: Path) -> None:

@@ -95,6 +95,15 @@ class StepRunner:
         """Return whether the batch that was dealt last belongs to a loop that the job has ended."""
         return self._is_past if self._assignment is None else self._assignment.is_past
 
+    @property
+    def ends_pass(self) -> bool:
+        """Return whether the step that was dealt last is known to be the last one of its pass.
+
+        The end of data without numbers may turn out in that step only.
+        """
+        plan, cursor = self._state.plan, self._dealt_from
+        return plan is not None and cursor is not None and plan.advance(cursor).epoch > cursor.epoch
+
     # ---- the body
 
     def enter(self) -> None:

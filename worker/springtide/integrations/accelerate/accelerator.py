@@ -31,7 +31,13 @@ from springtide.errors import UsageError
 from springtide.integrations.accelerate.arguments import refusals
 from springtide.integrations.accelerate.carried import Progress, Unmoved
 from springtide.integrations.accelerate.loader import ElasticLoader, TrainingSteps
-from springtide.integrations.dataloader import TrainingData, read_loader, smallest_part
+from springtide.integrations.dataloader import (
+    TrainingData,
+    check_shuffle_buffer,
+    order_options,
+    read_loader,
+    smallest_part,
+)
 from springtide.integrations.together import (
     check_count,
     impossible_settings,
@@ -61,6 +67,7 @@ class ElasticAccelerator(Accelerator):
         max_train_steps: int | None = None,
         clip_norm: float | None = None,
         seed: int = 0,
+        shuffle_buffer: int = 0,
         **named: Any,
     ) -> None:
         """Make it with the arguments of `accelerate.Accelerator`; call `springtide.init()` if nobody has.
@@ -73,6 +80,8 @@ class ElasticAccelerator(Accelerator):
             clip_norm: norm to which the library clips the gradients, with parameter servers or shards, where
                 `clip_grad_norm_()` cannot.
             seed: of the samples' order and of random numbers in a step.
+            shuffle_buffer: of a stream: samples that are mixed at a time, over all workers; 0: they come in
+                the order of their shards.
             named: of the Accelerator.
 
         Raises:
@@ -80,6 +89,7 @@ class ElasticAccelerator(Accelerator):
             ValueError: a number is out of its range.
         """
         check_count("ElasticAccelerator", "reference_workers", reference_workers)
+        check_shuffle_buffer("ElasticAccelerator", shuffle_buffer)
         if max_train_steps is not None:
             check_count("ElasticAccelerator", "max_train_steps", max_train_steps)
         bound = inspect.signature(Accelerator.__init__).bind_partial(self, *arguments, **named).arguments
@@ -89,7 +99,7 @@ class ElasticAccelerator(Accelerator):
             springtide.init()
         super().__init__(*arguments, **named)
         _refuse([*refusals({"mixed_precision": self.mixed_precision}), *impossible_settings("scripts")])
-        self.reference_workers = reference_workers
+        self.reference_workers, self._shuffle_buffer = reference_workers, shuffle_buffer
         self._max_train_steps, self._clip_norm, self._seed = max_train_steps, clip_norm, seed
         settings = the_runtime().settings
         if self.device.type == "cuda" and settings.local_world_size > 1:
@@ -167,9 +177,10 @@ class ElasticAccelerator(Accelerator):
         if isinstance(data_loader, ElasticLoader):
             return data_loader
         data = read_loader(data_loader, "ElasticAccelerator.prepare()")
-        at_once = data.batch_size * self.reference_workers
-        size = len(data.dataset)
-        length = size // at_once if data.drop_last else -(-size // at_once)
+        at_once, size = data.batch_size * self.reference_workers, data.samples
+        length = None
+        if size is not None:
+            length = size // at_once if data.drop_last else -(-size // at_once)
         placed = self.device_placement if device_placement is None else device_placement
         return ElasticLoader(data_loader, length, lambda loader: self._begin_loop(loader, data, placed))
 
@@ -255,12 +266,10 @@ class ElasticAccelerator(Accelerator):
             micro_batch=data.batch_size,
             min_part=smallest_part(self._models, data.batch_size),
             seed=self._seed * 1_000_003 + self._index,  # each epoch has an order of its own
-            shuffle=data.shuffle,
-            weights=data.weights,
-            drop_last=data.drop_last,
             collate_fn=data.collate_fn,
             loader_workers=data.loader_workers,
             until=self._is_over,
+            **order_options(data, self._shuffle_buffer, "ElasticAccelerator"),
         )
         steps = self._steps = TrainingSteps(batches, data, self._seed, place, self._begin_batch, self._leave)
         for inputs in steps:

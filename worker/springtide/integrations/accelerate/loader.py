@@ -19,18 +19,25 @@ class ElasticLoader:
     Its length is that of the loader in one of the reference processes, by which scripts count their steps.
     """
 
-    def __init__(self, loader: DataLoader[Any], length: int, begin: Callable[[Any], Iterator[Any]]) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], length: int | None, begin: Callable[[Any], Iterator[Any]]
+    ) -> None:
         """Make it.
 
         Args:
             loader: of the script.
-            length: batches of an epoch.
+            length: batches of an epoch; None: nobody knows, for its samples are a stream.
             begin: begins a loop over this one.
         """
         self.loader, self._length, self._begin = loader, length, begin
 
     def __len__(self) -> int:
-        """Return the batches of an epoch."""
+        """Return the batches of an epoch. Raise TypeError for a stream that does not say how many it has."""
+        if self._length is None:
+            raise TypeError(
+                "len() of a prepared DataLoader over a stream, which does not say how many samples it has: "
+                "count by accelerator.completed_steps, and give ElasticAccelerator(max_train_steps=...)"
+            )
         return self._length
 
     def __iter__(self) -> Iterator[Any]:

@@ -131,14 +131,15 @@ class Schedule:
 
     Attributes:
         global_batch: samples of one step.
-        batches: of an epoch, as Lightning counts them in one of the reference processes.
-        steps: of an epoch.
+        batches: of an epoch, as Lightning counts them in one of the reference processes; infinite where
+            nobody knows how many samples a stream has.
+        steps: of an epoch; 0 where nobody knows.
         epochs: passes that are dealt at most.
         known: steps of the whole run; 0 where nobody knows it before.
     """
 
     global_batch: int
-    batches: int
+    batches: float
     steps: int
     epochs: int
     known: int
@@ -149,7 +150,7 @@ _ENDLESS: Final = 1 << 30
 
 
 def schedule(
-    samples: int,
+    samples: int | None,
     *,
     batch_size: int,
     accumulation: int,
@@ -159,11 +160,12 @@ def schedule(
     max_steps: int,
     max_epochs: int,
     steps_per_optimizer_step: bool = True,
+    is_certain: bool = True,
 ) -> Schedule:
     """Return the steps of a run.
 
     Args:
-        samples: of the data set.
+        samples: of the data set; None: of a stream that does not say how many it has.
         batch_size: of the DataLoader.
         accumulation: `accumulate_grad_batches`.
         reference_workers: number of processes for which these two were chosen.
@@ -172,19 +174,29 @@ def schedule(
         max_steps: of the Trainer; -1: none.
         max_epochs: of the Trainer; -1: none.
         steps_per_optimizer_step: whether `max_steps` counts these steps; not in manual optimization.
+        is_certain: a pass has that many samples; a stream has as many as it turns out to have.
 
     Raises:
         ValueError: there would be no step, or the limit cannot be.
     """
     global_batch = batch_size * accumulation * reference_workers
-    steps = samples // global_batch if drop_last else -(-samples // global_batch)
-    batches = steps * accumulation if drop_last else -(-samples // (batch_size * reference_workers))
-    if not steps:
-        raise ValueError(
-            f"the data set has {samples} samples, and the global batch {global_batch}: with drop_last there "
-            "is no step in an epoch"
-        )
-    limited = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    batches: float
+    if samples is None:
+        batches, steps = math.inf, 0
+        if not isinstance(limit, int) and limit != 1.0:
+            raise ValueError(
+                f"limit_train_batches={limit!r} is a share of a stream, which does not say how many samples "
+                "it has: give a number of batches"
+            )
+    else:
+        steps = samples // global_batch if drop_last else -(-samples // global_batch)
+        batches = steps * accumulation if drop_last else -(-samples // (batch_size * reference_workers))
+        if not steps:
+            raise ValueError(
+                f"the data set has {samples} samples, and the global batch {global_batch}: with drop_last "
+                "there is no step in an epoch"
+            )
+    limited = batches if limit == 1.0 and not isinstance(limit, int) else _limited(batches, limit)
     if limited < batches:
         reached = max_steps != -1 and steps_per_optimizer_step and max_steps <= limited // accumulation
         if not reached and max_epochs != 1:
@@ -199,10 +211,16 @@ def schedule(
             )
         if not limited:
             raise ValueError(f"limit_train_batches={limit!r} leaves no batch of {batches}")
-        batches, steps = limited, limited // accumulation
+        batches, steps = limited, int(limited // accumulation)
     epochs = _ENDLESS if max_epochs == -1 else max_epochs
     known = 0 if max_epochs == -1 else steps * max_epochs
     if max_steps != -1 and steps_per_optimizer_step:
         known = min(known or max_steps, max_steps)
-        epochs = min(epochs, max(1, math.ceil(max_steps / steps)))
+        if steps and is_certain:
+            epochs = min(epochs, max(1, math.ceil(max_steps / steps)))
     return Schedule(global_batch, batches, steps, epochs, known)
+
+
+def _limited(batches: float, limit: float) -> float:
+    """Return how many batches of an epoch are taken: a number of them, or a share."""
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)

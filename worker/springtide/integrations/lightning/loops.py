@@ -18,6 +18,7 @@ transferred or saved.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,7 +36,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 import springtide
 from springtide.data.batch import Batch
 from springtide.errors import UsageError
-from springtide.integrations.dataloader import TrainingData, read_loader, smallest_part
+from springtide.integrations.dataloader import TrainingData, order_options, read_loader, smallest_part
 from springtide.integrations.lightning.arguments import Schedule, schedule
 from springtide.integrations.lightning.carried import Progress
 from springtide.integrations.lightning.files import keep_earlier_rows
@@ -53,11 +54,13 @@ class Guide(Protocol):
 
     Attributes:
         reference_workers: number of processes for which batch size and learning rate were chosen.
+        shuffle_buffer: samples of a stream that are mixed at a time.
         optimizers: of the module.
         lr_scheduler_configs: of the module.
     """
 
     reference_workers: int
+    shuffle_buffer: int
     optimizers: list[torch.optim.Optimizer]
     lr_scheduler_configs: list[Any]
 
@@ -115,7 +118,7 @@ class ElasticFitLoop(_FitLoop):
         self._data = data = read_loader(loader, "Trainer.fit(): the training DataLoader")
         try:
             self._schedule = schedule(
-                len(data.dataset),
+                data.samples,
                 batch_size=data.batch_size,
                 accumulation=trainer.accumulate_grad_batches,
                 reference_workers=self._strategy.reference_workers,
@@ -124,6 +127,7 @@ class ElasticFitLoop(_FitLoop):
                 max_steps=self.max_steps,
                 max_epochs=-1 if self.max_epochs is None else self.max_epochs,
                 steps_per_optimizer_step=trainer.lightning_module.automatic_optimization,
+                is_certain=not data.is_stream,
             )
         except ValueError as error:
             raise UsageError(f"Trainer.fit(): {error}") from None
@@ -135,6 +139,13 @@ class ElasticFitLoop(_FitLoop):
         trainer, every = self.trainer, self.trainer.val_check_interval
         if isinstance(every, int):
             trainer.val_check_batch = every
+        elif self.max_batches == math.inf:
+            if every != 1.0:
+                raise UsageError(
+                    f"Trainer(val_check_interval={every!r}): it is a share of a stream, which does not say "
+                    "how many samples it has: give a number of batches, or 1.0 for the end of a pass"
+                )
+            trainer.val_check_batch = math.inf
         else:
             trainer.val_check_batch = max(1, int(self.max_batches * every))
         if every == 1.0 and not isinstance(every, int):
@@ -174,12 +185,10 @@ class ElasticFitLoop(_FitLoop):
             min_part=smallest_part([module], at_once),
             epochs=counts.epochs,
             seed=self._strategy.seed,
-            shuffle=data.shuffle,
-            weights=data.weights,
-            drop_last=data.drop_last,
             collate_fn=data.collate_fn,
             loader_workers=data.loader_workers,
             until=self._is_over,
+            **order_options(data, self._strategy.shuffle_buffer, "SpringtideStrategy"),
         ):
             self._take_rank()
             if not self._began:
@@ -190,6 +199,15 @@ class ElasticFitLoop(_FitLoop):
             self._begin()
         _ = self.done  # says why
         self.on_run_end()
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        """Return the loop's counts for a file, without the place of the script's loader, which stays."""
+        loader, self._combined_loader = self._combined_loader, None
+        try:
+            found: dict[str, Any] = super().on_save_checkpoint()
+        finally:
+            self._combined_loader = loader
+        return found
 
     def _distribute(self, module: pl.LightningModule) -> None:
         """Give the module, its optimizers and schedulers to the library."""
@@ -263,11 +281,13 @@ class ElasticFitLoop(_FitLoop):
 
     def _train(self, batch: Batch) -> None:
         """Take one dealt batch through its step, and do what follows when it is committed."""
-        runtime, loop, counts = the_runtime(), self.epoch_loop, self._schedule
+        runtime, loop, counts, read = the_runtime(), self.epoch_loop, self._schedule, self._data
         assert counts is not None
+        assert read is not None
         before = runtime.position.cursor
         self._open_epoch(before.epoch)
-        loop.stand_before(counts.batches)
+        own = math.ceil(batch.micro.global_samples / (read.batch_size * self._strategy.reference_workers))
+        loop.stand_before(counts.batches, own, ends_pass=runtime.steps.ends_pass)
         pieces = batch.split() if self.trainer.lightning_module.automatic_optimization else iter([batch])
         first = next(pieces)
         chosen = int(first.ids[0]) if first.samples else -1
@@ -282,7 +302,7 @@ class ElasticFitLoop(_FitLoop):
         loop.end_body()
         if runtime.position.cursor.step == before.step:
             return  # dropped, or the first parts of an exact step
-        loop.committed()
+        loop.committed(ends_pass=runtime.position.cursor.epoch != before.epoch)
         if loop.done or loop.batch_progress.is_last_batch:
             super().on_advance_end()
 
@@ -331,18 +351,20 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         self.automatic_optimization.optim_progress.reset_on_run()
         self.val_loop.batch_progress.total.reset()
 
-    def stand_before(self, batches: int) -> None:
+    def stand_before(self, batches: float, own: int, *, ends_pass: bool) -> None:
         """Set the counters to the step that begins, which may have begun before.
 
         Args:
-            batches: of an epoch.
+            batches: of an epoch; infinite where nobody knows.
+            own: batches of which this step's samples are.
+            ends_pass: the step is known to be the last one of its pass.
         """
         current, total = self.batch_progress.current, self.batch_progress.total
-        more = min(self.trainer.accumulate_grad_batches, batches - current.completed)
+        more = int(min(self.trainer.accumulate_grad_batches, batches - current.completed, own))
         for counter in (current, total):
             counter.ready = counter.started = counter.completed + more
             counter.processed = counter.completed
-        self.batch_progress.is_last_batch = current.ready >= batches
+        self.batch_progress.is_last_batch = ends_pass or current.ready >= batches
         self.trainer._logger_connector._first_loop_iter = current.completed == 0
 
     # ---- the body
@@ -455,8 +477,13 @@ class ElasticEpochLoop(_TrainingEpochLoop):
 
     # ---- behind the commit
 
-    def committed(self) -> None:
-        """Count the step, and run what belongs behind it: schedulers, hooks, logs, validation."""
+    def committed(self, *, ends_pass: bool) -> None:
+        """Count the step, and run what belongs behind it: schedulers, hooks, logs, validation.
+
+        Args:
+            ends_pass: the pass over the data ended with it, which may turn out in the step only.
+        """
+        self.batch_progress.is_last_batch |= ends_pass
         trainer, runtime = self.trainer, the_runtime()
         connector, module = trainer._logger_connector, trainer.lightning_module
         automatic = module.automatic_optimization

@@ -27,6 +27,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 import springtide
 from springtide import api
 from springtide.errors import UsageError
+from springtide.integrations.dataloader import check_shuffle_buffer
 from springtide.integrations.lightning.arguments import CALLBACKS, HOOKS, refusals
 from springtide.integrations.lightning.files import use_one_version
 from springtide.integrations.lightning.loops import ElasticEvaluationLoop, ElasticFitLoop
@@ -57,7 +58,9 @@ class SpringtideStrategy(Strategy):
 
     strategy_name = "springtide"
 
-    def __init__(self, reference_workers: int = 1, seed: int | None = None, **named: Any) -> None:
+    def __init__(
+        self, reference_workers: int = 1, seed: int | None = None, shuffle_buffer: int = 0, **named: Any
+    ) -> None:
         """Make it; call `springtide.init()` if nobody has.
 
         Args:
@@ -66,14 +69,17 @@ class SpringtideStrategy(Strategy):
                 job has.
             seed: of the samples' order and of random numbers in a step; None: that of `seed_everything`, or
                 0. The same on all workers.
+            shuffle_buffer: of a stream: samples that are mixed at a time, over all workers; 0: they come in
+                the order of their shards.
             named: `accelerator`, `checkpoint_io` and `precision_plugin`, as Lightning's strategies have them.
 
         Raises:
             ValueError: an argument is out of its range.
         """
         check_count("SpringtideStrategy", "reference_workers", reference_workers)
+        check_shuffle_buffer("SpringtideStrategy", shuffle_buffer)
         super().__init__(**named)
-        self.reference_workers = reference_workers
+        self.reference_workers, self.shuffle_buffer = reference_workers, shuffle_buffer
         self._seed = seed
         self._layer_sync: TorchSyncBatchNorm | None = None
         self._fitted = False
@@ -315,7 +321,7 @@ class SpringtideStrategy(Strategy):
                 setattr(trainer, f"{name}_loop", loop)
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        if self._fitted:
+        if self._fitted or the_runtime().trainer is not None:
             raise UsageError(
                 "Trainer.fit() was called already: a job trains one model once. Put further training into "
                 "another job, or raise max_epochs"

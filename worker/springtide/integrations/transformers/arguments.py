@@ -53,7 +53,7 @@ FIELDS: Final[Mapping[str, Field]] = {
         "a factor of the global batch; a worker makes as many micro-batches as its part needs"
     ),
     "num_train_epochs": supported(_SAME),
-    "max_steps": supported(_SAME),
+    "max_steps": supported("as in Trainer; a stream that does not say how long it is needs it"),
     "auto_find_batch_size": refused(
         "one worker would begin the loop again with a batch size of its own: set per_device_train_batch_size "
         "to what fits, it bounds what is computed at once"
@@ -169,7 +169,7 @@ FIELDS: Final[Mapping[str, Field]] = {
         "in one process; for the same bits at any number of workers use `strategy.allReduce.exact`"
     ),
     # ---- data
-    "dataloader_drop_last": supported("leaves an epoch's last short global batch out"),
+    "dataloader_drop_last": supported("leaves an epoch's last short global batch out; refused for streams"),
     "dataloader_num_workers": supported("processes of each worker that read ahead"),
     "dataloader_pin_memory": irrelevant("what is read ahead for a GPU is pinned"),
     "dataloader_persistent_workers": irrelevant("they live as long as the training loop"),
@@ -279,8 +279,12 @@ class Schedule:
     epochs: int
 
 
+_ENDLESS: Final = 1 << 30
+"""Passes of a run over a stream whose length nobody knows, which ends after `max_steps`."""
+
+
 def schedule(
-    samples: int,
+    samples: int | None,
     *,
     per_device: int,
     accumulation: int,
@@ -292,7 +296,9 @@ def schedule(
     """Return the steps of a run.
 
     Args:
-        samples: of the data set.
+        samples: of the data set; None: of a stream that does not say how many it has, of which passes follow
+            each other until `max_steps`, each as long as it turns out. The Trainer counts the whole run as
+            one epoch's steps then.
         per_device: `per_device_train_batch_size`.
         accumulation: `gradient_accumulation_steps`.
         reference_workers: number of processes for which these two were chosen.
@@ -304,6 +310,13 @@ def schedule(
         ValueError: there would be no step.
     """
     global_batch = per_device * accumulation * reference_workers
+    if samples is None:
+        if max_steps <= 0:
+            raise ValueError(
+                "train_dataset does not say how many samples it has, so the number of steps is not known: "
+                "give TrainingArguments(max_steps=...)"
+            )
+        return Schedule(global_batch, max_steps, max_steps, _ENDLESS)
     steps = samples // global_batch if drop_last else -(-samples // global_batch)
     if not steps:
         raise ValueError(

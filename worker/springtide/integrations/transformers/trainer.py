@@ -37,7 +37,17 @@ from springtide import api
 from springtide.data.batch import Batch
 from springtide.data.cursor import Cursor
 from springtide.errors import UsageError
-from springtide.integrations.dataloader import smallest_part
+from springtide.integrations.dataloader import (
+    TrainingData,
+    as_stream,
+    check_shuffle_buffer,
+    has_numbers,
+    length_of,
+    order_options,
+    refuse_drop_last,
+    smallest_part,
+    tell_reading,
+)
 from springtide.integrations.together import (
     agreed,
     check_count,
@@ -71,7 +81,9 @@ class ElasticTrainer(Trainer):
     lr_scheduler: Any
     _created_lr_scheduler: bool
 
-    def __init__(self, *arguments: Any, reference_workers: int = 1, **named: Any) -> None:
+    def __init__(
+        self, *arguments: Any, reference_workers: int = 1, shuffle_buffer: int = 0, **named: Any
+    ) -> None:
         """Make it with the arguments of `transformers.Trainer`; call `springtide.init()` if nobody has.
 
         Args:
@@ -79,14 +91,17 @@ class ElasticTrainer(Trainer):
             reference_workers: number of processes for which the batch size and the learning rate were chosen:
                 what `torchrun --nproc-per-node` (times nodes) was. It is not the number of workers that the
                 job has.
+            shuffle_buffer: of a stream: samples that are mixed at a time, over all workers; 0: they come in
+                the order of their shards.
             named: of the Trainer.
 
         Raises:
             UsageError: an argument cannot be in an elastic job; each of them is named.
-            ValueError: reference_workers is no integer of 1 or more.
+            ValueError: a number is out of its range.
         """
         check_count("ElasticTrainer", "reference_workers", reference_workers)
-        self.reference_workers = reference_workers
+        check_shuffle_buffer("ElasticTrainer", shuffle_buffer)
+        self.reference_workers, self._shuffle_buffer = reference_workers, shuffle_buffer
         if api.active_runtime is None:
             springtide.init()
         runs_loops()
@@ -143,7 +158,7 @@ class ElasticTrainer(Trainer):
         """
         if trial is not None:
             self.hyperparameter_search()
-        if self._trained:
+        if self._trained or the_runtime().trainer is not None:
             raise UsageError(
                 "ElasticTrainer.train() was called already: a job trains one model once. Put further "
                 "training into another job, or raise num_train_epochs"
@@ -169,31 +184,30 @@ class ElasticTrainer(Trainer):
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         loader, runtime = self.get_train_dataloader(), the_runtime()
-        dataset = loader.dataset
+        data = self._read_data(loader)
         counts = schedule(
-            len(dataset),
+            data.samples,
             per_device=self.args.per_device_train_batch_size,
             accumulation=self.args.gradient_accumulation_steps,
             reference_workers=self.reference_workers,
             max_steps=self.args.max_steps,
             num_epochs=self.args.num_train_epochs,
-            drop_last=self.args.dataloader_drop_last,
+            drop_last=data.drop_last,
         )
         model = self._distribute(counts, loader)
         micro_batch = self.args.per_device_train_batch_size
         epoch_begun = step_begun = -1
         for batch in springtide.batches(
-            dataset,
+            data.dataset,
             batch_size=counts.global_batch,
             micro_batch=micro_batch,
             min_part=smallest_part([model], micro_batch),
             epochs=counts.epochs,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            shuffle=self.args.train_sampling_strategy != "sequential",
-            drop_last=self.args.dataloader_drop_last,
-            collate_fn=loader.collate_fn,
-            loader_workers=self.args.dataloader_num_workers,
+            collate_fn=data.collate_fn,
+            loader_workers=data.loader_workers,
             until=lambda: self.control.should_training_stop,
+            **order_options(data, self._shuffle_buffer, "ElasticTrainer"),
         ):
             self._show_rank()
             before = runtime.position.cursor
@@ -215,10 +229,30 @@ class ElasticTrainer(Trainer):
         if epoch_begun < 0:  # it came when all was done
             self._begin(ignore_keys_for_eval)
         samples = counts.max_steps * counts.global_batch
-        if self.args.max_steps <= 0:
-            samples = int(len(dataset) * self.args.num_train_epochs)
+        if self.args.max_steps <= 0 and data.samples is not None:
+            samples = int(data.samples * self.args.num_train_epochs)
         output: TrainOutput = self._finalize_training(None, samples, self._began)
         return output
+
+    def _read_data(self, loader: DataLoader[Any]) -> TrainingData:
+        """Return what the library deals: the Trainer's data set and collator, in the wanted order."""
+        dataset: Any = loader.dataset
+        drop_last = self.args.dataloader_drop_last
+        stream = as_stream(dataset, "ElasticTrainer.train(): train_dataset")
+        if stream is not None:
+            refuse_drop_last("ElasticTrainer.train(): train_dataset", drop_last=drop_last)
+            tell_reading(stream)
+        return TrainingData(
+            dataset if stream is None else stream,
+            self.args.per_device_train_batch_size,
+            loader.collate_fn,
+            self.args.train_sampling_strategy != "sequential",
+            None,
+            drop_last,
+            self.args.dataloader_num_workers,
+            length_of(dataset),
+            stream is not None,
+        )
 
     def _distribute(self, counts: Schedule, loader: DataLoader[Any]) -> torch.nn.Module:
         """Make optimizer and schedule, give them to the library, and return the model as it is called."""
@@ -398,7 +432,7 @@ class ElasticTrainer(Trainer):
         """
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
-        shared = in_training() and prediction_loss_only and _has_samples(dataloader.dataset)
+        shared = in_training() and prediction_loss_only and has_numbers(dataloader.dataset)
         if shared:
             return self._evaluate_together(dataloader, metric_key_prefix, ignore_keys)
         output: EvalLoopOutput = super().evaluation_loop(
@@ -484,13 +518,6 @@ class _ProgressBar(ProgressCallback):
             self.training_bar = None
 
 
-def _has_samples(dataset: Any) -> bool:
-    """Return whether samples can be read by their numbers."""
-    ranges = callable(getattr(dataset, "read_range", None))
-    by_number = not isinstance(dataset, torch.utils.data.IterableDataset) and hasattr(dataset, "__getitem__")
-    return hasattr(dataset, "__len__") and (by_number or ranges)
-
-
 def _agreed(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers among the metrics as one of the workers has them."""
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
@@ -515,18 +542,25 @@ def _impossible(trainer: ElasticTrainer) -> list[str]:
         problems.append(
             f"{kind.__name__}._inner_training_loop() is overridden: override training_step() instead"
         )
-    dataset = trainer.train_dataset
-    if dataset is not None and not _has_samples(dataset):
-        problems.append(
-            f"train_dataset is a {type(dataset).__name__} without samples by number, so none can be dealt "
-            "again: give a map-style data set, or one with __len__() and read_range(start, stop)"
-        )
+    problems += _impossible_data(trainer)
     problems += impossible_settings("logs and callbacks")
     if trainer.is_model_parallel:
         problems.append(
             "the model lies on several devices (device_map): a worker has one, leave device_map out"
         )
     return problems + _impossible_callbacks(trainer.callback_handler.callbacks)
+
+
+def _impossible_data(trainer: ElasticTrainer) -> list[str]:
+    """Return a sentence where samples of the training data cannot be accounted for."""
+    if (dataset := trainer.train_dataset) is None:
+        return []
+    try:
+        if as_stream(dataset, "train_dataset") is not None:
+            refuse_drop_last("dataloader_drop_last=True", drop_last=trainer.args.dataloader_drop_last)
+    except UsageError as error:
+        return [str(error)]
+    return []
 
 
 def _impossible_callbacks(callbacks: list[TrainerCallback]) -> list[str]:
