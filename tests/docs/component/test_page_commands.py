@@ -1,7 +1,7 @@
 """The commands of pages, typed as they stand, on an embedded cluster in the order of a job's life: README.md,
 getting-started.md, install.md, life.md, operations.md, security.md, troubleshooting.md; then checkpoints.md.
 
-`NODE` and addresses, which a page leaves to the reader, are put in, and the example is longer.
+`NODE` and addresses, which a page leaves to the reader, are put in, and the example is longer and slower.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_members import FOLDER, Members, state
+from digits_alone import digits_alone
 from forked_start import forked
 from page_code import commands, pieces_of
 from required import require_tool
@@ -40,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = Path("examples/digits/train.py")
 COMMAND_SECONDS = 300
 EPOCHS = 10_000  # the job outlasts the pages
+PAUSE = 0.1  # seconds; five workers would else keep all processors busy while commands are typed
 
 
 @dataclass
@@ -105,15 +107,16 @@ def section(page: str, heading: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
-    """The cluster is the one that `springtide local` finds; its workers' image has a longer example."""
+    """The cluster is the one that `springtide local` finds; its workers' image has the other example."""
     require_tool("kubectl")
     folder = tmp_path_factory.mktemp("pages")
     text = (ROOT / EXAMPLE).read_text()
     text, changed = re.subn(r'("DIGITS_EPOCHS", )"\d+"', rf'\1"{EPOCHS}"', text)
-    assert changed == 1
+    text, slowed = re.subn(r'os\.environ\.get\("DIGITS_PAUSE_SECONDS", "0"\)', f'"{PAUSE}"', text)
+    assert (changed, slowed) == (1, 1)
     script = folder / "image" / EXAMPLE
     script.parent.mkdir(parents=True)
-    script.write_text(uncompiled(text))
+    script.write_text(uncompiled(digits_alone(text)))
     data = folder / "state/springtide/local"
     with forked():
         started = Cluster.start(data, Settings(nodes=4, cpus="4", memory="4Gi"))
