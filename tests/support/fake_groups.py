@@ -8,9 +8,9 @@ as late as possible, and what is received is full of rubbish until then, so that
 early makes wrong numbers; after a member was lost, collectives that all had begun end well at some of the
 others and fail at the rest, and all that are begun later fail.
 
-Threads and locks: each member has a lock that it waits for, and whose release gives it the turn; `_back` is the
-scheduler's. Turns strictly alternate between the scheduler and a member, so that plain locks do, which take
-a third of an event's time. Only the thread that has the turn touches anything.
+Threads and locks: each member has a lock that it waits for, and whose release gives it the turn; `_back` is
+the scheduler's. Turns strictly alternate between the scheduler and a member, so that plain locks do, which
+take less time than events. Only the thread that has the turn touches anything.
 """
 
 from __future__ import annotations
