@@ -13,7 +13,7 @@ from springtide.coordination import outcome
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 SHORTER = {"streaming": ("NAMES = sorted(topics)", "NAMES = sorted(topics)[::4]")}
-"""By example, what makes a whole pass of it short."""
+"""Replacements in the text that make a whole pass short, by the name of the example."""
 
 pytestmark = pytest.mark.timeout(300)
 
