@@ -17,6 +17,9 @@ import hypothesis
 import pytest
 from forked_start import forked
 from gpu_capabilities import capability_of
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
+from late_collection import pytest_pycollect_makemodule, pytest_runtestloop
 from leaks import blocking_threads, child_ids, leaked
 from required import require_tool as _require_tool
 from suite_rights import (
@@ -26,13 +29,15 @@ from suite_rights import (
     pytest_terminal_summary,
     pytest_unconfigure,
 )
-from suite_sample import leave_out
-from suite_schedule import pytest_xdist_make_scheduler
+from suite_schedule import pytest_configure_node, pytest_xdist_make_scheduler
 
-# The comparison of rights at the session's end, and who runs which tests.
+# The comparison of rights at the session's end, who runs which tests, and when they are collected.
 HOOKS = (
     pytest_configure,
+    pytest_configure_node,
+    pytest_pycollect_makemodule,
     pytest_runtest_logreport,
+    pytest_runtestloop,
     pytest_sessionfinish,
     pytest_terminal_summary,
     pytest_unconfigure,
@@ -48,6 +53,12 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("springtide")
+
+if "SPRINGTIDE_EXPLORE" not in os.environ:
+    # Examples would also be made of constants in the source of all modules that are imported at the moment:
+    # others with each change of any, and with each order of files, since a process imports what it runs.
+    _none, _name = Constants(), "_get_local_constants"
+    setattr(providers, _name, lambda: _none)
 
 # Python looks for garbage after every 700 new objects, which is a sixteenth of the suite's time.
 gc.set_threshold(20_000, 20, 20)
@@ -83,7 +94,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     A test that needs a device says which capability it shows.
     """
-    leave_out(config, items)
     for item in items:
         capability_of(item)
     kinds = ("e2e", "fuzz", "component", "unit")

@@ -94,7 +94,7 @@ def test_shards_survive_lost_and_leaving_workers(e2e: E2ECluster, start: Start) 
     One worker is deleted by force, the node of another is drained, and two leave.
     """
     sharded = {"type": "AllReduce", "allReduce": {"shard": "Gradients"}}
-    running = start("sharded", IN_SHARDS, workers=3, epochs=120, pace="1", strategy=sharded)
+    running = start("sharded", IN_SHARDS, workers=3, epochs=40, pace="1", strategy=sharded)
     running.until_trains(3)
     lost, kept, _ = running.pods()
     running.delete_pod(lost["metadata"]["name"], "--force", "--grace-period=0")
@@ -110,7 +110,7 @@ def test_shards_survive_lost_and_leaving_workers(e2e: E2ECluster, start: Start) 
     finally:
         e2e.kubectl("uncordon", node)
     before = {pod["metadata"]["uid"] for pod in running.pods()}
-    running.set_pace(0.1)
+    running.set_pace(0.5)
     running.scale(1)
     running.until_trains(1)
     e2e.until(120, "those that left to go", lambda: len(running.pods()) == 1)
@@ -122,7 +122,7 @@ def test_shards_survive_lost_and_leaving_workers(e2e: E2ECluster, start: Start) 
     running.until_condition("Succeeded")
     status = running.status()
     assert (status["data"]["repeated"], status["data"]["lost"], status["statesLost"]) == (0, 0, 0)
-    assert status["data"]["totalSeen"] == 120 * 64
+    assert status["data"]["totalSeen"] == 40 * 64
     assert status["restarts"]["failures"] == 0
     assert stays in {pod["metadata"]["uid"] for pod in running.pods()}
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chart_render import CHART, ROOT
+from forked_start import forked
 from prometheus_client.parser import text_string_to_metric_families
 from required import require_tool
 
@@ -163,7 +164,9 @@ def earlier_chart(folder: Path) -> Path | None:
 def installed(folder: Path) -> Iterator[Installation]:
     """An embedded cluster with two operators, from the previous commit's chart where there is one."""
     chart = earlier_chart(folder) or CHART
-    with Cluster.start(folder / "cluster", Settings(nodes=2)) as cluster:
+    with forked():
+        started = Cluster.start(folder / "cluster", Settings(nodes=2))
+    with started as cluster:
         here = Installation(cluster)
         place = ["-n", NAMESPACE, "--create-namespace"]
         here.run("helm", "install", "springtide", str(chart), *place, "--wait", "--timeout", "180s")

@@ -8,8 +8,9 @@ as late as possible, and what is received is full of rubbish until then, so that
 early makes wrong numbers; after a member was lost, collectives that all had begun end well at some of the
 others and fail at the rest, and all that are begun later fail.
 
-Threads and locks: each member has an event that gives it the turn; `_back` gives it to the scheduler. Only
-the thread that has the turn touches anything.
+Threads and locks: each member has a lock that it waits for, and whose release gives it the turn; `_back` is
+the scheduler's. Turns strictly alternate between the scheduler and a member, so that plain locks do, which
+take less time than events. Only the thread that has the turn touches anything.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Turns:
 
     def __post_init__(self) -> None:
         self._mine = threading.local()
-        self._back = threading.Event()
+        self._back = threading.Lock()
+        self._back.acquire()
         self._moved = False
         self._stuck = False
 
@@ -59,18 +61,20 @@ class Turns:
             Stuck: They wait for each other.
         """
         results: list[Any] = [None] * len(calls)
-        events = [threading.Event() for _ in calls]
+        turns = [threading.Lock() for _ in calls]
+        for turn in turns:
+            turn.acquire()
         done = [False] * len(calls)
 
         def member(number: int) -> None:
-            self._mine.event = events[number]
+            self._mine.turn = turns[number]
             self._get_turn()
             try:
                 results[number] = calls[number]()
             except BaseException as error:
                 results[number] = error
             done[number] = True
-            self._back.set()
+            self._back.release()
 
         threads = [
             threading.Thread(target=member, args=(number,), daemon=True) for number in range(len(calls))
@@ -83,9 +87,9 @@ class Turns:
             self.draw.shuffle(waiting)
             self._moved = False
             for number in waiting:
-                self._back.clear()
-                events[number].set()
-                assert self._back.wait(PATIENCE_SECONDS), "a member neither ends nor waits in a collective"
+                turns[number].release()
+                came_back = self._back.acquire(timeout=PATIENCE_SECONDS)
+                assert came_back, "a member neither ends nor waits in a collective"
                 self._moved |= done[number]
             if not self._moved:
                 self._stuck = True
@@ -102,16 +106,14 @@ class Turns:
     def until(self, ready: Callable[[], bool]) -> None:
         """Let others run until `ready`. Raise Stuck when that cannot come."""
         while not ready():
-            self._back.set()
+            self._back.release()
             self._get_turn()
             if self._stuck:
                 raise Stuck("members wait for each other")
         self._moved = True
 
     def _get_turn(self) -> None:
-        event = self._mine.event
-        assert event.wait(PATIENCE_SECONDS), "the turn did not come"
-        event.clear()
+        assert self._mine.turn.acquire(timeout=PATIENCE_SECONDS), "the turn did not come"
 
 
 @dataclass

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from forked_start import forked
 
 from benchmarks import node_death
 from springtide_local.kubelet import blackout
 
 pytestmark = [
     pytest.mark.timeout(400),
+    pytest.mark.usefixtures("fork_server"),
     pytest.mark.skipif(
         bool(os.environ.get("SPRINGTIDE_E2E_KUBECONFIG")), reason="crashes nodes of the embedded cluster"
     ),
@@ -26,7 +29,9 @@ LIMIT_SECONDS = 30.0
 
 
 def test_job_goes_on_before_kubernetes_misses_the_node(tmp_path: Path) -> None:
-    with node_death.cluster_with_operator(tmp_path / "cluster") as (cluster, kube):
+    with ExitStack() as stack:
+        with forked():
+            cluster, kube = stack.enter_context(node_death.cluster_with_operator(tmp_path / "cluster"))
         job = node_death.Job(kube, node_death.ALL_REDUCE, tmp_path / "steps")
         jobs = {job.name: job}
         node_death.until(120, "three workers to train", job.whole)

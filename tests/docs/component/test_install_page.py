@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from digits_alone import digits_alone
 from forked_start import forked
 from required import require_tool
 from uncompiled import uncompiled
@@ -62,14 +63,14 @@ def shorter_example(root: Path) -> None:
     """Write the example that the page trains, with EPOCHS epochs of slow steps, into an image's working
     directory.
 
-    It begins without torch's compiler, as the scripts of other pods do.
+    It begins without torch's compiler and scikit-learn.
     """
     text = (ROOT / EXAMPLE).read_text()
     for name, value in (("DIGITS_EPOCHS", EPOCHS), ("DIGITS_PAUSE_SECONDS", PAUSE)):
         text, changed = re.subn(rf'("{name}", )"\d+"', rf'\1"{value}"', text)
         assert changed == 1
     (root / EXAMPLE).parent.mkdir(parents=True)
-    (root / EXAMPLE).write_text(uncompiled(text))
+    (root / EXAMPLE).write_text(uncompiled(digits_alone(text)))
 
 
 @pytest.fixture(scope="module", autouse=True)

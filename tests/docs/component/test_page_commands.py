@@ -1,7 +1,7 @@
 """The commands of pages, typed as they stand, on an embedded cluster in the order of a job's life: README.md,
 getting-started.md, install.md, life.md, operations.md, security.md, troubleshooting.md; then checkpoints.md.
 
-`NODE` and addresses, which a page leaves to the reader, are put in, and the example is longer.
+`NODE` and addresses, which a page leaves to the reader, are put in, and the example is longer and slower.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
 from checkpoint_members import FOLDER, Members, state
+from digits_alone import digits_alone
 from forked_start import forked
 from page_code import commands, pieces_of
 from required import require_tool
@@ -39,7 +41,9 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = Path("examples/digits/train.py")
 COMMAND_SECONDS = 300
+WORKERS = "pods -l springtide.dev/role=worker"
 EPOCHS = 10_000  # the job outlasts the pages
+PAUSE = 0.1  # seconds; five workers would else keep all processors busy while commands are typed
 
 
 @dataclass
@@ -78,20 +82,29 @@ class Terminal:
         """Return a field of an object, "" where there is none."""
         return self.run(f"kubectl get {of} -o jsonpath='{{{path}}}'")
 
-    def until(self, path: str, wanted: str, seconds: float = 120.0, of: str = "stj/digits") -> None:
-        """Wait until a field of an object is as wanted, a regular expression."""
-        deadline = time.monotonic() + seconds
-        while not re.fullmatch(wanted, found := self.get(path, of)):
-            assert time.monotonic() < deadline, f"{path} is {found!r}, not {wanted!r}:\n{self.story()}"
+    def until(self, path: str, wanted: str) -> None:
+        """Wait until a field of the job is as wanted."""
+        wait = f"kubectl wait stj/digits --for=jsonpath='{{{path}}}'={wanted} --timeout=120s"
+        said = self.run(wait, codes=(0, 1))
+        assert "condition met" in said, f"{path} is not {wanted}: {said}\n{self.story()}"
+
+    def until_pods(self, count: int) -> None:
+        """Wait until the job has so many workers' pods, among them those that are about to go."""
+        deadline = time.monotonic() + 120.0
+        while (found := self.get(".items[*].kind", WORKERS).split()) != ["Pod"] * count:
+            assert time.monotonic() < deadline, f"{len(found)} workers, not {count}:\n{self.story()}"
             time.sleep(1.0)
 
     def goes_on(self) -> None:
         """Wait until the job has committed some more steps."""
         wanted = int(self.get(".status.step")) + 20
-        deadline = time.monotonic() + 120.0
-        while int(self.get(".status.step")) < wanted:
-            assert time.monotonic() < deadline, f"no step {wanted}:\n{self.story()}"
-            time.sleep(1.0)
+        watch = """timeout 120 kubectl get stj/digits --watch -o jsonpath='{.status.step}{"\\n"}'"""
+        watching = subprocess.Popen(["bash", "-c", f"exec {watch}"], env=self.env, stdout=PIPE, text=True)
+        with watching:
+            assert watching.stdout is not None
+            reached = any(int(line) >= wanted for line in watching.stdout)
+            watching.terminate()
+        assert reached, f"no step {wanted}:\n{self.story()}"
 
     def story(self) -> str:
         return self.run("kubectl describe stj digits; kubectl get pods -o wide")
@@ -105,15 +118,16 @@ def section(page: str, heading: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
-    """The cluster is the one that `springtide local` finds; its workers' image has a longer example."""
+    """The cluster is the one that `springtide local` finds; its workers' image has the other example."""
     require_tool("kubectl")
     folder = tmp_path_factory.mktemp("pages")
     text = (ROOT / EXAMPLE).read_text()
     text, changed = re.subn(r'("DIGITS_EPOCHS", )"\d+"', rf'\1"{EPOCHS}"', text)
-    assert changed == 1
+    text, slowed = re.subn(r'os\.environ\.get\("DIGITS_PAUSE_SECONDS", "0"\)', f'"{PAUSE}"', text)
+    assert (changed, slowed) == (1, 1)
     script = folder / "image" / EXAMPLE
     script.parent.mkdir(parents=True)
-    script.write_text(uncompiled(text))
+    script.write_text(uncompiled(digits_alone(text)))
     data = folder / "state/springtide/local"
     with forked():
         started = Cluster.start(data, Settings(nodes=4, cpus="4", memory="4Gi"))
@@ -200,10 +214,10 @@ def test_tutorial_takes_a_worker_away_and_adds_two(terminal: Terminal) -> None:
     # The job is one of other pages: of five workers with other names and a standby, and with recoveries.
     terminal.run("kubectl scale stj/digits --replicas=3")
     terminal.run('kubectl patch stj digits --type=merge -p \'{"spec":{"workers":{"standby":0}}}\'')
-    terminal.until(".items[*].kind", "Pod Pod Pod", of="pods -l springtide.dev/role=worker")
+    terminal.until_pods(3)
     terminal.until(".status.workers.summary", "3/3")
     terminal.goes_on()  # the same status that says so counts the changes before
-    worker = terminal.get(".items[1].metadata.name", "pods -l springtide.dev/role=worker")
+    worker = terminal.get(".items[1].metadata.name", WORKERS)
     restarts = int(terminal.get(".status.restarts.total"))
     *disturbing, succeeded, values, audit, stop = lines
     for line in disturbing:
@@ -221,7 +235,7 @@ def test_tutorial_takes_a_worker_away_and_adds_two(terminal: Terminal) -> None:
 def test_disturbances_of_the_first_page_are_survived(terminal: Terminal) -> None:
     delete, scale, drain, crash, kill, describe = section("getting-started.md", "Watch it")[-6:]
     terminal.until(".status.workers.summary", "5/5")
-    worker = terminal.get(".items[0].metadata.name", "pods -l springtide.dev/role=worker")
+    worker = terminal.get(".items[0].metadata.name", WORKERS)
     terminal.run(delete.replace("digits-worker-0-0", worker))
     terminal.goes_on()
     terminal.run(scale)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from forked_start import forked
 from required import require_tool
 
 from springtide_local.cluster import Cluster
@@ -35,9 +36,10 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of two small nodes that the tests are told of by a kubeconfig."""
     for tool in ("kubectl", "helm"):
         require_tool(tool)
-    with Cluster.start(
-        tmp_path_factory.mktemp("foreign") / "cluster", Settings(nodes=2, cpus="2", memory="4Gi")
-    ) as cluster:
+    folder = tmp_path_factory.mktemp("foreign") / "cluster"
+    with forked():
+        started = Cluster.start(folder, Settings(nodes=2, cpus="2", memory="4Gi"))
+    with started as cluster:
         yield cluster
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked_start import forked
 from launch_pods import LAUNCH, ROOTS, Launchers, alive
 from worker_cluster import Worker, WorkerCluster
 
@@ -210,9 +211,10 @@ def test_the_example_trains_and_leaves_checkpoints(tmp_path: Path) -> None:
     }
     command = [*LAUNCH, "--processes", "2", "--torchrun-env", "--restarts", "0", "--", sys.executable]
     example = Path(__file__).parents[3] / "examples" / "torchrun" / "train.py"
-    done = subprocess.run(
-        [*command, str(example)], env=environment, capture_output=True, text=True, timeout=150
-    )
+    with forked():
+        done = subprocess.run(
+            [*command, str(example)], env=environment, capture_output=True, text=True, timeout=150
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[1] rank 1 of 2 begins after epoch 0" in done.stdout
     assert "[0] accuracy 0." in done.stdout
