@@ -34,6 +34,7 @@ from springtide_protocol.limits import (
     MAX_SERVERS,
     MAX_SLOT,
     MAX_STALENESS,
+    MAX_STOP_SECONDS,
     MAX_TEXT_CHARACTERS,
 )
 from springtide_protocol.names import StateName
@@ -122,6 +123,7 @@ def to_hello(hello: pb.Hello) -> say.Hello:
         ended_stage=hello.ended_stage,
         servers=tuple(to_server(server) for server in hello.servers),
         opaque=hello.opaque,
+        stop_seconds=min(float(hello.stop_seconds), MAX_STOP_SECONDS),
         checkpoints=hello.checkpoints,
         keeps_applied_batches=hello.keeps_applied_batches,
         consistency=to_consistency(hello.consistency),

@@ -187,7 +187,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., store_set: _Optional[_Union[StoreEntry, _Mapping]] = ..., formed: _Optional[_Union[Formed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., values: _Optional[_Union[Values, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., times: _Optional[_Union[Times, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., transferring: _Optional[_Union[Transferring, _Mapping]] = ..., bound_to_steps: _Optional[_Union[BoundToSteps, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "keeps_applied_batches", "bound_to_steps", "at_epoch_end", "storage", "speaks", "largest_group", "together")
+    __slots__ = ("protocol_version", "member", "newest_incarnation", "generation", "members", "state", "standing", "layout_hash", "leaving", "ended_stage", "opaque", "servers", "checkpoints", "consistency", "keeps_applied_batches", "bound_to_steps", "at_epoch_end", "storage", "speaks", "largest_group", "stop_seconds", "together")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +208,7 @@ class Hello(_message.Message):
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     SPEAKS_FIELD_NUMBER: _ClassVar[int]
     LARGEST_GROUP_FIELD_NUMBER: _ClassVar[int]
+    STOP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     member: Member
@@ -229,8 +230,9 @@ class Hello(_message.Message):
     storage: bool
     speaks: Speaks
     largest_group: int
+    stop_seconds: int
     together: int
-    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: bool = ..., ended_stage: _Optional[int] = ..., opaque: bool = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: bool = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., keeps_applied_batches: bool = ..., bound_to_steps: _Optional[str] = ..., at_epoch_end: bool = ..., storage: bool = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., largest_group: _Optional[int] = ..., together: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., newest_incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., generation: _Optional[_Union[GenerationName, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state: _Optional[_Union[StateName, _Mapping]] = ..., standing: _Optional[_Union[Standing, str]] = ..., layout_hash: _Optional[str] = ..., leaving: bool = ..., ended_stage: _Optional[int] = ..., opaque: bool = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., checkpoints: bool = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., keeps_applied_batches: bool = ..., bound_to_steps: _Optional[str] = ..., at_epoch_end: bool = ..., storage: bool = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., largest_group: _Optional[int] = ..., stop_seconds: _Optional[int] = ..., together: _Optional[int] = ...) -> None: ...
 
 class BoundToSteps(_message.Message):
     __slots__ = ("reason",)

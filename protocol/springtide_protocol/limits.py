@@ -17,5 +17,7 @@ MAX_STALENESS = 1_000_000
 MAX_COUNT = 2**53
 """Limit of everything that is counted; whole numbers up to here are exact in JSON."""
 MAX_PAUSE_SECONDS = 3600.0
+MAX_STOP_SECONDS = 86_400.0
+"""Longest time for a script to end in: a member that is told to park keeps all others waiting."""
 MAX_PORT = 65_535
 FOLLOW_SECRET_BYTES = 32

@@ -317,12 +317,12 @@ def disconnect_if_stuck(m: Membership, generation: Generation, record: Record, n
     Returns:
         The refusal and the end of the stream, once its time is over.
     """
-    since = max(generation.closing_at, record.connected_at)
-    if record.standing not in _TRAINS or now - since < m.settings.parking or record.session is None:
+    since, limit = max(generation.closing_at, record.connected_at), m.settings.parking
+    if record.stop_seconds:
+        limit = max(limit, record.stop_seconds + m.settings.after_script)
+    if record.standing not in _TRAINS or now - since < limit or record.session is None:
         return []
-    return disconnect(
-        m, generation, record, f"{record.info.label} did not park within {m.settings.parking:g} s", now
-    )
+    return disconnect(m, generation, record, f"{record.info.label} did not park within {limit:g} s", now)
 
 
 def disconnect_hung(m: Membership, now: float) -> list[Effect]:

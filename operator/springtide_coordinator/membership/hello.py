@@ -272,6 +272,7 @@ def take_report(m: Membership, record: Record, hello: Hello, now: float) -> None
     keep_layout(m, record, hello.layout_hash)
     record.ended_stages = hello.ended_stage
     record.opaque, record.keeps_applied_batches = hello.opaque, hello.keeps_applied_batches
+    record.stop_seconds = hello.stop_seconds
     record.largest_group, record.together = hello.largest_group, hello.together
     record.at_stage = hello.ended_stage if hello.standing is Standing.ENDED else None
     record.dismissed = record.goodbye = ""

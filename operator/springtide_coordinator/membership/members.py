@@ -39,6 +39,7 @@ class Record:
     surplus: bool = False  # and it was that the job has finished
     goodbye: str = ""  # the outcome it said Bye with
     opaque: bool = False  # it has no state of ours that could be lost
+    stop_seconds: float = 0.0  # so long its script may take to end when members change
     replaced: bool = False  # another process has its place
     voided: bool = False  # it held a state that the servers have lost, and cannot begin anew
     at_epoch_end: bool = False  # it has stopped where all met, and its state is one of common steps too

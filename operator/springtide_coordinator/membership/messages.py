@@ -117,6 +117,7 @@ class Hello:
     ended_stage: int = 0
     servers: tuple[ServerInfo, ...] = ()
     opaque: bool = False  # commits no steps and holds no state: its script keeps its own
+    stop_seconds: float = 0.0  # so long its script may take to end when members change
     checkpoints: bool = False
     keeps_applied_batches: bool = (
         False  # what was trained is written down beside the parameters, on the servers

@@ -17,6 +17,7 @@ class Settings:
     joiners: float = 1.0  # a joiner waits this long for others that are starting
     complaint: float = 0.3  # a failed reduction with all streams alive
     parking: float = 30.0  # a member told to park that does not answer is cut off
+    after_script: float = 10.0  # beyond the time that its script may take to end, where that is longer
     operator_silence: float = 15.0  # after it the operator counts as unreachable
     save_margin: float = 10.0  # beyond leave_margin, for a checkpoint; and three times what the last one took
     leave_margin: float = 5.0  # a leaver that alone holds the state goes this long before its pod is killed

@@ -42,6 +42,7 @@ _WORKERS_FIELDS = {
 _INSTEAD = {
     **_WORKERS_FIELDS,
     "SPRINGTIDE_TERMINATION_LOG": "terminationMessagePath of the container",
+    "SPRINGTIDE_GRACE_SECONDS": "terminationGracePeriodSeconds of the template",
     "SPRINGTIDE_COLLECTIVE_SECONDS": "spec.failurePolicy.hangTimeoutSeconds",
     "SPRINGTIDE_PS_LEAVE_SECONDS": "terminationGracePeriodSeconds of the template",
     "MKL_CBWR": "spec.strategy.allReduce.exact",

@@ -90,7 +90,10 @@ def worker_pod(
         avoid_node(spec, avoid)
     _launcher(job.spec.workers.processes_per_pod, container)
     with_init(container, annotations)
-    container["env"] = _environment(job, container, slot, attempt, coordinator_address, termination_log)
+    grace = spec["terminationGracePeriodSeconds"]
+    container["env"] = _environment(
+        job, container, slot, attempt, coordinator_address, termination_log, str(grace)
+    )
     pod: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -243,7 +246,13 @@ def _launcher(processes: int, container: Object) -> None:
 
 
 def _environment(
-    job: Job, container: Object, slot: int, attempt: int, coordinator_address: str, termination_log: str
+    job: Job,
+    container: Object,
+    slot: int,
+    attempt: int,
+    coordinator_address: str,
+    termination_log: str,
+    grace_seconds: str,
 ) -> list[Object]:
     key = job.keys[0]
     own = [
@@ -263,6 +272,7 @@ def _environment(
         *_checkpoint(job),
         *_collectives(job),
         {"name": "SPRINGTIDE_TERMINATION_LOG", "value": termination_log},
+        {"name": "SPRINGTIDE_GRACE_SECONDS", "value": grace_seconds},
         {"name": "SPRINGTIDE_METRICS_PORT", "value": str(names.WORKER_METRICS_PORT)},
         *_processes(job),
     ]

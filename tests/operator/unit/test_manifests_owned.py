@@ -83,6 +83,7 @@ def test_every_variable_that_the_operator_writes_is_refused(obj: Object) -> None
         ("SPRINGTIDE_CHECKPOINT_URI", r"spec\.checkpoint\.uri"),
         ("SPRINGTIDE_PROCESSES", r"workers\.processesPerPod"),
         ("SPRINGTIDE_TERMINATION_LOG", "terminationMessagePath"),
+        ("SPRINGTIDE_GRACE_SECONDS", "terminationGracePeriodSeconds"),
     ],
 )
 def test_dedicated_field_is_named_although_the_job_sets_it_not(name: str, field: str) -> None:

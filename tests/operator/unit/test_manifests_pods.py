@@ -122,6 +122,7 @@ def test_a_template_that_speaks_is_not_overridden() -> None:
     assert "env" not in spec["containers"][0]
     env = environment(pod, 1)
     assert env["SPRINGTIDE_SLOT"] == "0"
+    assert env["SPRINGTIDE_GRACE_SECONDS"] == "7"
     assert env["SPRINGTIDE_TERMINATION_LOG"] == "/tmp/message"
     assert env["OMP_NUM_THREADS"] == "3"
     assert env["NCCL_DEBUG"] == "INFO"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from springtide.launch.options import parse
 from springtide.launch.script import Attempts, Failure, Rendezvous, culprit, variables
 from springtide.launch.supervision import Action, End, Policy, Signal, Spawn
 from springtide.settings import read_settings
-from springtide_coordinator.membership.messages import Boundary, Leave, ParkReason
+from springtide_coordinator.membership.messages import Boundary, Leave, ParkReason, Prepare, Refused
 from springtide_coordinator.stall import Motion
 from springtide_operator.plan.observation import Report
 from springtide_operator.plan.progress import numbers
@@ -77,10 +78,8 @@ def test_attempts_run_out_and_come_back() -> None:
     assert Attempts(0).failed(5.0)
 
 
-def test_others_wait_no_longer_for_a_script_than_coordinator() -> None:
-    assert parse(["--torchrun-env", "--grace", "20", "--", "x"], {}).torchrun_env
-    with pytest.raises(UsageError, match="at most 20 with --torchrun-env"):
-        parse(["--torchrun-env", "--grace", "21", "--", "x"], {})
+def test_script_on_this_machine_alone_may_take_any_time() -> None:
+    assert parse(["--torchrun-env", "--grace", "900", "--", "x"], {}).grace == 900.0
 
 
 def test_a_gang_begins_again_as_a_whole() -> None:
@@ -182,6 +181,47 @@ def test_members_without_our_state_leave_when_job_wants_none() -> None:
         room.park(name, ParkReason.BOUNDARY, at=held)
     for name in ("w0", "w1"):
         assert room.last(name, Leave).reason == "its pod is going away"
+
+
+@pytest.mark.parametrize(("stop_seconds", "limit"), [(0.0, 30.0), (15.0, 30.0), (300.0, 310.0)])
+def test_others_wait_as_long_as_a_script_may_take_to_end(stop_seconds: float, limit: float) -> None:
+    room = Room()
+    for name in ("w0", "w1"):
+        room.hello(name, opaque=True, stop_seconds=stop_seconds)
+    for name in ("w0", "w1"):
+        room.park(name)
+    room.form()
+    room.park("w0", ParkReason.DROPPED)  # its script has failed, so the generation is over
+    while not room.told("w1", Prepare):
+        room.tick(0.4)
+    told_at = room.now
+    while room.now < told_at + limit - 1.0:
+        room.tick(0.4)
+    assert room.disconnected == []
+    while room.now < told_at + limit + 1.0:
+        room.tick(0.4)
+    assert room.disconnected == ["w1"]
+    assert f"did not park within {limit:g} s" in room.last("w1", Refused).reason
+
+
+@pytest.mark.parametrize(
+    ("told", "grace", "says"),
+    [
+        ("600", "595", ""),
+        (
+            "600",
+            "596",
+            r"at most 595 .* killed 600 s after .* raise spec\.workers\.template\.spec\.terminationG",
+        ),
+        ("3", "1", "at most 0 "),
+        ("", "20", ""),
+        ("", "21", "at most 20 .* the operator of this job does not tell"),
+    ],
+)
+def test_script_may_take_as_long_as_its_pod_has(told: str, grace: str, says: str) -> None:
+    environ = {"SPRINGTIDE_COORDINATOR": "a:7070", "SPRINGTIDE_GRACE_SECONDS": told}
+    with pytest.raises(UsageError, match=says) if says else nullcontext():
+        assert parse(["--torchrun-env", "--grace", grace, "--", "x"], environ).grace == float(grace)
 
 
 def test_scripts_that_commit_nothing_do_not_hang() -> None:

@@ -11,8 +11,12 @@ from springtide.errors import UsageError
 
 PROCESSES_VARIABLE = "SPRINGTIDE_PROCESSES"
 MOST_PROCESSES = 64
+GRACE_VARIABLE = "SPRINGTIDE_GRACE_SECONDS"
+"""Seconds from SIGTERM until the pod is killed, as its manifest says."""
 MOST_SCRIPT_GRACE = 20.0
-"""The coordinator cuts off a member that takes 30 s to stop."""
+"""Where that is not known: an operator that does not tell it has a coordinator that waits for 30 s."""
+FAREWELL_SECONDS = 5.0
+"""Part of a pod's time in which its launcher hears of the change, and says that it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         default=None,
         metavar="SECONDS",
         help="between SIGTERM and SIGKILL: for the other processes when the pod gives up (60), and with"
-        f" --torchrun-env for scripts whose members change (10, at most {MOST_SCRIPT_GRACE:g})",
+        f" --torchrun-env for scripts whose members change (10; in a job at most"
+        f" terminationGracePeriodSeconds of the pod less {FAREWELL_SECONDS:g})",
     )
     parser.add_argument(
         "--torchrun-env",
@@ -101,11 +106,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         raise UsageError(f"{found.command[0]!r} is no option: see springtide launch --help")
     if not command:
         raise UsageError("no command: say springtide launch --processes 2 -- python train.py")
-    if found.torchrun_env and found.grace is not None and found.grace > MOST_SCRIPT_GRACE:
-        raise UsageError(
-            f"--grace must be at most {MOST_SCRIPT_GRACE:g} with --torchrun-env, got {found.grace:g}:"
-            " the other members wait meanwhile"
-        )
+    if found.torchrun_env and found.grace is not None:
+        _check_script_grace(found.grace, environ)
     return Options(
         command=tuple(command),
         processes=_processes(found.processes),
@@ -116,6 +118,30 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         numa=found.numa == "auto",
         prefix={"auto": None, "on": True, "off": False}[found.prefix],
     )
+
+
+def _check_script_grace(grace: float, environ: Mapping[str, str]) -> None:
+    """Raise UsageError for a time to end in that a script would not be given.
+
+    Args:
+        grace: in seconds.
+        environ: of the launcher.
+    """
+    if not environ.get("SPRINGTIDE_COORDINATOR"):
+        return  # on this machine alone nobody else ends it
+    told = environ.get(GRACE_VARIABLE, "")
+    if not told.isdigit():
+        if grace > MOST_SCRIPT_GRACE:
+            raise UsageError(
+                f"--grace must be at most {MOST_SCRIPT_GRACE:g} with --torchrun-env, got {grace:g}: the"
+                f" operator of this job does not tell the pod's time to end in ({GRACE_VARIABLE}); upgrade it"
+            )
+    elif grace > max(float(told) - FAREWELL_SECONDS, 0.0):
+        raise UsageError(
+            f"--grace must be at most {max(float(told) - FAREWELL_SECONDS, 0.0):g} with --torchrun-env, got"
+            f" {grace:g}: the pod is killed {told} s after it is asked to end; raise"
+            " spec.workers.template.spec.terminationGracePeriodSeconds"
+        )
 
 
 def _processes(text: str) -> int:

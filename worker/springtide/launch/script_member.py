@@ -105,7 +105,7 @@ class ScriptMember:
 
     def _hello(self) -> pb.Hello:
         hello = self.membership.hello()
-        hello.opaque = True
+        hello.opaque, hello.stop_seconds = True, math.ceil(self._grace)
         return hello
 
     def _receive(self, message: pb.CoordinatorMessage) -> None:
