@@ -14,7 +14,7 @@ MOST_PROCESSES = 64
 GRACE_VARIABLE = "SPRINGTIDE_GRACE_SECONDS"
 """Seconds from SIGTERM until the pod is killed, as its manifest says."""
 MOST_SCRIPT_GRACE = 20.0
-"""Where that is not known: an operator that does not tell it has a coordinator that waits for 30 s."""
+"""Limit where the time of the pod is not known: the coordinator of such an operator waits for 30 s."""
 FAREWELL_SECONDS = 5.0
 """Part of a pod's time in which its launcher hears of the change, and says that it leaves."""
 
