@@ -30,6 +30,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -259,7 +260,7 @@ def receive_state(
         ValueError: what is announced cannot be a state, or a piece came wrong.
     """
     progress = progress or Progress("", sends=False)
-    with _Connection(group) as connection:
+    with ThreadPoolExecutor(1, "springtide-checksums") as checker, _Connection(group) as connection:
         header, layout, plan = _announced(connection, who, reception.limit_bytes)
         tree, placed = codec.outline(header, layout)
         destination = reception.prepare(tree)
@@ -272,13 +273,15 @@ def receive_state(
         arrival.open(missing)
         incoming = _Incoming(connection, who, plan, missing, arrival)
         going = _Going(connection, _PASSED_ON, arrival.rooms)
-        come = 0
+        come, checked = 0, dict[int, Future[int]]()
         for number in plan.order:
             room = None
             if number in missing:
                 data, room = incoming.take(number)
-                sums[number] = checksum(data)
-                if room is not None:
+                if room is None:  # it stays where it is, so another thread reads it while the next one comes
+                    checked[number] = checker.submit(checksum, data)
+                else:
+                    sums[number] = checksum(data)
                     arrival.memory.scatter(number, data)
                 progress.done += data.numel()
                 on_piece(come, len(missing), data.numel())
@@ -290,6 +293,7 @@ def receive_state(
                 going.send(data, onward[number], room)
             elif room is not None:
                 arrival.rooms.give(room)
+        sums |= {number: found.result() for number, found in checked.items()}
         _check(connection, who, plan, {number: sums[number] for number in missing})
     return codec.unflatten(header, arrival.whole), len(header) + progress.done - progress.reused
 

@@ -418,6 +418,11 @@ class Recovery:
         store.set(f"pace/{rank}", self._parts.balancer.own().to_json())
         if self._trainer.salvages:
             store.set(f"kept/{rank}", self._parts.salvage.own().to_json())
+        receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
+        lacking = {receiver for receiver, _ in receivers}
+        if rank not in lacking and not start.message.fresh:
+            # Now, so that it is there when the group is formed: an entry is on its way for some milliseconds.
+            store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
         if self._trainer.pod is None and self._trainer.servers is None:
             self._state_transfer.announce(transfer_order(start), rank, self._read_state)
         began = time.monotonic()
@@ -442,8 +447,6 @@ class Recovery:
         if self._trainer.salvages:
             claims = [Claim.from_json(store.get(f"kept/{other}")) for other in range(len(ids))]
             self._parts.salvage.begin_generation(claims, rank)
-        receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
-        lacking = {receiver for receiver, _ in receivers}
         joins = not start.message.fresh if start.message.fresh or rank in lacking else None
         # Before the state is moved: that may take longer than members wait for each other here.
         self._parts.retry_blocks.formed(
@@ -459,8 +462,8 @@ class Recovery:
         if servers is not None:
             self._enter_on(servers, start, group, lacking)
             spans.part("enter on servers", servers=len(start.message.servers))
-        if rank not in lacking:
-            start.store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
+        if rank not in lacking and start.message.fresh:
+            store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
         tracking, leader = self._parts.accounting.tracking, min(set(range(len(ids))) - lacking)
         if lacking and rank == leader:
             start.store.set(f"line/{rank}", NO_LINE if tracking is None else tracking.line_to_send())
