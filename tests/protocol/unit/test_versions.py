@@ -10,6 +10,7 @@ from springtide_protocol.limits import MAX_CAPABILITIES, MAX_CAPABILITY_CHARACTE
 from springtide_protocol.versions import (
     CAPABILITY_OF,
     OWN,
+    PEERS,
     STANDBY,
     Agreement,
     IncompatibleError,
@@ -84,7 +85,9 @@ def test_message_of_a_new_kind_needs_its_capability() -> None:
 
 
 def test_own_release_has_all_capabilities_of_its_table() -> None:
-    assert {*CAPABILITY_OF.values(), STANDBY} == OWN.capabilities
+    assert {*CAPABILITY_OF.values(), STANDBY, PEERS} == OWN.capabilities
+    assert OWN.peers == PEERS
+    assert Speaks(1, 2, frozenset({"heartbeat"})).peers == ""
     assert OWN.newest - OWN.oldest <= 1  # the release before this one is understood, older ones are not
 
 
