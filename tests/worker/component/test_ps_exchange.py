@@ -259,9 +259,9 @@ def test_copies_take_over_and_a_lack_is_told_to_all() -> None:
         a.begin(200, ["m0"], running[2:], Store(), step=at)
         a.exchange.resolve()
         for key in a.exchange.chunks:
-            a.exchange.context.values.here.discard(key.key)
+            a.exchange.context.values.held_keys.discard(key.key)
         a.begin(201, ["m0"], running[2:], Store(), step=at, holds=True)
-        a.exchange.context.values.here = set()
+        a.exchange.context.values.held_keys = set()
         a.exchange.resolve()
         assert all(torch.equal(x, y) for x, y in zip(a.values(), before, strict=True))
         reference = build(seed=sum(map(ord, "m0")))

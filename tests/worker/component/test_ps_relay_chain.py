@@ -186,7 +186,7 @@ def train(size: int, group_size: int) -> tuple[torch.Tensor, int]:
             assert exchange is not None
             # A boundary cuts nothing off.
             exchange.rest()
-            assert exchange.context.values.here == {chunk.key for chunk in exchange.chunks}
+            assert exchange.context.values.held_keys == {chunk.key for chunk in exchange.chunks}
             assert isinstance(exchange.route, GroupRoute)
             assert exchange.route.relayed
         rank.runtime.settle(None)
