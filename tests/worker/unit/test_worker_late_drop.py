@@ -31,7 +31,7 @@ def test_late_drop_leaves_the_next_generation_alone() -> None:
     trainers.require.return_value.servers = None
     membership: Any = MagicMock(over="worker-1 is lost")
 
-    def await_start(_: object) -> Leave:
+    def await_start(*_: object) -> Leave:
         transaction.drop("worker-1 is lost")  # the stream's thread goes on where it was stopped
         return Leave("the job needs fewer")
 
