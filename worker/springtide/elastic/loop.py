@@ -171,7 +171,12 @@ class TrainingLoops:
 
     def _passes(self, stage: int) -> bool:
         """Return whether this process goes through loop `stage` before it asks to be admitted."""
-        return self.past.is_possible and self._parts.catching_up.passes(stage)
+        return self._may_pass and self._parts.catching_up.passes(stage)
+
+    @property
+    def _may_pass(self) -> bool:
+        """Return whether this process can go through loops by itself; it is asked in each step."""
+        return self._parts.catching_up.is_possible and self.past.is_possible
 
     def _stand(self, stage: int, until: Callable[[], bool]) -> bool:
         """Be a member of a running generation, with its state, at loop `stage` or past it.
@@ -187,10 +192,9 @@ class TrainingLoops:
         odd = self._parts.replicas.compare(due or ended or self._state.boundary)
         if due and membership is not None and membership.state is not None:
             self._parts.saver.save_if_due(membership.state, ended=ended, without=odd)
-        if self._parts.recovery is not None:
-            moves_on = self.past.is_possible and self._parts.catching_up.is_possible
-            if not self._parts.recovery.stand(stage, moves_on=moves_on):
-                return False
+        recovery = self._parts.recovery
+        if recovery is not None and not recovery.stand(stage, moves_on=self._may_pass):
+            return False
         self._state.skip_to_loop(stage)
         return True
 
