@@ -26,7 +26,7 @@ FOLLOW: Final = "follow"
 RUNNING_LOOP: Final = "running-loop"
 STANDBY: Final = "standby"
 """A coordinator that has it lets no more than `SyncRequest.target` processes train while some stand by."""
-PEERS: Final = "peers-2"
+PEERS: Final = "peers-3"
 """The way in which workers exchange sums, votes, entries and the state with each other.
 
 Its number is raised with each change of that, and all workers of a job have the same one.

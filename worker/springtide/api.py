@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from springtide import faults
 from springtide.comm.flight_recorder import record_no_flights
+from springtide.comm.layout import most_bucket_bytes
 from springtide.comm.nccl import take_gpu, tame_nccl
 from springtide.data.batch import Batch
 from springtide.data.loop import DEFAULT_SHUFFLE_BUFFER, plan_loop
@@ -208,7 +209,9 @@ def distribute(
         rules=declared.rules,
         bucket_bytes=min(
             int(settings.bucket_mib * (1 << 20)),
-            bucket_bytes(declared.nbytes) if on_servers or in_shards else 1 << 62,
+            bucket_bytes(declared.nbytes)
+            if on_servers or in_shards
+            else most_bucket_bytes(declared.nbytes, declared.device.type),
         ),
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,

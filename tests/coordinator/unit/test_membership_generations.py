@@ -413,7 +413,7 @@ def test_worker_that_cannot_train_with_the_others_is_refused() -> None:
     room.hello("w2", speaks=OTHERS)
     refused = room.last("w2", say.Refused)
     assert not refused.retry
-    assert "exchanges gradients and state as peers-1 or older, that of pod-w0 as peers-2" in refused.reason
+    assert f"exchanges gradients and state as peers-1 or older, that of pod-w0 as {PEERS}" in refused.reason
     assert "give this pod the others' image" in refused.reason
     assert room.disconnected == ["w2"]
     room.hello("w3")

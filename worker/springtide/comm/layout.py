@@ -16,6 +16,8 @@ import torch
 
 _ALIGN_BYTES = 64
 _FIRST_BUCKET_BYTES = 1 << 20
+_SMALLEST_BYTES = 2 << 20
+_BUCKETS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,19 @@ class Layout:
     sizes: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
     members: tuple[tuple[int, ...], ...]
+
+
+def most_bucket_bytes(total: int, device: str) -> int:
+    """Return the bytes of the largest buckets that a model's gradients are cut into by themselves.
+
+    The last bucket leaves when backward is over, and all wait for its sum, so on the CPU it is a small part
+    of the model. A device's sums cost a launch each, and are not cut further than the job asks.
+
+    Args:
+        total: bytes of all gradients.
+        device: type of the device that has them.
+    """
+    return max(_SMALLEST_BYTES, total // _BUCKETS) if device == "cpu" else 1 << 62
 
 
 def plan_layout(fields: Sequence[Field], bucket_bytes: int, align_elements: int = 1) -> Layout:

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from springtide.comm.descriptors import check_room
+from springtide.comm.exchanged_sums import ExchangedSum, is_exchanged
 from springtide.comm.nccl import DeviceSum, DeviceSums, form_nccl
 from springtide.comm.store import FormationCancelled, StreamStore
 from springtide.comm.work import Collective, Message, Waiter, is_lost, keep_until_done, let_go
@@ -89,7 +90,8 @@ class Group:
     """The collectives of one generation. Started works must be started in the same order by all members;
     messages may be another thread's.
 
-    CPU tensors go through gloo, those of a device through `device` (NCCL, or gloo by way of the host).
+    CPU tensors go through gloo, those of a device through `device` (NCCL, or gloo by way of the host). Small
+    ones are summed by an exchange; see `exchanged_sums`.
 
     Every failure is a RuntimeError of the backend's. `shut` may be called from any thread, `release` by the
     owner when no call is under way in it.
@@ -108,6 +110,8 @@ class Group:
         self._backend = backend
         self._store: StreamStore | None = None
         self._timeout = timedelta(seconds=timeout_seconds)
+        self._exchange_options: Any = dist.AllToAllOptions()
+        self._exchange_options.timeout = self._timeout
         self._sockets: list[socket.socket] = []
         self._inodes: set[str] = set()
         self._lock = threading.Lock()
@@ -145,6 +149,8 @@ class Group:
             self.before_next()
         if tensor.device.type != "cpu":
             return self._sums_on_device().start(tensor, operation)
+        if is_exchanged(tensor.nbytes, self.size):
+            return self._track(ExchangedSum(self._exchange, tensor, self.rank, self.size, operation))
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation
         options.timeout = self._timeout
@@ -178,10 +184,15 @@ class Group:
         sizes = [size * count for count in received_sizes], [size * count for count in sent_sizes]
         if sent.device.type != "cpu":
             return self._sums_on_device().start_exchange(*raw, *sizes)
-        options: Any = dist.AllToAllOptions()
-        options.timeout = self._timeout
-        work = self._alive().alltoall_base(*raw, *sizes, options)
-        return self._track(Collective(work, self._has_lost))
+        return self._track(self._exchange(*raw, *sizes))
+
+    def _exchange(
+        self, received: torch.Tensor, sent: torch.Tensor, received_sizes: list[int], sent_sizes: list[int]
+    ) -> Collective:
+        """Begin an exchange through the backend of the CPU; as `start_exchange`, of types that it knows."""
+        backend, options = self._alive(), self._exchange_options
+        work = backend.alltoall_base(received, sent, received_sizes, sent_sizes, options)
+        return Collective(work, self._has_lost)
 
     def _sums_on_device(self) -> DeviceSums:
         with self._lock:  # `shut` may come in between, and must find it
