@@ -42,8 +42,8 @@ class AllReduce(ApiModel):
         ge=1,
         le=1024,
         alias="bucketMiB",
-        description="Size of the buckets in which gradients are reduced, in MiB."
-        " Holds for pods made afterwards.",
+        description="Size of the largest buckets in which gradients are reduced, in MiB; on CPUs a model has"
+        " about eight in any case, of 2 MiB at least. Holds for pods made afterwards.",
     )
     compression: Compression = Field(
         default=Compression.NONE,

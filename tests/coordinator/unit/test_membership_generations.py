@@ -10,7 +10,7 @@ from coordinator_room import Room, generation, info, state
 from springtide_coordinator.membership import Phase
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.membership.messages import ParkReason, Standing
-from springtide_protocol.versions import OWN, Agreement, Speaks
+from springtide_protocol.versions import OWN, PEERS, Agreement, Speaks
 
 
 def test_target_starts_at_once_by_rank_from_first_state() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.comm.layout import Field, layout_hash, plan_layout
+from springtide.comm.layout import Field, layout_hash, most_bucket_bytes, plan_layout
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), min_size=1, max_size=12)
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
@@ -38,6 +38,15 @@ def test_last_parameters_come_first_in_buckets_of_about_size() -> None:
 def test_first_bucket_is_small_so_that_sending_begins_early() -> None:
     fields = [Field(f"p{i}", (1 << 17,), torch.float32) for i in range(12)]
     assert [len(members) for members in plan_layout(fields, 4 << 20).members] == [2, 8, 2]
+
+
+def test_last_bucket_is_a_small_part_of_a_model_on_the_cpu() -> None:
+    assert most_bucket_bytes(100 << 20, "cpu") == (100 << 20) // 8
+    assert most_bucket_bytes(5 << 20, "cpu") == 2 << 20
+    fields = [Field(f"layer{number}", (1 << 18,), torch.float32) for number in range(64)]  # 64 MiB
+    sizes = plan_layout(fields, most_bucket_bytes(64 << 20, "cpu")).sizes
+    assert max(sizes) * 4 == 8 << 20
+    assert plan_layout(fields, min(25 << 20, most_bucket_bytes(64 << 20, "cuda"))).sizes[1] * 4 == 25 << 20
 
 
 def test_hash_tells_what_would_be_reduced_differently() -> None:
