@@ -553,7 +553,7 @@ class Recovery:
             step=self._state.position.cursor.step,
             is_source=source,
             keep_values=self._awaited is not None,
-            on_bytes=self._parts.accounting.metrics.transfer_bytes.inc,
+            on_bytes=self._parts.accounting.metrics.transfer.sent_bytes.inc,
         )
         self._trainer.pending.expect()
         return moved

@@ -276,7 +276,7 @@ class Runtime:
         trainer.on_figure(self._balancer.own)
         if trainer.feeds is not None:
             trainer.feeds.connect_seconds = self.settings.connect_seconds
-            trainer.feeds.on_bytes = self.accounting.metrics.transfer_bytes.inc
+            trainer.feeds.on_bytes = self.accounting.metrics.transfer.sent_bytes.inc
         trainer.on_save_wish(lambda rank: self.saver.checkpoints.wish(rank == 0))
         if self.membership is not None:
             together = 1 if trainer.pod is None else trainer.pod.processes
