@@ -41,6 +41,13 @@ from springtide_ps.wire.frames import (
     Kind,
     memory,
 )
+from springtide_ps.wire.keys import (
+    BACKWARD_PASS_KEY,
+    KEEPS_APPLIED_BATCHES_KEY,
+    RUN_ID_KEY,
+    STEP_SPEC_KEY,
+    SUBSTEPS_KEY,
+)
 from springtide_ps.wire.options import spec_in
 from springtide_ps.wire.stream import parse_address
 
@@ -282,7 +289,8 @@ class SyncHandler:
 
     def _enter(self, asked: _Request) -> None:
         meta, token = asked.meta, asked.token
-        run_id, in_batches, began = str(meta.get("lineage")), bool(meta.get("books")), time.time()
+        run_id, began = str(meta.get(RUN_ID_KEY)), time.time()
+        in_batches = bool(meta.get(KEEPS_APPLIED_BATCHES_KEY))
         skipped = number_in(meta, "skipped") if in_batches else 0
         version = self.store.enter(token, _members(meta), _step(meta), run_id, in_batches, skipped)
         self.entered(token)
@@ -290,7 +298,7 @@ class SyncHandler:
         asked.done({"version": version})
 
     def _resolve(self, asked: _Request) -> None:
-        step_spec = asked.meta.get("recipe")
+        step_spec = asked.meta.get(STEP_SPEC_KEY)
         self.store.resolve(asked.token, None if step_spec is None else spec_in(asked.meta))
         self.spans.resolved(asked.token)
         asked.done()
@@ -412,7 +420,7 @@ class SyncHandler:
 
     def _fetch_intermediate(self, asked: _Request) -> None:
         meta = asked.meta
-        count, values = number_in(meta, "parts"), asked.values_later()
+        count, values = number_in(meta, SUBSTEPS_KEY), asked.values_later()
         self.store.fetch_intermediate(asked.token, _step(meta), key_in(meta), count, values)
         self._counters.pulls += 1
 
@@ -424,8 +432,8 @@ class SyncHandler:
             wanted.append((key, ids[start : start + count]))
             start += count
         values = asked.values_later()
-        if "parts" in meta:
-            count = number_in(meta, "parts")
+        if SUBSTEPS_KEY in meta:
+            count = number_in(meta, SUBSTEPS_KEY)
             self.store.fetch_intermediate_rows(asked.token, _step(meta), wanted, count, values)
         else:
             self.store.fetch_rows(asked.token, _step(meta), wanted, values)
@@ -601,7 +609,7 @@ def dtype_in(meta: dict[str, Any]) -> torch.dtype:
 
 
 def _backward_pass_in(meta: dict[str, Any]) -> int:
-    return number_in(meta, "round") if "round" in meta else 0
+    return number_in(meta, BACKWARD_PASS_KEY) if BACKWARD_PASS_KEY in meta else 0
 
 
 def number_in(meta: dict[str, Any], name: str) -> int:
