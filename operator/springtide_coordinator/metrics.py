@@ -27,18 +27,31 @@ class JobCollector(Collector):
         self._hub = hub
 
     def collect(self) -> Iterator[Metric]:
-        hub, now = self._hub, self._hub.clock()
-        m, history = hub.membership, hub.history
-        job = (hub.options.job, hub.options.namespace)
-        standings = Counter(record.standing for record in m.connected())
+        yield self._members()
+        yield from self._gauges()
+        yield from self._counters()
+        yield self._slowest()
+        yield self._recovery_seconds()
+
+    @property
+    def _job(self) -> tuple[str, str]:
+        return self._hub.options.job, self._hub.options.namespace
+
+    def _members(self) -> Metric:
+        standings = Counter(record.standing for record in self._hub.membership.connected())
         members = GaugeMetricFamily(
             PREFIX + "members",
             "Connected worker processes by standing: starting, parked, active, ended, after.",
             labels=(*LABELS, "standing"),
         )
         for standing in Standing:
-            members.add_metric((*job, standing.value), standings[standing])
-        yield members
+            members.add_metric((*self._job, standing.value), standings[standing])
+        return members
+
+    def _gauges(self) -> Iterator[Metric]:
+        """Yield what is one number at a time."""
+        hub, now = self._hub, self._hub.clock()
+        m, history = hub.membership, hub.history
         gauges = (
             ("generation", "Number of the current generation.", m.current.name.number if m.current else 0),
             ("generation_members", "Processes in it.", len(m.current.ids) if m.current else 0),
@@ -69,8 +82,13 @@ class JobCollector(Collector):
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
-            gauge.add_metric(job, value)
+            gauge.add_metric(self._job, value)
             yield gauge
+
+    def _counters(self) -> Iterator[Metric]:
+        """Yield what only grows."""
+        hub, job = self._hub, self._job
+        m, history = hub.membership, hub.history
         counters = (
             ("steps", "Committed steps, also those that a later generation replaced.", history.steps_total),
             ("samples", "Samples of these steps.", history.samples_total),
@@ -105,14 +123,19 @@ class JobCollector(Collector):
         for cause, value in history.lost_seconds.items():
             lost.add_metric((*job, cause), value)
         yield lost
-        slow = hub.slow()
+
+    def _slowest(self) -> Metric:
+        slow = self._hub.slow()
         ratio = GaugeMetricFamily(
             PREFIX + "slowest_worker_ratio",
             "Time per step of a worker that holds the others up, over the others' median; 1 while none does.",
             labels=LABELS,
         )
-        ratio.add_metric(job, slow.busy / slow.median if slow is not None and slow.median > 0 else 1.0)
-        yield ratio
+        ratio.add_metric(self._job, slow.busy / slow.median if slow is not None and slow.median > 0 else 1.0)
+        return ratio
+
+    def _recovery_seconds(self) -> Metric:
+        history = self._hub.history
         seconds = HistogramMetricFamily(
             PREFIX + "recovery_seconds",
             "Last commit before a new generation to its first commit.",
@@ -122,5 +145,5 @@ class JobCollector(Collector):
         for bound, count in zip((*map(str, RECOVERY_BUCKETS), "+Inf"), history.recovery_buckets, strict=True):
             total += count
             buckets.append((bound, float(total)))
-        seconds.add_metric(job, buckets, history.recovery_seconds)
-        yield seconds
+        seconds.add_metric(self._job, buckets, history.recovery_seconds)
+        return seconds

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from springtide_coordinator import stall, wire
 from springtide_coordinator.history import Recovery
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership import Phase, describe
+from springtide_coordinator.membership import Membership, Phase, describe
 from springtide_coordinator.membership import servers as serving
 from springtide_coordinator.membership.consistency import why_epoch_end, why_refused
 from springtide_coordinator.membership.failure import silent_pods, vanished_pods
@@ -15,6 +17,7 @@ from springtide_coordinator.membership.succession import why_held_back
 from springtide_coordinator.reported import bounded
 from springtide_protocol import codec
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol.names import StateName
 from springtide_protocol.versions import OWN, agreed, as_coordinator, as_operator
 
 
@@ -44,7 +47,6 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
     m, history = hub.membership, hub.history
     phase, status = describe(m, now)
     current = m.current
-    rank_zero = current.members[0].id if current is not None else ""
     away = put_away(m)
     known = history.known or (m.known if not history.commits else None)
     reply = pb.SyncReply(
@@ -84,44 +86,78 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         steps_in=current.steps_in if current is not None else "",
         former_members=former_members(m),
     )
-    if (model := hub.memories.tightest()) is not None:
-        reply.memory.CopyFrom(codec.memory_to_proto(model))
+    reply.members.extend(_members(hub))
+    reply.servers_settled = serving.settled(m)
+    reply.servers.extend(_servers(m))
+    _add_findings(reply, hub, known, now)
+    for size, rate in hub.rates.by_size.items():
+        reply.rates.add(
+            workers=size,
+            samples_per_second=rate.samples_per_second,
+            seconds=rate.seconds,
+            steps=int(rate.steps),
+        )
+    if (last := history.last_recovery) is not None:
+        reply.last_recovery.CopyFrom(_recovery(last))
+    reply.failures.extend(map(_recovery, history.failures))
+    for change in hub.changes.announced:
+        reply.traces.add(traceparent=str(change.context), lost_pods=change.lost_pods)
+    return reply
+
+
+def _members(hub: Hub) -> Iterator[pb.MemberStatus]:
+    """Yield the workers' processes that are connected or in the generation, in the order of their ranks."""
+    m = hub.membership
+    rank_zero = m.current.members[0].id if m.current is not None else ""
     for record in sorted(m.members.values(), key=lambda record: record.info.rank_key):
         if not record.connected and not m.in_current(record.info.id):
             continue
         times = hub.slowness.times.get(record.info.id)
-        own = history.step_seconds() if record.info.id == rank_zero else 0.0
-        reply.members.append(
-            pb.MemberStatus(
-                member=wire.from_member(record.info),
-                standing=wire.from_standing(record.standing),
-                connected=record.connected,
-                step_seconds=times.step if times is not None else own,
-                leaving=record.leaving,
-                data_seconds=times.data if times is not None else 0.0,
-                compute_seconds=times.compute if times is not None else 0.0,
-                wait_seconds=times.wait if times is not None else 0.0,
-                speaks=codec.speaks_to_proto(record.speaks),
-                share_samples=times.share.samples if times is not None else 0,
-                sample_seconds=times.share.sample_seconds if times is not None else 0.0,
-                by_speed=times is not None and times.share.by_speed,
-            )
+        own = hub.history.step_seconds() if record.info.id == rank_zero else 0.0
+        yield pb.MemberStatus(
+            member=wire.from_member(record.info),
+            standing=wire.from_standing(record.standing),
+            connected=record.connected,
+            step_seconds=times.step if times is not None else own,
+            leaving=record.leaving,
+            data_seconds=times.data if times is not None else 0.0,
+            compute_seconds=times.compute if times is not None else 0.0,
+            wait_seconds=times.wait if times is not None else 0.0,
+            speaks=codec.speaks_to_proto(record.speaks),
+            share_samples=times.share.samples if times is not None else 0,
+            sample_seconds=times.share.sample_seconds if times is not None else 0.0,
+            by_speed=times is not None and times.share.by_speed,
         )
-    reply.servers_settled = serving.settled(m)
+
+
+def _servers(m: Membership) -> Iterator[pb.ServerStatus]:
+    """Yield the parameter servers that are connected or that the job needs, in the order of their slots."""
     for server in sorted(m.servers.values(), key=lambda record: (record.info.slot, record.order)):
         needed = serving.is_needed(m, server.info.id)
         if server.connected or needed:
-            reply.servers.append(
-                pb.ServerStatus(
-                    server=wire.from_server(server.info),
-                    connected=server.connected,
-                    serving=needed,
-                    leaving=bool(server.leaving),
-                    speaks=codec.speaks_to_proto(server.speaks),
-                )
+            yield pb.ServerStatus(
+                server=wire.from_server(server.info),
+                connected=server.connected,
+                serving=needed,
+                leaving=bool(server.leaving),
+                speaks=codec.speaks_to_proto(server.speaks),
             )
-    slow = hub.slow()
-    if slow is not None and slow.member in m.members:
+
+
+def _add_findings(reply: pb.SyncReply, hub: Hub, known: StateName | None, now: float) -> None:
+    """Add what was found out about the job, where there is any: too little memory, a slow worker, samples
+    that end workers, a standstill.
+
+    Args:
+        reply: that is made.
+        hub: all state of the process.
+        known: the newest state of the job.
+        now: in unix seconds.
+    """
+    m = hub.membership
+    if (model := hub.memories.tightest()) is not None:
+        reply.memory.CopyFrom(codec.memory_to_proto(model))
+    if (slow := hub.slow()) is not None and slow.member in m.members:
         reply.slow.CopyFrom(
             pb.Slow(
                 pod_name=m.members[slow.member].info.label,
@@ -134,23 +170,8 @@ def sync_reply(hub: Hub, now: float) -> pb.SyncReply:
         reply.poison.CopyFrom(
             pb.Poison(step=poison.step, samples=poison.samples, workers=poison.workers, detail=poison.detail)
         )
-    stalled = hub.motion.stall(m, known, hub.hang_seconds, now)
-    if stalled is not None:
+    if (stalled := hub.motion.stall(m, known, hub.hang_seconds, now)) is not None:
         reply.stall.CopyFrom(stall.to_proto(stalled, m, now))
-    for size, rate in hub.rates.by_size.items():
-        reply.rates.add(
-            workers=size,
-            samples_per_second=rate.samples_per_second,
-            seconds=rate.seconds,
-            steps=int(rate.steps),
-        )
-    last = history.last_recovery
-    if last is not None:
-        reply.last_recovery.CopyFrom(_recovery(last))
-    reply.failures.extend(map(_recovery, history.failures))
-    for change in hub.changes.announced:
-        reply.traces.add(traceparent=str(change.context), lost_pods=change.lost_pods)
-    return reply
 
 
 def _recovery(recovery: Recovery) -> pb.Recovery:

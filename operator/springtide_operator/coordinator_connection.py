@@ -293,21 +293,6 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
     """
     _make_sane(reply)
     generation = reply.generation.number if reply.HasField("generation") else None
-    data: Mapping[str, int] | None = None
-    if reply.HasField("data"):
-        source = reply.data
-        data = {
-            "epoch": source.epoch,
-            "seen": source.seen,
-            "repeated": source.repeated,
-            "lost": source.lost,
-            "skipped": source.skipped,
-            "totalSeen": source.total_seen,
-        }
-    taken = None
-    if reply.HasField("data") and reply.data.HasField("taken"):
-        told = reply.data.taken
-        taken = TakenReport(told.step, told.samples, told.shards, told.begun)
     recovered = reply.HasField("last_recovery") and reply.last_recovery.cause not in ("", "start")
     return Report(
         incarnation=reply.incarnation.number,
@@ -317,23 +302,12 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         generation=generation,
         generation_incarnation=reply.generation.incarnation.number if generation is not None else None,
         step=reply.state.step if reply.HasField("state") else None,
-        members=tuple(
-            MemberReport(
-                pod_uid=member.member.pod_uid,
-                active=member.standing in _IN_GENERATION,
-                connected=member.connected,
-                leaving=member.leaving,
-                starting=member.standing == pb.STARTING,
-                waiting=member.standing == pb.PARKED and member.connected,
-                protocol=_speaks(member.speaks).newest,
-            )
-            for member in reply.members
-        ),
+        members=tuple(map(_member, reply.members)),
         waiting_for=tuple(reply.waiting_for),
         reason=reply.reason,
         message=reply.message,
-        data=data,
-        taken=taken,
+        data=_data(reply),
+        taken=_taken(reply),
         samples_per_second=reply.samples_per_second,
         goodput=reply.goodput,
         values=dict(reply.values),
@@ -352,17 +326,8 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
         seconds_per_step=reply.seconds_per_step,
         lost_seconds=dict(reply.lost_seconds),
         shares=_shares(reply),
-        slow=(
-            SlowReport(reply.slow.pod_name, reply.slow.busy_seconds, reply.slow.median_seconds)
-            if reply.HasField("slow")
-            else None
-        ),
-        servers=tuple(
-            ServerReport(
-                server.server.pod_uid, server.connected, server.serving, _speaks(server.speaks).newest
-            )
-            for server in reply.servers
-        ),
+        slow=_slow(reply),
+        servers=tuple(map(_server, reply.servers)),
         servers_settled=reply.servers_settled,
         consistency=reply.consistency.mode,
         staleness=reply.consistency.staleness,
@@ -395,6 +360,51 @@ def to_report(reply: pb.SyncReply, at: float) -> Report:
             for trace in reply.traces[-_MOST_ENTRIES:]
         ),
     )
+
+
+def _data(reply: pb.SyncReply) -> dict[str, int] | None:
+    """Return counts of the job's samples, by the names that they have in status; None: there are none."""
+    if not reply.HasField("data"):
+        return None
+    source = reply.data
+    return {
+        "epoch": source.epoch,
+        "seen": source.seen,
+        "repeated": source.repeated,
+        "lost": source.lost,
+        "skipped": source.skipped,
+        "totalSeen": source.total_seen,
+    }
+
+
+def _taken(reply: pb.SyncReply) -> TakenReport | None:
+    if not (reply.HasField("data") and reply.data.HasField("taken")):
+        return None
+    taken = reply.data.taken
+    return TakenReport(taken.step, taken.samples, taken.shards, taken.begun)
+
+
+def _member(member: pb.MemberStatus) -> MemberReport:
+    return MemberReport(
+        pod_uid=member.member.pod_uid,
+        active=member.standing in _IN_GENERATION,
+        connected=member.connected,
+        leaving=member.leaving,
+        starting=member.standing == pb.STARTING,
+        waiting=member.standing == pb.PARKED and member.connected,
+        protocol=_speaks(member.speaks).newest,
+    )
+
+
+def _server(server: pb.ServerStatus) -> ServerReport:
+    protocol = _speaks(server.speaks).newest
+    return ServerReport(server.server.pod_uid, server.connected, server.serving, protocol)
+
+
+def _slow(reply: pb.SyncReply) -> SlowReport | None:
+    if not reply.HasField("slow"):
+        return None
+    return SlowReport(reply.slow.pod_name, reply.slow.busy_seconds, reply.slow.median_seconds)
 
 
 def _speaks(told: pb.Speaks) -> Speaks:

@@ -191,7 +191,7 @@ class Operator:
             asyncio.create_task(self._begin_anew("releases", self._look_for_releases), name="releases"),
             asyncio.create_task(self._resync_for_ever(), name="resync"),
             asyncio.create_task(self._begin_anew("root key", self._look_at_root_key), name="root key"),
-            asyncio.create_task(self._begin_anew("crowding", self._look_around_for_ever), name="crowding"),
+            asyncio.create_task(self._begin_anew("nodes", self._look_around_for_ever), name="nodes"),
             asyncio.create_task(self._begin_anew("optional APIs", self._apis.run), name="optional APIs"),
             asyncio.create_task(self._begin_anew("queues", self._queues.run), name="queues"),
             asyncio.create_task(self._begin_anew("MultiKueue", self._multikueue.run), name="MultiKueue"),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from script_hold import wait_for
 
 import springtide
 
@@ -36,8 +36,7 @@ def total(where: str) -> float:
             note(f"{where} {size}")
             mine = X[rank::size].sum().reshape(1)
             if runs == 0 and where in OPTIONS["waits"]:
-                while not (FOLDER / f"go-{where}").exists():
-                    time.sleep(0.01)
+                wait_for(FOLDER / f"go-{where}", 120.0)
             runs += 1
             dist.all_reduce(mine, group=springtide.process_group())
     return float(mine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -203,6 +203,23 @@ class World:
         for action in decided.actions[: left - 1]:
             self.act(action)
         return decided
+
+    def round_until(self, condition: Callable[[], object], what: str, seconds: float = 3600.0) -> None:
+        """Let half a second pass and the operator decide again, until it holds.
+
+        Args:
+            condition: to wait for.
+            what: it is, for the message.
+            seconds: of the world's time.
+
+        Raises:
+            AssertionError: it does not come within these.
+        """
+        began = self.now
+        while not condition():
+            assert self.now < began + seconds, f"{what} does not come within {seconds:g} s: {self.status}"
+            self.now += 0.5
+            self.round()
 
     def write(self, status: Object) -> None:
         self.job["status"] = copy.deepcopy(status)

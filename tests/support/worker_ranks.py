@@ -26,6 +26,7 @@ from springtide.ps.forward_waits import wait_for_values
 from springtide.ps.generation import GenerationStart
 from springtide.ps.host_memory import Copier
 from springtide.settings import Settings
+from springtide.train_step.options import TrainerOptions
 from springtide.train_step.trainer import Trainer
 from springtide.train_step.validation import declare
 
@@ -85,10 +86,7 @@ class Rank:
             consistency=settings.consistency,
             shard=settings.shard,
         )
-        trainer = Trainer(
-            declared.models,
-            declared.optimizers,
-            tracked,
+        options = TrainerOptions(
             multi_step=declared.multi_step,
             clip_norm=clip_norm,
             rules=declared.rules,
@@ -97,6 +95,7 @@ class Rank:
             compression=settings.sum_compression,
             make_servers=backend_for(settings, self.copier) if on_servers else None,
         )
+        trainer = Trainer(declared.models, declared.optimizers, tracked, options)
         self.runtime.trainers.install(trainer)
         for index, handle in self.trainer.tables.items():
             handle.read = partial(self.runtime.values.rows, index)

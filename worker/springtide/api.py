@@ -41,6 +41,7 @@ from springtide.ps.backend import backend_for
 from springtide.ps.sharding import bucket_bytes
 from springtide.settings import read_settings
 from springtide.sharding.backend import shards_for
+from springtide.train_step.options import TrainerOptions
 from springtide.train_step.scheduler_count import count_steps
 from springtide.train_step.trainer import Trainer
 from springtide.train_step.validation import declare
@@ -200,10 +201,7 @@ def distribute(
     count_steps(tracked.values())
     if exact and declared.device.type == "cuda":
         check_gpu(on_gpu(settings.cublas_workspace))
-    trainer = Trainer(
-        declared.models,
-        declared.optimizers,
-        tracked,
+    options = TrainerOptions(
         multi_step=declared.multi_step,
         clip_norm=clip_norm,
         rules=declared.rules,
@@ -220,8 +218,8 @@ def distribute(
         make_shards=shards_for(settings, master_weights) if in_shards else None,
         keeps_gradients=not in_shards or settings.shard == "Optimizer",
         masters=master_weights,
-        pod=runtime.pod,
     )
+    trainer = Trainer(declared.models, declared.optimizers, tracked, options, runtime.pod)
     runtime.install(trainer, declared.models, declared.optimizers, tracked, check)
     return model, optimizer
 

@@ -122,11 +122,22 @@ class Settings:
         return not self.coordinator
 
 
-def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Raise SpringtideError that names the variable, its value and what it should be."""
+class _Variables:
+    """Read variables of the environment; what cannot be is a SpringtideError that names the variable, its
+    value and what it should be."""
 
-    def number(name: str, default: float, minimum: float) -> float:
-        text = environ.get(name, "")
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def number(self, name: str, default: float, minimum: float) -> float:
+        """Return a variable that is a number.
+
+        Args:
+            name: with the prefix, if it has it.
+            default: where it is empty or missing.
+            minimum: the least that it may be.
+        """
+        text = self._environ.get(name, "")
         if not text:
             return default
         try:
@@ -140,47 +151,79 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
             )
         return value
 
-    def text(name: str, default: str = "") -> str:
-        return environ.get(PREFIX + name, "") or default
+    def text(self, name: str, default: str = "") -> str:
+        """Return a variable of ours, named without the prefix; the default where it is empty or missing."""
+        return self._environ.get(PREFIX + name, "") or default
 
-    def choice(name: str, allowed: tuple[str, ...]) -> str:
-        value = text(name, allowed[0])
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Return a variable of ours, named without the prefix; the first of `allowed` where it is missing."""
+        value = self.text(name, allowed[0])
         if value not in allowed:
             raise SpringtideError(
                 f"environment variable {PREFIX}{name} must be one of {', '.join(allowed)}, got {value!r}"
             )
         return value
 
-    if text("LAUNCHER") == "torchrun":
+
+def _check_launcher(variables: _Variables) -> None:
+    if variables.text("LAUNCHER") == "torchrun":
         raise SpringtideError(
             "this process was started by `springtide launch --torchrun-env`, which is for scripts that do not"
             " use springtide: leave --torchrun-env out, or springtide.init()"
         )
+
+
+def _check_job(variables: _Variables) -> None:
+    """Raise SpringtideError where the address of a coordinator, or what goes with one, cannot be."""
+    coordinator, text = variables.text("COORDINATOR"), variables.text
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit():
+        raise SpringtideError(
+            f"environment variable SPRINGTIDE_COORDINATOR must be host:port, got {coordinator!r}"
+        )
+    for name in ("TOKEN", "POD_UID", "POD_NAME", "POD_IP"):
+        if not text(name):
+            raise SpringtideError(
+                f"environment variable SPRINGTIDE_{name} is missing, but SPRINGTIDE_COORDINATOR is set: "
+                "the operator sets both; unset SPRINGTIDE_COORDINATOR to train alone"
+            )
+    try:
+        ipaddress.ip_address(text("POD_IP"))
+    except ValueError:
+        raise SpringtideError(
+            f"environment variable SPRINGTIDE_POD_IP must be an IP address, got {text('POD_IP')!r}"
+        ) from None
+
+
+def _authority_in(environ: Mapping[str, str]) -> str:
+    from springtide_protocol.tls import read_authority  # gRPC is of no use to a process alone
+
+    try:
+        return read_authority(environ)
+    except ValueError as error:
+        raise SpringtideError(f"environment variable {error}") from error
+
+
+def _checkpoint_location(variables: _Variables) -> CheckpointLocation:
+    text, number = variables.text, variables.number
+    return CheckpointLocation(
+        uri=text("CHECKPOINT_URI"),
+        folder=f"{text('NAMESPACE', 'default')}-{text('JOB', 'job')}-{text('JOB_UID', 'alone')[:8]}",
+        interval=number("SPRINGTIDE_CHECKPOINT_SECONDS", 60.0, 0),
+        keep=int(number("SPRINGTIDE_CHECKPOINT_KEEP", 3, 1)),
+        restore_from=text("RESTORE_FROM"),
+    )
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Raise SpringtideError that names the variable, its value and what it should be."""
+    variables = _Variables(environ)
+    number, text, choice = variables.number, variables.text, variables.choice
+    _check_launcher(variables)
     coordinator, authority = text("COORDINATOR"), ""
     if coordinator:
-        host, _, port = coordinator.rpartition(":")
-        if not host or not port.isdigit():
-            raise SpringtideError(
-                f"environment variable SPRINGTIDE_COORDINATOR must be host:port, got {coordinator!r}"
-            )
-        for name in ("TOKEN", "POD_UID", "POD_NAME", "POD_IP"):
-            if not text(name):
-                raise SpringtideError(
-                    f"environment variable SPRINGTIDE_{name} is missing, but SPRINGTIDE_COORDINATOR is set: "
-                    "the operator sets both; unset SPRINGTIDE_COORDINATOR to train alone"
-                )
-        try:
-            ipaddress.ip_address(text("POD_IP"))
-        except ValueError:
-            raise SpringtideError(
-                f"environment variable SPRINGTIDE_POD_IP must be an IP address, got {text('POD_IP')!r}"
-            ) from None
-        from springtide_protocol.tls import read_authority  # gRPC is of no use to a process alone
-
-        try:
-            authority = read_authority(environ)
-        except ValueError as error:
-            raise SpringtideError(f"environment variable {error}") from error
+        _check_job(variables)
+        authority = _authority_in(environ)
     return Settings(
         job=text("JOB"),
         namespace=text("NAMESPACE"),
@@ -230,11 +273,5 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         mkl_cbwr=environ.get("MKL_CBWR", ""),
         cublas_workspace=environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
         memory_bytes=int(number("SPRINGTIDE_MEMORY_BYTES", 0, 0)),
-        checkpoint=CheckpointLocation(
-            uri=text("CHECKPOINT_URI"),
-            folder=f"{text('NAMESPACE', 'default')}-{text('JOB', 'job')}-{text('JOB_UID', 'alone')[:8]}",
-            interval=number("SPRINGTIDE_CHECKPOINT_SECONDS", 60.0, 0),
-            keep=int(number("SPRINGTIDE_CHECKPOINT_KEEP", 3, 1)),
-            restore_from=text("RESTORE_FROM"),
-        ),
+        checkpoint=_checkpoint_location(variables),
     )

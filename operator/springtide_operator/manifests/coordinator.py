@@ -160,30 +160,15 @@ def resources(job: Job) -> Object:
     }
 
 
-def coordinator_pod(
-    job: Job,
-    incarnation: int,
-    image: str = names.OPERATOR_IMAGE,
-    pull_policy: str = "IfNotPresent",
-    avoid: str | None = None,
-    operators_token: str = "",
-) -> Object:
-    """Return the coordinator's pod.
-
-    It meets PodSecurity `restricted`, carries no API token, and comes back in place when its process ends.
+def _environment(job: Job, incarnation: int, operators_token: str) -> list[Object]:
+    """Return the variables of the coordinator's container.
 
     Args:
         job: the TrainingJob.
         incarnation: number of the coordinator.
-        image: of the coordinator.
-        pull_policy: of the image.
-        avoid: a node that it must not be on; None: any.
-        operators_token: by which it knows the operator; the pod gets its hash alone. "" for none.
+        operators_token: by which it knows the operator; it gets the hash alone. "" for none.
     """
     workers = job.spec.workers
-    spec = _placement(job)
-    if avoid is not None:
-        avoid_node(spec, avoid)
     values = {
         "SPRINGTIDE_PORT": names.COORDINATOR_PORT,
         "SPRINGTIDE_METRICS_PORT": names.COORDINATOR_METRICS_PORT,
@@ -206,7 +191,71 @@ def coordinator_pod(
         values["SPRINGTIDE_STALENESS"] = job.spec.strategy.parameter_server.staleness
     if job.spec.checkpoint is not None:
         values["SPRINGTIDE_CHECKPOINT_SECONDS"] = job.spec.checkpoint.interval_seconds
+    return [
+        *common_environment(job, names.ROLE_COORDINATOR, job.keys[0]),
+        *certificate_environment(job, job.keys[0]),
+        *former_keys_environment(job, "token", "tls.crt", "tls.key"),
+        *heartbeat_environment(job),
+        *({"name": key, "value": str(value)} for key, value in values.items()),
+    ]
+
+
+def _container(job: Job, image: str, pull_policy: str, environment: list[Object]) -> Object:
+    """Return the coordinator's container, which may write to its state's volume alone.
+
+    Args:
+        job: the TrainingJob.
+        image: of the coordinator, where the manifest names none.
+        pull_policy: of the image.
+        environment: its variables.
+    """
     probe = {"httpGet": {"path": "/healthz", "port": names.COORDINATOR_METRICS_PORT}, "timeoutSeconds": 5}
+    return {
+        "name": "coordinator",
+        "image": job.spec.coordinator.image or image,
+        "imagePullPolicy": pull_policy,
+        "command": ["python", "-m", "springtide_coordinator"],
+        "env": environment,
+        "ports": [
+            {"name": "grpc", "containerPort": names.COORDINATOR_PORT},
+            {"name": "metrics", "containerPort": names.COORDINATOR_METRICS_PORT},
+        ],
+        "volumeMounts": [{"name": "state", "mountPath": STATE_DIR}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "startupProbe": startup_probe(names.COORDINATOR_METRICS_PORT, "/healthz", START_SECONDS),
+        "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
+        "resources": resources(job),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+
+
+def coordinator_pod(
+    job: Job,
+    incarnation: int,
+    image: str = names.OPERATOR_IMAGE,
+    pull_policy: str = "IfNotPresent",
+    avoid: str | None = None,
+    operators_token: str = "",
+) -> Object:
+    """Return the coordinator's pod.
+
+    It meets PodSecurity `restricted`, carries no API token, and comes back in place when its process ends.
+
+    Args:
+        job: the TrainingJob.
+        incarnation: number of the coordinator.
+        image: of the coordinator.
+        pull_policy: of the image.
+        avoid: a node that it must not be on; None: any.
+        operators_token: by which it knows the operator; the pod gets its hash alone. "" for none.
+    """
+    spec = _placement(job)
+    if avoid is not None:
+        avoid_node(spec, avoid)
     spec |= {
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 5,
@@ -217,35 +266,7 @@ def coordinator_pod(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumes": [{"name": "state", "emptyDir": {}}],
-        "containers": [
-            {
-                "name": "coordinator",
-                "image": job.spec.coordinator.image or image,
-                "imagePullPolicy": pull_policy,
-                "command": ["python", "-m", "springtide_coordinator"],
-                "env": [
-                    *common_environment(job, names.ROLE_COORDINATOR, job.keys[0]),
-                    *certificate_environment(job, job.keys[0]),
-                    *former_keys_environment(job, "token", "tls.crt", "tls.key"),
-                    *heartbeat_environment(job),
-                    *({"name": key, "value": str(value)} for key, value in values.items()),
-                ],
-                "ports": [
-                    {"name": "grpc", "containerPort": names.COORDINATOR_PORT},
-                    {"name": "metrics", "containerPort": names.COORDINATOR_METRICS_PORT},
-                ],
-                "volumeMounts": [{"name": "state", "mountPath": STATE_DIR}],
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "startupProbe": startup_probe(names.COORDINATOR_METRICS_PORT, "/healthz", START_SECONDS),
-                "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
-                "resources": resources(job),
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "readOnlyRootFilesystem": True,
-                    "capabilities": {"drop": ["ALL"]},
-                },
-            }
-        ],
+        "containers": [_container(job, image, pull_policy, _environment(job, incarnation, operators_token))],
     }
     pod: Object = {
         "apiVersion": "v1",

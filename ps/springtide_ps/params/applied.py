@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from springtide_ps.wire.keys import INTERVALS_KEY
+
 BATCH_NUMBER_LIMIT: Final = 1 << 53
 INTERVALS_LIMIT: Final = 2000  # its JSON fits a frame
 
@@ -171,7 +173,7 @@ class AppliedBatches:
 
     def to_json(self) -> dict[str, Any]:
         skipped = {"skipped": self.skipped} if self.skipped else {}
-        return {"applied": self.applied, "ranges": self.intervals.to_json(), **skipped}
+        return {"applied": self.applied, INTERVALS_KEY: self.intervals.to_json(), **skipped}
 
     @classmethod
     def from_json(cls, value: Any) -> AppliedBatches:
@@ -181,4 +183,4 @@ class AppliedBatches:
             raise BatchNumberError(
                 "a chunk's record says how many updates were applied, and of which batches"
             )
-        return cls(IntervalSet.from_json(value.get("ranges")), *counts)
+        return cls(IntervalSet.from_json(value.get(INTERVALS_KEY)), *counts)

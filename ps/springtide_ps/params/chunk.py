@@ -20,6 +20,7 @@ from springtide_ps.params.fused import leaves_gradients, stepper
 from springtide_ps.params.optim import Update, UpdateError, check_options
 from springtide_ps.params.sparse_gradient import SparseGradient, count_elements
 from springtide_ps.wire.frames import DTYPE_NAMES, DTYPES, joined
+from springtide_ps.wire.keys import APPLIED_BATCHES_KEY, BACKWARD_PASS_KEY
 
 PIECE_FIELDS: Final = 4
 BACKWARD_PASSES_LIMIT: Final = 64
@@ -85,7 +86,7 @@ class StepSpec:
         runs = [[len(list(run)), factor] for factor, run in groupby(self.factors)]
         return {
             **({"factors": runs} if runs else {}),
-            **({"round": self.backward_pass} if self.backward_pass else {}),
+            **({BACKWARD_PASS_KEY: self.backward_pass} if self.backward_pass else {}),
             **({"before": [part.to_json(groups) for part in self.before]} if self.before else {}),
             "scale": self.scale,
             "skip": self.skip,
@@ -113,7 +114,7 @@ class StepSpec:
                 options = tuple(dict(group) for group in said)
             factors = _factors_in(value.get("factors", ()), len(options))
             unused = _numbers_in(value["unused"])
-            number, earlier = int(value.get("round", 0)), list(value.get("before", ()))
+            number, earlier = int(value.get(BACKWARD_PASS_KEY, 0)), list(value.get("before", ()))
             if not 0 <= number < BACKWARD_PASSES_LIMIT or len(earlier) >= SUBSTEPS_LIMIT:
                 raise ValueError(f"backward pass {number} after {len(earlier)} parts of a step")
             if any("before" in part for part in earlier):
@@ -325,7 +326,8 @@ class Chunk:
             parts.append(torch.tensor(present, dtype=torch.uint8))
             held = [state[name].reshape(-1) for state in states if name in state]
             parts.append(torch.cat(held))
-        applied = {} if self.applied_batches is None else {"book": self.applied_batches.to_json()}
+        batches = self.applied_batches
+        applied = {} if batches is None else {APPLIED_BATCHES_KEY: batches.to_json()}
         one = self.first == 0 and self._among == len(self._groups)
         return {
             **applied,
@@ -439,8 +441,8 @@ class Chunk:
                 int(meta.get("first", 0)),
                 int(meta.get("among", 0)),
             )
-            if "book" in meta:
-                chunk.applied_batches = AppliedBatches.from_json(meta["book"])
+            if APPLIED_BATCHES_KEY in meta:
+                chunk.applied_batches = AppliedBatches.from_json(meta[APPLIED_BATCHES_KEY])
             fields = meta.get("state", [])
             if len(fields) > _NAMES_LIMIT:
                 raise ChunkError(f"an optimizer with {len(fields)} kinds of state is not known")

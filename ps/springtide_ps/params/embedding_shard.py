@@ -21,6 +21,7 @@ from springtide_ps.params.chunk import GROUPS_LIMIT, ChunkError, StepSpec, optio
 from springtide_ps.params.embedding import OPTIMIZERS, Table, TableError, TableSpec
 from springtide_ps.params.frequencies import divided, ids_of, summed
 from springtide_ps.params.idmap import Ids, mix
+from springtide_ps.wire.keys import APPLIED_BATCHES_KEY
 
 ID_WORDS: Final = 2
 SLICES_LIMIT: Final = 4096
@@ -318,7 +319,7 @@ class Slice:
     def about(self) -> dict[str, Any]:
         """The JSON of a dump."""
         return {
-            **({} if self.applied_batches is None else {"book": self.applied_batches.to_json()}),
+            **({} if self.applied_batches is None else {APPLIED_BATCHES_KEY: self.applied_batches.to_json()}),
             "table": spec_to_json(self.table.spec),
             "parameter": self.parameter,
             "group": self.group,
@@ -392,8 +393,8 @@ class Slice:
             count, dim = int(meta.get("rows", 0)), made.table.spec.dim
             if count < 0 or nbytes != count * (16 + 4 * dim * made.table.width):
                 raise ChunkError(f"{nbytes} bytes are not {count} rows of dimension {dim}")
-            if "book" in meta:
-                made.applied_batches = AppliedBatches.from_json(meta["book"])
+            if APPLIED_BATCHES_KEY in meta:
+                made.applied_batches = AppliedBatches.from_json(meta[APPLIED_BATCHES_KEY])
             made.table.begin(count, int(meta.get("pushes", 0)))
             made.table.evicted = int(meta.get("evicted", 0))
         except (ChunkError, TableError):

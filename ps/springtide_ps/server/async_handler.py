@@ -35,6 +35,7 @@ from springtide_ps.server.replication_acks import ReplicationAcks
 from springtide_ps.server.step_protocol import MEMBERS_LIMIT, StaleError, StepProtocolError, Token
 from springtide_ps.server.sync_handler import Reply, SyncHandler, dtype_in, key_in, number_in, token_in
 from springtide_ps.wire.frames import NO_REPLY, Frame, FrameError, Header, Kind, memory
+from springtide_ps.wire.keys import BATCH_KEY, INTERVALS_KEY, STEP_SPEC_KEY
 from springtide_ps.wire.options import spec_in
 
 log = logging.getLogger("springtide.ps")
@@ -279,7 +280,7 @@ class AsyncHandler:
     ) -> list[Future[Any]]:
         """Have the chunk's copies make the same update."""
         there = set[str]() if stashed is None else stashed.at(addresses)
-        about: dict[str, Any] = {name: meta[name] for name in ("k", "r", "recipe")}
+        about: dict[str, Any] = {name: meta[name] for name in ("k", "r", STEP_SPEC_KEY)}
         named = {**about, "o": meta.get("o"), "me": meta.get("me")}
         about |= {name: meta[name] for name in _FORM if name in meta}
         return [
@@ -311,7 +312,7 @@ class AsyncHandler:
             raise FrameError("clocks gives the steps of at least one member")
         if bound is not None and not (type(bound) is int and bound >= 1):
             raise FrameError("bound is a number of steps, at least 1")
-        leases = Leases(bound, IntervalSet.from_json(meta.get("ranges")), dict(clocks))
+        leases = Leases(bound, IntervalSet.from_json(meta.get(INTERVALS_KEY)), dict(clocks))
         self._store.check_token(token)
         with self._lock:
             if self._token is not None and token < self._token:
@@ -373,7 +374,7 @@ class AsyncHandler:
         finished = self._leases.finished.count(asked.first, asked.stop)
         about: dict[str, Any] = {"finished": finished, "waited": waited}
         if not isinstance(decision, Over):
-            about["range"] = decision.number
+            about[BATCH_KEY] = decision.number
         return Answer(Frame(Kind.DONE, asked.number, about))
 
 

@@ -33,6 +33,7 @@ from springtide_ps.wire.auth import Tokens
 from springtide_ps.wire.client import ServerClient
 from springtide_ps.wire.frames import NO_REPLY, PART_BYTES, Frame, FrameError, Header, Kind, memory
 from springtide_ps.wire.keepalive import KEEPALIVE_SECONDS, Keepalive
+from springtide_ps.wire.keys import STEP_SPEC_KEY
 from springtide_ps.wire.options import OPTIONS_BYTES, ReceivedOptions, SharedOptions
 from springtide_ps.wire.stream import HANDSHAKE_SECONDS, PeerClosedError, Stream, accept
 
@@ -333,8 +334,8 @@ class Server:
                     if header.request != NO_REPLY:
                         reply(Answer(Frame(Kind.DONE, header.request)))
                     continue
-                if meta.get("recipe") is not None:
-                    meta["recipe"] = client.options.read(meta["recipe"])
+                if meta.get(STEP_SPEC_KEY) is not None:
+                    meta[STEP_SPEC_KEY] = client.options.read(meta[STEP_SPEC_KEY])
                 handler.check(header, meta)
                 if in_steps and header.request != NO_REPLY:
                     # It may wait for other clients, and for this one's own next words.

@@ -30,6 +30,7 @@ from springtide_ps.server.snapshot_reader import (
     part_of_block,
 )
 from springtide_ps.server.step_protocol import StepProtocolError
+from springtide_ps.wire.keys import APPLIED_BATCHES_KEY
 
 DumpPiece = tuple[dict[str, Any], torch.Tensor, int]
 """(JSON, uint8 [n], bytes of all): some of what a chunk's dump is."""
@@ -245,7 +246,7 @@ def describe(chunk: Chunk | Slice) -> dict[str, Any]:
     if isinstance(chunk, Chunk):
         return {"state": chunk.state_fields()}
     # Where training goes on from it, says the state that the snapshot belongs to.
-    about = {name: value for name, value in chunk.about().items() if name != "book"}
+    about = {name: value for name, value in chunk.about().items() if name != APPLIED_BATCHES_KEY}
     return {"about": about, "bytes": chunk.dumped_bytes}
 
 

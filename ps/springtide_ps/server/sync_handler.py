@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -40,6 +41,13 @@ from springtide_ps.wire.frames import (
     Kind,
     memory,
 )
+from springtide_ps.wire.keys import (
+    BACKWARD_PASS_KEY,
+    KEEPS_APPLIED_BATCHES_KEY,
+    RUN_ID_KEY,
+    STEP_SPEC_KEY,
+    SUBSTEPS_KEY,
+)
 from springtide_ps.wire.options import spec_in
 from springtide_ps.wire.stream import parse_address
 
@@ -51,6 +59,49 @@ _EMPTY: Final = memoryview(b"")
 
 Reply = Callable[[Answer], None]
 Connect = Callable[[tuple[str, int]], ServerClient]
+
+
+@dataclass(slots=True)
+class _Request:
+    """A checked request of a step, and where its answer goes, now or later, from any thread."""
+
+    kind: Kind
+    number: int
+    token: Token
+    meta: dict[str, Any]
+    payload: torch.Tensor
+    """Bytes that are used no longer than the request is carried out, unless it `is_own`."""
+    is_own: bool
+    reply: Reply
+
+    def answer(self, frame: Frame, payload: memoryview = _EMPTY) -> None:
+        """Give the answer, with what it brings."""
+        self.reply(Answer(frame, payload))
+
+    def done(self, about: dict[str, Any] | None = None) -> None:
+        """Answer that it is done, and with what there is to say."""
+        self.reply(Answer(Frame(Kind.DONE, self.number, about or {}), _EMPTY))
+
+    def later(
+        self, make: Callable[[Any], tuple[Frame, memoryview | None]]
+    ) -> Callable[[Any, Exception | None], None]:
+        """Return a call that takes a result or an error, and answers with what `make` makes of the result."""
+        number, reply = self.number, self.reply  # the request itself would keep its payload meanwhile
+
+        def done(result: Any, error: Exception | None) -> None:
+            if error is not None:
+                refusal = {"error": type(error).__name__, "message": str(error)}
+                reply(Answer(Frame(Kind.REFUSED, number, refusal)))
+                return
+            frame, payload = make(result)
+            reply(Answer(frame, _EMPTY if payload is None else payload))
+
+        return done
+
+    def values_later(self) -> Callable[[Any, Exception | None], None]:
+        """Return a call that takes values or an error, and answers with them."""
+        number = self.number
+        return self.later(lambda values: (Frame(Kind.VALUES, number, {}, values.nbytes), memory(values)))
 
 
 class SyncHandler:
@@ -93,6 +144,30 @@ class SyncHandler:
         self.entered: Callable[[Token], None] = lambda token: None
         self.spans = spans or GenerationSpans()
         self.store.replicator.copied = self.spans.copied
+        self._requests: dict[Kind, Callable[[_Request], None]] = {
+            Kind.ENTER: self._enter,
+            Kind.RESOLVE: self._resolve,
+            Kind.LOAD: self._load,
+            Kind.INVENTORY: self._inventory,
+            Kind.ARRANGE: self._arrange,
+            Kind.STAGE: self._stage,
+            Kind.STAGE_SPARSE: self._stage,
+            Kind.STAGE_SPECULATIVE: self._stage_speculative,
+            Kind.STAGE_ROWS: self._stage_rows,
+            Kind.ROWS: self._rows,
+            Kind.SUM: self._take_sum,
+            Kind.PREPARE: self._prepare,
+            Kind.COMMIT: self._commit,
+            Kind.TRY: self._try,
+            Kind.FETCH: self._fetch,
+            Kind.EXPECT: self._expect,
+            Kind.FETCH_INTERMEDIATE: self._fetch_intermediate,
+            Kind.REPORT_SUBSTEPS: self._report_substeps,
+            Kind.DUMP: self._dump,
+            Kind.SNAPSHOT: self._snapshot,
+            Kind.READ_SNAPSHOT: self._read_snapshot,
+            Kind.RELEASE_SNAPSHOT: self._release_snapshot,
+        }
 
     def close(self) -> None:
         self.store.close()
@@ -205,179 +280,204 @@ class SyncHandler:
             reply: gets the answer now or later, from any thread.
             own: the payload is memory of `spare_for`.
         """
-        number, store, token = header.request, self.store, token_in(meta)
+        carry_out = self._requests.get(header.kind)
+        if carry_out is None:
+            raise FrameError(f"{header.kind.name} is no request of a step")
+        carry_out(_Request(header.kind, header.request, token_in(meta), meta, payload, own, reply))
 
-        def done(frame: Frame, payload: memoryview = _EMPTY) -> None:
-            reply(Answer(frame, payload))
+    # ---- generations
 
-        match header.kind:
-            case Kind.ENTER:
-                run_id, in_batches, began = str(meta.get("lineage")), bool(meta.get("books")), time.time()
-                skipped = number_in(meta, "skipped") if in_batches else 0
-                version = store.enter(token, _members(meta), _step(meta), run_id, in_batches, skipped)
-                self.entered(token)
-                self.spans.entered(token, str(meta.get("trace", "")), began, whole=in_batches)
-                done(Frame(Kind.DONE, number, {"version": version}))
-            case Kind.RESOLVE:
-                step_spec = meta.get("recipe")
-                store.resolve(token, None if step_spec is None else spec_in(meta))
-                self.spans.resolved(token)
-                done(Frame(Kind.DONE, number))
-            case Kind.LOAD if "of" in meta:
-                at, total = number_in(meta, "at"), number_in(meta, "of")
-                begin = partial(Slice.begin, meta, total, self.memory_limit, self._besides_slice)
-                store.load_part(token, key_in(meta), _step(meta), begin, at, total, payload)
-                done(Frame(Kind.DONE, number))
-            case Kind.LOAD:
-                store.load(token, key_in(meta), _step(meta), self._loaded(meta, payload))
-                done(Frame(Kind.DONE, number))
-            case Kind.INVENTORY:
-                names = "\n".join(store.inventory(token)).encode()
-                about = {"version": store.version, "lost": store.failed_shards.reasons}
-                done(Frame(Kind.VALUES, number, about, len(names)), memoryview(names))
-            case Kind.ARRANGE:
-                self._arrange(token, meta)
-                self.spans.arranged(token)
-                done(Frame(Kind.DONE, number))
-            case Kind.STAGE | Kind.STAGE_SPARSE:
-                # A gradient has no answer of its own: PREPARE counts them.
-                self._stage(header.kind, token, meta, payload, own)
-            case Kind.STAGE_SPECULATIVE:
-                self._stage(header.kind, token, meta, payload, own)
-                store.fetch_speculative(token, _step(meta), key_in(meta), _values_later(number, reply))
-                self._counters.pulls += 1
-            case Kind.STAGE_ROWS:
-                slices, start, me = _slices(meta), 0, str(meta.get("me"))
-                piece = store.slice_of(slices[0][0])
-                words = piece.records_in(payload, _row_dtype(meta))
-                for key, count in slices:
-                    stop = start + count * piece.record_words
-                    store.stage(token, _step(meta), me, key, words[start:stop], _backward_pass_in(meta))
-                    self._counters.pushes += 1
-                    self._counters.row_updates += count
-                    start = stop
-            case Kind.ROWS:
-                self._rows(token, meta, payload, number, reply)
-                looked_up = sum(count for _, count in _slices(meta))
-                self._counters.looked_up += looked_up
-            case Kind.SUM:
-                key = key_in(meta)
-                which = (_step(meta), _backward_pass_in(meta))
-                store.take_sum(token, which, key, payload.view(dtype_in(meta)))
-                done(Frame(Kind.DONE, number))
-            case Kind.PREPARE:
-                store.prepare(
-                    token,
-                    _step(meta),
-                    str(meta.get("me")),
-                    number_in(meta, "count"),
-                    bool(meta.get("norm")),
-                    _later(
-                        number, reply, lambda norms: (Frame(Kind.DONE, number, {"square_norms": norms}), None)
-                    ),
-                    _backward_pass_in(meta),
-                )
-            case Kind.COMMIT:
-                store.commit(
-                    token,
-                    _step(meta),
-                    str(meta.get("me")),
-                    spec_in(meta),
-                    _later(number, reply, lambda _: (Frame(Kind.DONE, number), None)),
-                )
-            case Kind.TRY:
-                store.try_step(token, _step(meta), str(meta.get("me")))
-                done(Frame(Kind.DONE, number))
-            case Kind.FETCH:
-                store.fetch(token, _step(meta), key_in(meta), _values_later(number, reply))
-                self._counters.pulls += 1
-            case Kind.EXPECT:
-                if self._has_no_second_copy():
-                    raise StepProtocolError(f"{NO_ROOM} for a second copy of the chunks")
-                step_spec = spec_in(meta)
-                store.expect(token, _step(meta), str(meta.get("me")), step_spec)
-                done(Frame(Kind.DONE, number))
-            case Kind.FETCH_INTERMEDIATE:
-                count, values = number_in(meta, "parts"), _values_later(number, reply)
-                store.fetch_intermediate(token, _step(meta), key_in(meta), count, values)
-                self._counters.pulls += 1
-            case Kind.REPORT_SUBSTEPS:
-                if self._has_no_second_copy():
-                    raise StepProtocolError(
-                        f"{NO_ROOM} for a second copy of the chunks, which values within a body need"
-                    )
-                step_spec = spec_in(meta)
-                store.add_substeps(token, _step(meta), str(meta.get("me")), step_spec)
-                done(Frame(Kind.DONE, number))
-            case Kind.DUMP:
-                reading = number_in(meta, "reading") if "reading" in meta else 0
-                version, part, reading = store.dump(token, key_in(meta), *_part_in(meta), reading)
-                about = {"version": version, **({"reading": reading} if reading else {})}
-                done(*_part(number, part, about))
-            case Kind.SNAPSHOT:
-                readers = number_in(meta, "readers")
-                if not 0 < readers <= MEMBERS_LIMIT:
-                    raise FrameError("a snapshot has at least one reader")
-                store.take_snapshot(token, _snapshot_in(meta), _step(meta), readers)
-                done(Frame(Kind.DONE, number))
-            case Kind.READ_SNAPSHOT if "k" in meta:
-                done(
-                    *_part(number, store.read_snapshot(_snapshot_in(meta), key_in(meta), *_part_in(meta)), {})
-                )
-            case Kind.READ_SNAPSHOT:
-                text = torch.frombuffer(
-                    bytearray(json.dumps(store.describe_snapshot(_snapshot_in(meta))).encode()),
-                    dtype=torch.uint8,
-                )
-                done(Frame(Kind.VALUES, number, {}, text.nbytes), memory(text))
-            case Kind.RELEASE_SNAPSHOT:
-                store.snapshots.release(_snapshot_in(meta), str(meta.get("me")))
-                done(Frame(Kind.DONE, number))
-            case _:
-                raise FrameError(f"{header.kind.name} is no request of a step")
+    def _enter(self, asked: _Request) -> None:
+        meta, token = asked.meta, asked.token
+        run_id, began = str(meta.get(RUN_ID_KEY)), time.time()
+        in_batches = bool(meta.get(KEEPS_APPLIED_BATCHES_KEY))
+        skipped = number_in(meta, "skipped") if in_batches else 0
+        version = self.store.enter(token, _members(meta), _step(meta), run_id, in_batches, skipped)
+        self.entered(token)
+        self.spans.entered(token, str(meta.get("trace", "")), began, whole=in_batches)
+        asked.done({"version": version})
 
-    def _stage(
-        self, kind: Kind, token: Token, meta: dict[str, Any], payload: torch.Tensor, own: bool
-    ) -> None:
-        key = key_in(meta)
-        gradient: torch.Tensor | SparseGradient
-        if _selects(kind, meta):
-            chunk = self.store.dense(key)
-            gradient = unpack(payload, chunk.dtype, chunk.values.numel())
+    def _resolve(self, asked: _Request) -> None:
+        step_spec = asked.meta.get(STEP_SPEC_KEY)
+        self.store.resolve(asked.token, None if step_spec is None else spec_in(asked.meta))
+        self.spans.resolved(asked.token)
+        asked.done()
+
+    def _load(self, asked: _Request) -> None:
+        """Hold a chunk or a slice from now on; a slice may come in parts."""
+        meta, token = asked.meta, asked.token
+        if "of" in meta:
+            at, total = number_in(meta, "at"), number_in(meta, "of")
+            begin = partial(Slice.begin, meta, total, self.memory_limit, self._besides_slice)
+            self.store.load_part(token, key_in(meta), _step(meta), begin, at, total, asked.payload)
         else:
-            gradient = payload.view(dtype_in(meta) if "d" in meta else self.store.dtype(key))
-        self.store.stage(token, _step(meta), str(meta.get("me")), key, gradient, _backward_pass_in(meta), own)
-        self._counters.pushes += 1
+            self.store.load(token, key_in(meta), _step(meta), self._loaded(meta, asked.payload))
+        asked.done()
 
-    def _loaded(self, meta: dict[str, Any], payload: torch.Tensor) -> Chunk | Slice:
-        if "table" in meta:
-            return Slice.load(meta, payload, self.memory_limit, self._besides_slice)
-        return Chunk.load(meta, payload)
+    def _inventory(self, asked: _Request) -> None:
+        names = "\n".join(self.store.inventory(asked.token)).encode()
+        about = {"version": self.store.version, "lost": self.store.failed_shards.reasons}
+        asked.answer(Frame(Kind.VALUES, asked.number, about, len(names)), memoryview(names))
 
-    def _rows(
-        self, token: Token, meta: dict[str, Any], payload: torch.Tensor, number: int, reply: Reply
-    ) -> None:
-        ids, start = payload.view(torch.int64).numpy().copy(), 0
-        wanted = []
-        for key, count in _slices(meta):
-            wanted.append((key, ids[start : start + count]))
-            start += count
-        values = _values_later(number, reply)
-        if "parts" in meta:
-            self.store.fetch_intermediate_rows(token, _step(meta), wanted, number_in(meta, "parts"), values)
-        else:
-            self.store.fetch_rows(token, _step(meta), wanted, values)
-
-    # ---- other servers
-
-    def _arrange(self, token: Token, meta: dict[str, Any]) -> None:
+    def _arrange(self, asked: _Request) -> None:
+        meta = asked.meta
         forward, fill = _lists(meta, "forward"), _lists(meta, "fill")
         for address in {address for lists in (forward, fill) for item in lists.values() for address in item}:
             self._peer(address)
         drop = meta.get("drop", [])
         if not isinstance(drop, list):
             raise FrameError("drop is a list of chunks")
-        self.store.arrange(token, forward, fill, [str(key) for key in drop])
+        self.store.arrange(asked.token, forward, fill, [str(key) for key in drop])
+        self.spans.arranged(asked.token)
+        asked.done()
+
+    # ---- gradients of a step, and how it is made
+
+    def _stage(self, asked: _Request) -> None:
+        """Add a gradient to the step's sum. It has no answer of its own: PREPARE counts them."""
+        meta, payload = asked.meta, asked.payload
+        key = key_in(meta)
+        gradient: torch.Tensor | SparseGradient
+        if _selects(asked.kind, meta):
+            chunk = self.store.dense(key)
+            gradient = unpack(payload, chunk.dtype, chunk.values.numel())
+        else:
+            gradient = payload.view(dtype_in(meta) if "d" in meta else self.store.dtype(key))
+        backward_pass = _backward_pass_in(meta)
+        self.store.stage(asked.token, _step(meta), _me(meta), key, gradient, backward_pass, asked.is_own)
+        self._counters.pushes += 1
+
+    def _stage_speculative(self, asked: _Request) -> None:
+        self._stage(asked)
+        self.store.fetch_speculative(asked.token, _step(asked.meta), key_in(asked.meta), asked.values_later())
+        self._counters.pulls += 1
+
+    def _stage_rows(self, asked: _Request) -> None:
+        meta, start = asked.meta, 0
+        slices = _slices(meta)
+        piece = self.store.slice_of(slices[0][0])
+        words = piece.records_in(asked.payload, _row_dtype(meta))
+        for key, count in slices:
+            stop = start + count * piece.record_words
+            self.store.stage(
+                asked.token, _step(meta), _me(meta), key, words[start:stop], _backward_pass_in(meta)
+            )
+            self._counters.pushes += 1
+            self._counters.row_updates += count
+            start = stop
+
+    def _take_sum(self, asked: _Request) -> None:
+        """Take the sum of all gradients, which the chunk's first server has made."""
+        meta = asked.meta
+        which = (_step(meta), _backward_pass_in(meta))
+        self.store.take_sum(asked.token, which, key_in(meta), asked.payload.view(dtype_in(meta)))
+        asked.done()
+
+    def _prepare(self, asked: _Request) -> None:
+        meta, number = asked.meta, asked.number
+        self.store.prepare(
+            asked.token,
+            _step(meta),
+            _me(meta),
+            number_in(meta, "count"),
+            bool(meta.get("norm")),
+            asked.later(lambda norms: (Frame(Kind.DONE, number, {"square_norms": norms}), None)),
+            _backward_pass_in(meta),
+        )
+
+    def _commit(self, asked: _Request) -> None:
+        meta, number = asked.meta, asked.number
+        later = asked.later(lambda _: (Frame(Kind.DONE, number), None))
+        self.store.commit(asked.token, _step(meta), _me(meta), spec_in(meta), later)
+
+    def _try(self, asked: _Request) -> None:
+        self.store.try_step(asked.token, _step(asked.meta), _me(asked.meta))
+        asked.done()
+
+    def _expect(self, asked: _Request) -> None:
+        if self._has_no_second_copy():
+            raise StepProtocolError(f"{NO_ROOM} for a second copy of the chunks")
+        meta = asked.meta
+        step_spec = spec_in(meta)
+        self.store.expect(asked.token, _step(meta), _me(meta), step_spec)
+        asked.done()
+
+    def _report_substeps(self, asked: _Request) -> None:
+        if self._has_no_second_copy():
+            raise StepProtocolError(
+                f"{NO_ROOM} for a second copy of the chunks, which values within a body need"
+            )
+        meta = asked.meta
+        step_spec = spec_in(meta)
+        self.store.add_substeps(asked.token, _step(meta), _me(meta), step_spec)
+        asked.done()
+
+    # ---- values
+
+    def _fetch(self, asked: _Request) -> None:
+        self.store.fetch(asked.token, _step(asked.meta), key_in(asked.meta), asked.values_later())
+        self._counters.pulls += 1
+
+    def _fetch_intermediate(self, asked: _Request) -> None:
+        meta = asked.meta
+        count, values = number_in(meta, SUBSTEPS_KEY), asked.values_later()
+        self.store.fetch_intermediate(asked.token, _step(meta), key_in(meta), count, values)
+        self._counters.pulls += 1
+
+    def _rows(self, asked: _Request) -> None:
+        meta, start = asked.meta, 0
+        ids = asked.payload.view(torch.int64).numpy().copy()
+        wanted = []
+        for key, count in _slices(meta):
+            wanted.append((key, ids[start : start + count]))
+            start += count
+        values = asked.values_later()
+        if SUBSTEPS_KEY in meta:
+            count = number_in(meta, SUBSTEPS_KEY)
+            self.store.fetch_intermediate_rows(asked.token, _step(meta), wanted, count, values)
+        else:
+            self.store.fetch_rows(asked.token, _step(meta), wanted, values)
+        looked_up = sum(count for _, count in _slices(meta))  # before the counter is read: others count, too
+        self._counters.looked_up += looked_up
+
+    def _dump(self, asked: _Request) -> None:
+        meta = asked.meta
+        reading = number_in(meta, "reading") if "reading" in meta else 0
+        version, part, reading = self.store.dump(asked.token, key_in(meta), *_part_in(meta), reading)
+        about = {"version": version, **({"reading": reading} if reading else {})}
+        asked.answer(*_part(asked.number, part, about))
+
+    # ---- snapshots
+
+    def _snapshot(self, asked: _Request) -> None:
+        meta = asked.meta
+        readers = number_in(meta, "readers")
+        if not 0 < readers <= MEMBERS_LIMIT:
+            raise FrameError("a snapshot has at least one reader")
+        self.store.take_snapshot(asked.token, _snapshot_in(meta), _step(meta), readers)
+        asked.done()
+
+    def _read_snapshot(self, asked: _Request) -> None:
+        """Answer with what a chunk holds; where none is named, with what is said about each."""
+        meta, number = asked.meta, asked.number
+        if "k" in meta:
+            part = self.store.read_snapshot(_snapshot_in(meta), key_in(meta), *_part_in(meta))
+            asked.answer(*_part(number, part, {}))
+            return
+        described = json.dumps(self.store.describe_snapshot(_snapshot_in(meta)))
+        text = torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8)
+        asked.answer(Frame(Kind.VALUES, number, {}, text.nbytes), memory(text))
+
+    def _release_snapshot(self, asked: _Request) -> None:
+        self.store.snapshots.release(_snapshot_in(asked.meta), _me(asked.meta))
+        asked.done()
+
+    def _loaded(self, meta: dict[str, Any], payload: torch.Tensor) -> Chunk | Slice:
+        if "table" in meta:
+            return Slice.load(meta, payload, self.memory_limit, self._besides_slice)
+        return Chunk.load(meta, payload)
+
+    # ---- other servers
 
     def _peer(self, address: str) -> ServerClient:
         with self._lock:
@@ -445,26 +545,6 @@ class SyncHandler:
         return self._peers[address].ask_step(kind, token, meta, payload)
 
 
-def _later(
-    number: int, reply: Reply, make: Callable[[Any], tuple[Frame, memoryview | None]]
-) -> Callable[[Any, Exception | None], None]:
-    def done(result: Any, error: Exception | None) -> None:
-        if error is not None:
-            refusal = {"error": type(error).__name__, "message": str(error)}
-            reply(Answer(Frame(Kind.REFUSED, number, refusal)))
-            return
-        frame, payload = make(result)
-        reply(Answer(frame, _EMPTY if payload is None else payload))
-
-    return done
-
-
-def _values_later(number: int, reply: Reply) -> Callable[[Any, Exception | None], None]:
-    return _later(
-        number, reply, lambda values: (Frame(Kind.VALUES, number, {}, values.nbytes), memory(values))
-    )
-
-
 def _selects(kind: Kind, meta: dict[str, Any]) -> bool:
     return kind is Kind.STAGE_SPARSE or (kind is Kind.STAGE_SPECULATIVE and meta.get("sel") is True)
 
@@ -487,6 +567,10 @@ def key_in(meta: dict[str, Any]) -> str:
     if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT:
         raise FrameError(f"a chunk is named by 1 to {KEY_LIMIT} characters")
     return key
+
+
+def _me(meta: dict[str, Any]) -> str:
+    return str(meta.get("me"))
 
 
 def _step(meta: dict[str, Any]) -> int:
@@ -525,7 +609,7 @@ def dtype_in(meta: dict[str, Any]) -> torch.dtype:
 
 
 def _backward_pass_in(meta: dict[str, Any]) -> int:
-    return number_in(meta, "round") if "round" in meta else 0
+    return number_in(meta, BACKWARD_PASS_KEY) if BACKWARD_PASS_KEY in meta else 0
 
 
 def number_in(meta: dict[str, Any], name: str) -> int:

@@ -26,6 +26,7 @@ from springtide_ps.params.sparse_gradient import SparseGradient, pack
 from springtide_ps.wire.auth import Tokens
 from springtide_ps.wire.frames import DTYPE_NAMES, NO_REPLY, Frame, FrameError, Header, Kind, joined, memory
 from springtide_ps.wire.keepalive import KEEPALIVE_SECONDS, SILENT_SECONDS
+from springtide_ps.wire.keys import BACKWARD_PASS_KEY, STEP_SPEC_KEY
 from springtide_ps.wire.options import SentOptions
 from springtide_ps.wire.stream import PeerClosedError, Stream, connect
 
@@ -247,8 +248,8 @@ class ServerClient:
         Args:
             kind: of the request.
             token: the generation's.
-            meta: its JSON; its "recipe" may be a `StepSpec`, whose options are sent when they are not known
-                there yet.
+            meta: its JSON; under STEP_SPEC_KEY it may have a `StepSpec`, whose options are sent when they are
+                not known there yet.
             payload: that it brings.
             out: memory that the answer's payload comes into.
             typed: the payload's dtype is said.
@@ -260,10 +261,10 @@ class ServerClient:
         about = {**meta, "t": list(token)}
         if typed and payload is not None:
             about["d"] = DTYPE_NAMES[payload.dtype]
-        if not isinstance(spec := about.get("recipe"), StepSpec):
+        if not isinstance(spec := about.get(STEP_SPEC_KEY), StepSpec):
             return self._ask(kind, about, payload, out, any_size)
         with self._describing:
-            about["recipe"], options = self._options.describe(spec)
+            about[STEP_SPEC_KEY], options = self._options.describe(spec)
             for said, text in options:
                 block = torch.frombuffer(bytearray(text), dtype=torch.uint8)
                 self._send_unanswered(Kind.OPTIONS, said, block)
@@ -581,4 +582,4 @@ def _staged(
 
 def in_backward_pass(number: int) -> dict[str, Any]:
     """Return how a request names backward pass `number` of a step: not at all if it is the first."""
-    return {"round": number} if number else {}
+    return {BACKWARD_PASS_KEY: number} if number else {}

@@ -1,5 +1,7 @@
 """The form of the tensor stream: a fixed header, a little JSON, raw numbers. PURE.
 
+Some keys of the JSON have another name in the code than here: `keys` has them.
+
 The version is raised with a release in which a frame has another form or meaning, and the one before is read,
 too. A connection begins with frames of OLDEST_VERSION, in which each side tells its newest ("newest"); the
 lower of the two is theirs from then on (`Stream.version`). A kind of frame that is new with a version is sent

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from springtide_ps.params.chunk import GROUPS_LIMIT, SUBSTEPS_LIMIT, ChunkError, Groups, StepSpec
+from springtide_ps.wire.keys import STEP_SPEC_KEY
 
 OPTIONS_BYTES: Final = 32 * 1024 * 1024
 """Limit of the JSON of one set of options."""
@@ -190,5 +191,5 @@ def spec_in(meta: Mapping[str, Any]) -> StepSpec:
     Raises:
         ChunkError: It names none.
     """
-    spec = meta.get("recipe")
+    spec = meta.get(STEP_SPEC_KEY)
     return spec if isinstance(spec, StepSpec) else StepSpec.from_json(spec)

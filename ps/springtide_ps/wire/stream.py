@@ -34,6 +34,7 @@ from springtide_ps.wire.frames import (
     unpack_meta,
     version_in,
 )
+from springtide_ps.wire.keys import KEEPALIVE_KEY
 from springtide_ps.wire.tls import ClientContext, TlsSocket
 
 HANDSHAKE_SECONDS: Final = 10.0
@@ -263,7 +264,7 @@ def connect(
             raise RejectedError(f"{address[0]}:{address[1]} does not speak as a parameter server")
         version = version_in(meta)
         newest, *others = auth.proofs(token, "client", theirs, ours)
-        answer = {"nonce": ours, "proof": newest, "pulse": True, "newest": VERSION}
+        answer = {"nonce": ours, "proof": newest, KEEPALIVE_KEY: True, "newest": VERSION}
         if others:
             answer["proofs"] = others
         stream.send(Frame(Kind.PROOF, meta=answer))
@@ -274,7 +275,7 @@ def connect(
         _expect(header, Kind.ACCEPTED)
         if auth.known_token([meta.get("proof")], token, "server", theirs, ours) is None:
             raise RejectedError(f"{address[0]}:{address[1]} does not know this job's token")
-        stream.keepalives, stream.version = meta.get("pulse") is True, version
+        stream.keepalives, stream.version = meta.get(KEEPALIVE_KEY) is True, version
         congestion.choose(plain)
         sock.settimeout(None)
         return stream, meta
@@ -322,8 +323,9 @@ def accept(
         if theirs is None or known is None:
             stream.send(Frame(Kind.REFUSED, meta={"error": "RejectedError", "message": "another token"}))
             raise RejectedError("a client with another token was refused")
-        stream.keepalives = meta.get("pulse") is True
-        answer = {**about, "proof": auth.proof(known, "server", ours, theirs), "pulse": stream.keepalives}
+        stream.keepalives = meta.get(KEEPALIVE_KEY) is True
+        proven = auth.proof(known, "server", ours, theirs)
+        answer = {**about, "proof": proven, KEEPALIVE_KEY: stream.keepalives}
         stream.send(Frame(Kind.ACCEPTED, meta=answer))
         stream.version = version_in(meta)
         congestion.choose(accepted)

@@ -59,9 +59,7 @@ def test_repeated_failures_wait_longer_and_say_so() -> None:
             loop = world.status["restarts"]["failures"] >= 3
             assert condition["reason"] == (reasons.CRASH_LOOP if loop else reasons.BACKING_OFF)
             assert "ValueError" in condition["message"]
-        while not world.workers():
-            world.now += 0.5
-            world.round()
+        world.round_until(world.workers, "a new worker")
         waits.append(world.now - began)
         world.kubelet()
     assert waits == [0, 1, 2, 4]
@@ -95,9 +93,7 @@ def test_worker_running_a_while_ends_crash_loop_also_unreported() -> None:
     world = running_world(1)
     for _ in range(3):
         world.fail(world.workers()[0])
-        while not world.workers():
-            world.now += 0.5
-            world.round()
+        world.round_until(world.workers, "a new worker")
         world.kubelet()
 
     def reason() -> str:
@@ -350,11 +346,8 @@ def test_worker_repeatedly_dying_young_waits_whoever_ends_it() -> None:
     for _ in range(5):
         world.evict(world.workers()[0])
         began = world.now
-        while True:
-            world.round()
-            if world.workers():
-                break
-            world.now += 0.5
+        world.round()
+        world.round_until(world.workers, "a new worker")
         made.append(world.now - began)
     assert made[0] == 0
     assert made[-1] >= 4

@@ -261,9 +261,7 @@ def test_coordinator_repeatedly_ending_young_waits_and_says_so() -> None:
         pod = world.coordinators()[0]
         world.evict(pod)
         began = world.now
-        while not world.coordinators():
-            world.now += 0.5
-            world.round()
+        world.round_until(world.coordinators, "a new coordinator")
         gaps.append(world.now - began)
         if len(gaps) == 4:
             degraded = next(c for c in world.status["conditions"] if c["type"] == "Degraded")

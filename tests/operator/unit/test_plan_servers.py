@@ -195,9 +195,13 @@ def images(world: World) -> list[str]:
 
 def test_image_of_servers_stands_in_status_before_the_first() -> None:
     world = World(job=serving_job(), server_image="springtide/ps:1")
-    while not of(world.plan(), CreateServer):
+    for _ in range(20):
+        if of(world.plan(), CreateServer):
+            break
         world.round()
         world.kubelet()
+    else:
+        pytest.fail(f"no server is made in 20 rounds: {world.status}")
     world.round(1)  # dies after the status write
     assert world.status["parameterServers"]["image"] == "springtide/ps:1"
     assert world.servers() == []

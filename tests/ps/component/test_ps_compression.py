@@ -334,7 +334,7 @@ def test_top_k_remainder_comes_later_through_deaths_and_leaves() -> None:
             counted += [(step, 0, 2), (step, 1, 2)]
         size = sum(parameter.numel() for parameter in a.model.parameters())
         assert 0.1 * 8 * size * 2 <= a.sent < 0.14 * 8 * size * 2
-        # Both have prepared step 3. a has the result of its side reduction, b is away meanwhile and returns.
+        # Both have prepared step 3. a has the result of its commit vote, b is away meanwhile and returns.
         together(lambda: a.push(0, 2), lambda: b.push(1, 2))
         a.commit()
         counted += [(3, 0, 2), (3, 1, 2)]

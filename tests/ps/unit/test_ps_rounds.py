@@ -115,7 +115,7 @@ def test_step_is_tried_for_its_committer_and_undone_after_it() -> None:
 class Training(RuleBasedStateMachine):
     """Members and servers exchange words one by one; members die and new generations begin at any moment.
 
-    The side reduction is modelled as it is: it completes for a member only if all members of the generation
+    The commit vote is modelled as it is: it completes for a member only if all members of the generation
     have entered it, and then some may hear the result and others not. A server's step is recorded as the set
     of members whose gradients are in it.
     """

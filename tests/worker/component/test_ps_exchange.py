@@ -1,4 +1,4 @@
-"""Steps through real servers over real sockets: members are threads, their side reduction is a barrier."""
+"""Steps through real servers over real sockets: members are threads, their commit vote is a barrier."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_step_committed_by_one_survivor_counts_and_no_other() -> None:
         for member in (a, b):
             member.commit()
         before = a.values()
-        # Both have prepared step 2; only a has the result of its side reduction, and b is no more.
+        # Both have prepared step 2; only a has the result of its commit vote, and b is no more.
         together(lambda: a.push(0, 2), lambda: b.push(1, 2))
         a.commit()
         a.exchange.connections.over("b is gone")
@@ -140,7 +140,7 @@ def test_values_of_committed_step_are_had_when_a_member_died() -> None:
             optimizer.step()
 
         def one_commits(one: Any, step: int) -> None:
-            """The other one has no result of the step's side reduction, and is gone."""
+            """The other one has no result of the step's commit vote, and is gone."""
             together(lambda: a.push(0, 2), lambda: b.push(1, 2))
             one.commit()
             one.exchange.connections.over("the other one is gone")

@@ -192,7 +192,9 @@ def test_others_wait_as_long_as_a_script_may_take_to_end(stop_seconds: float, li
         room.park(name)
     room.form()
     room.park("w0", ParkReason.DROPPED)  # its script has failed, so the generation is over
+    began = room.now
     while not room.told("w1", Prepare):
+        assert room.now < began + limit, "w1 is not told that the generation is over"
         room.tick(0.4)
     told_at = room.now
     while room.now < told_at + limit - 1.0:

@@ -19,6 +19,7 @@ from springtide.memory.optimizer_state import COPIES, known_state_bytes, measure
 from springtide.memory.report import MemoryReport
 from springtide.settings import Settings
 from springtide.sharding.pieces import ELEMENTWISE
+from springtide.train_step.options import TrainerOptions
 from springtide.train_step.trainer import Trainer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.memory import CONTAINER
@@ -73,7 +74,7 @@ def test_other_optimizers_are_not_known() -> None:
 def trainer_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, bucket_bytes: int = 1 << 20
 ) -> Trainer:
-    return Trainer([model], [optimizer], {}, clip_norm=None, bucket_bytes=bucket_bytes)
+    return Trainer([model], [optimizer], {}, TrainerOptions(bucket_bytes=bucket_bytes))
 
 
 def test_shared_and_frozen_parameters_and_buffers_count_once(tmp_path: Path) -> None:

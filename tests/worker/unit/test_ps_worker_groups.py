@@ -93,7 +93,7 @@ def test_only_the_first_of_a_group_sends_and_only_sums(
     groups: list[GroupMember] = []
 
     def form(store: Any, own: int, size: int, address: str, **_: float) -> GroupMember:
-        assert (store, own, size, address) == ("team/4/", rank, 2, "127.0.0.1")
+        assert (store, own, size, address) == ("worker-group/4/", rank, 2, "127.0.0.1")
         groups.append(GroupMember(own, at_once))
         return groups[-1]
 

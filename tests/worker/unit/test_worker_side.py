@@ -1,4 +1,4 @@
-"""The side reduction: what members learn of each other from one sum."""
+"""The commit vote: what members learn of each other from one sum."""
 
 from __future__ import annotations
 

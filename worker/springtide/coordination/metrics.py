@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,170 +41,204 @@ class TrackerCounts:
         self.waiting.set(entries)
 
 
+class _Series:
+    """Make the series of a process, with the labels that all of them have."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self._registry, self._labels = registry, labels
+
+    def counter(self, name: str, text: str) -> Counter:
+        """Return what only grows."""
+        full = f"springtide_worker_{name}"
+        return Counter(full, text, list(self._labels), registry=self._registry).labels(**self._labels)
+
+    def gauge(self, name: str, text: str) -> Gauge:
+        """Return a number of the present."""
+        full = f"springtide_worker_{name}"
+        return Gauge(full, text, list(self._labels), registry=self._registry).labels(**self._labels)
+
+    def seconds(self, name: str, text: str) -> Histogram:
+        """Return durations, which are observed in seconds."""
+        return self.histogram(f"{name}_seconds", text, _SECONDS)
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        """Return a distribution.
+
+        Args:
+            name: without the prefix.
+            text: what is observed.
+            buckets: their upper bounds.
+        """
+        full, labels = f"springtide_worker_{name}", list(self._labels)
+        made = Histogram(full, text, labels, buckets=buckets, registry=self._registry)
+        return made.labels(**self._labels)
+
+
+class TransferSeries:
+    """Hold the series of state that members send each other."""
+
+    def __init__(self, series: _Series) -> None:
+        self.transfers = series.counter(
+            "state_transfers", "State transfers that this process sent or received."
+        )
+        self.sent_bytes = series.counter(
+            "state_transfer_bytes", "Bytes of state that this process sent or received, as they move."
+        )
+        self.kept_bytes = series.counter(
+            "state_transfer_kept_bytes",
+            "Bytes of state that did not have to come, since this process had them bit for bit.",
+        )
+
+
+class CheckpointSeries:
+    """Hold the series of checkpoints that this process has a share in."""
+
+    def __init__(self, series: _Series) -> None:
+        self.writing = series.seconds(
+            "checkpoint", "Writing this process's share of a checkpoint, and waiting for it."
+        )
+        self.stall = series.seconds(
+            "checkpoint_stall", "Training stood still for the copy that a checkpoint is written from."
+        )
+        self.written_bytes = series.counter(
+            "checkpoint_bytes", "Bytes of checkpoints that this process wrote."
+        )
+        self.failures = series.counter(
+            "checkpoint_failures", "Checkpoints that failed in this process, or could not be completed by it."
+        )
+
+
+class MemorySeries:
+    """Hold the series of the memory that this process needs and may take."""
+
+    def __init__(self, series: _Series) -> None:
+        self.estimate = series.gauge(
+            "memory_estimate_bytes",
+            "Bytes that this process needs for parameters, gradients and the optimizer's state, at the "
+            "present size; activations come on top.",
+        )
+        self.limit = series.gauge(
+            "memory_limit_bytes",
+            "Bytes that this process may take of the memory that its parameters are in; 0 where that is not "
+            "known.",
+        )
+
+
+class TrackerSeries:
+    """Hold the series of the experiment trackers, which have their name as a label."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self._labels, names = labels, [*labels, "tracker"]
+        self._failures = Counter(
+            "springtide_worker_tracker_failures",
+            "Calls of an experiment tracker that raised; each is tried again.",
+            names,
+            registry=registry,
+        )
+        self._losses = Counter(
+            "springtide_worker_tracker_lost_commits",
+            "Commits that an experiment tracker did not take while this process could keep them.",
+            names,
+            registry=registry,
+        )
+        self._waiting = Gauge(
+            "springtide_worker_tracker_waiting_commits",
+            "Commits that wait for an experiment tracker, at the process that writes to it; 0 elsewhere.",
+            names,
+            registry=registry,
+        )
+
+    def counts(self, name: str) -> TrackerCounts:
+        """Return the counts of the tracker of that name."""
+        labels = {**self._labels, "tracker": name}
+        return TrackerCounts(
+            self._failures.labels(**labels), self._losses.labels(**labels), self._waiting.labels(**labels)
+        )
+
+
 class Metrics:
     """Hold the series of one worker process; labels name the job as the operator's do."""
 
     def __init__(self, job: str, namespace: str) -> None:
         self.registry = CollectorRegistry()
-        labels = {"training_job": job, "job_namespace": namespace}
-
-        def seconds(name: str, text: str) -> Histogram:
-            histogram = Histogram(
-                f"springtide_worker_{name}_seconds",
-                text,
-                list(labels),
-                buckets=_SECONDS,
-                registry=self.registry,
-            )
-            return histogram.labels(**labels)
-
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"springtide_worker_{name}", text, list(labels), registry=self.registry).labels(
-                **labels
-            )
-
-        self.step = seconds("step", "From the begin of a committed step's body to its commit.")
-        self.compute = seconds("compute", "Forward and backward of a committed step.")
-        self.data = seconds("data", "Fetching the samples of a committed step; part of compute.")
-        self.communication = seconds(
+        self._labels = {"training_job": job, "job_namespace": namespace}
+        series = _Series(self.registry, self._labels)
+        # Committed steps.
+        self.step = series.seconds("step", "From the begin of a committed step's body to its commit.")
+        self.compute = series.seconds("compute", "Forward and backward of a committed step.")
+        self.data = series.seconds("data", "Fetching the samples of a committed step; part of compute.")
+        self.communication = series.seconds(
             "communication", "From the begin of a committed step's first reduction to the end of its last."
         )
-        self.exposed = seconds(
+        self.exposed = series.seconds(
             "exposed_communication", "Wait for reductions after backward of a committed step."
         )
-        self.steps = counter("steps", "Steps that this process committed.")
-        self.samples = counter("samples", "Samples whose gradients this process put into committed steps.")
-        self.dropped = counter("dropped_steps", "Steps whose body was dropped.")
-        self.salvaged = counter(
+        self.steps = series.counter("steps", "Steps that this process committed.")
+        self.samples = series.counter(
+            "samples", "Samples whose gradients this process put into committed steps."
+        )
+        self.dropped = series.counter("dropped_steps", "Steps whose body was dropped.")
+        self.salvaged = series.counter(
             "salvaged_samples",
             "Samples of committed steps that this process had computed in a dropped try at the same step.",
         )
-        self.replicas_differed = counter(
-            "replicas_differed",
-            "Steps in which members were found to have other parameters than most.",
-        )
-        self.copies_differed = counter(
-            "shard_copies_differed",
-            "Times that a copy of shards that this process holds was found not to be the other holder's.",
-        )
-        self.transfers = counter("state_transfers", "State transfers that this process sent or received.")
-        self.transfer_bytes = counter(
-            "state_transfer_bytes", "Bytes of state that this process sent or received, as they move."
-        )
-        self.transfer_kept_bytes = counter(
-            "state_transfer_kept_bytes",
-            "Bytes of state that did not have to come, since this process had them bit for bit.",
-        )
-        self.checkpoint = seconds(
-            "checkpoint", "Writing this process's share of a checkpoint, and waiting for it."
-        )
-        self.checkpoint_stall = seconds(
-            "checkpoint_stall", "Training stood still for the copy that a checkpoint is written from."
-        )
-        self.checkpoint_bytes = counter("checkpoint_bytes", "Bytes of checkpoints that this process wrote.")
-        self.checkpoint_failures = counter(
-            "checkpoint_failures", "Checkpoints that failed in this process, or could not be completed by it."
-        )
-        self.reduced_bytes = counter(
+        self.reduced_bytes = series.counter(
             "reduced_bytes", "Bytes that this process put into the reductions of committed steps."
         )
-        self._overlap = Gauge(
-            "springtide_worker_overlap_ratio",
-            "Part of the communication of the last committed step that computing hid, 0-1.",
-            list(labels),
-            registry=self.registry,
-        ).labels(**labels)
-        self.staleness = Histogram(
-            "springtide_worker_staleness_updates",
-            "Updates of others that a chunk got between this process's pull and its push, the mean over the "
-            "chunks.",
-            list(labels),
-            registry=self.registry,
-            buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128),
-        ).labels(**labels)
-        self.coordinator_missing = Gauge(
-            "springtide_worker_coordinator_missing_seconds",
-            "For how long this process has had no stream to the coordinator; 0 while it has one.",
-            list(labels),
-            registry=self.registry,
-        ).labels(**labels)
-        self.since_commit = Gauge(
-            "springtide_worker_since_commit_seconds",
+        self._overlap = series.gauge(
+            "overlap_ratio", "Part of the communication of the last committed step that computing hid, 0-1."
+        )
+        self.since_commit = series.gauge(
+            "since_commit_seconds",
             "For how long this process has committed no step; NaN before the first.",
-            list(labels),
-            registry=self.registry,
-        ).labels(**labels)
-        self.values = seconds(
+        )
+        self.values = series.seconds(
             "values",
             "Wait for the values of parameters that other workers step, between two committed steps.",
         )
-        self.optimizer_bytes = Gauge(
-            "springtide_worker_optimizer_bytes",
-            "Bytes of the optimizer's state that this process holds, where it is in shards; 0 elsewhere.",
-            list(labels),
-            registry=self.registry,
-        ).labels(**labels)
-        self.batch_share = Gauge(
-            "springtide_worker_batch_share",
+        self.staleness = series.histogram(
+            "staleness_updates",
+            "Updates of others that a chunk got between this process's pull and its push, the mean over the "
+            "chunks.",
+            (0, 1, 2, 4, 8, 16, 32, 64, 128),
+        )
+        self.batch_share = series.gauge(
+            "batch_share",
             "Part of each global batch that falls to this process, 0-1; with elasticity.balance Speed it "
             "follows the process's speed.",
-            list(labels),
-            registry=self.registry,
-        ).labels(**labels)
-        self.sample_seconds = Gauge(
-            "springtide_worker_sample_seconds",
+        )
+        self.sample_seconds = series.gauge(
+            "sample_seconds",
             "Computing time per sample of this process, smoothed, without fetching samples and waiting for "
             "others; 0 before it is known.",
-            list(labels),
-            registry=self.registry,
-        ).labels(**labels)
-        self.memory_estimate = Gauge(
-            "springtide_worker_memory_estimate_bytes",
-            "Bytes that this process needs for parameters, gradients and the optimizer's state, at the "
-            "present size; activations come on top.",
-            list(labels),
-            registry=self.registry,
-        ).labels(**labels)
-        self.memory_limit = Gauge(
-            "springtide_worker_memory_limit_bytes",
-            "Bytes that this process may take of the memory that its parameters are in; 0 where that is not "
-            "known.",
-            list(labels),
-            registry=self.registry,
-        ).labels(**labels)
-        self._labels = labels
-        self._of_trackers = (
-            Counter(
-                "springtide_worker_tracker_failures",
-                "Calls of an experiment tracker that raised; each is tried again.",
-                [*labels, "tracker"],
-                registry=self.registry,
-            ),
-            Counter(
-                "springtide_worker_tracker_lost_commits",
-                "Commits that an experiment tracker did not take while this process could keep them.",
-                [*labels, "tracker"],
-                registry=self.registry,
-            ),
-            Gauge(
-                "springtide_worker_tracker_waiting_commits",
-                "Commits that wait for an experiment tracker, at the process that writes to it; 0 elsewhere.",
-                [*labels, "tracker"],
-                registry=self.registry,
-            ),
         )
-        self.generation = Gauge(
-            "springtide_worker_generation",
-            "Number of the membership generation.",
-            list(labels),
-            registry=self.registry,
-        ).labels(**labels)
+        # The state.
+        self.replicas_differed = series.counter(
+            "replicas_differed",
+            "Steps in which members were found to have other parameters than most.",
+        )
+        self.copies_differed = series.counter(
+            "shard_copies_differed",
+            "Times that a copy of shards that this process holds was found not to be the other holder's.",
+        )
+        self.optimizer_bytes = series.gauge(
+            "optimizer_bytes",
+            "Bytes of the optimizer's state that this process holds, where it is in shards; 0 elsewhere.",
+        )
+        self.transfer = TransferSeries(series)
+        self.checkpoint = CheckpointSeries(series)
+        self.memory = MemorySeries(series)
+        # The job.
+        self.coordinator_missing = series.gauge(
+            "coordinator_missing_seconds",
+            "For how long this process has had no stream to the coordinator; 0 while it has one.",
+        )
+        self.generation = series.gauge("generation", "Number of the membership generation.")
+        self._trackers = TrackerSeries(self.registry, self._labels)
 
     def tracker(self, name: str) -> TrackerCounts:
         """Return the counts of an experiment tracker of that name."""
-        labels = {**self._labels, "tracker": name}
-        failures, losses, waiting = self._of_trackers
-        return TrackerCounts(failures.labels(**labels), losses.labels(**labels), waiting.labels(**labels))
+        return self._trackers.counts(name)
 
     def count_spans(self, spans: SpanQueue) -> None:
         """Show how many spans of this process reached a collector, from now on."""

@@ -79,7 +79,7 @@ class Accounting:
     def count_stall(self, seconds: float) -> None:
         """Count the time for which training stood still for a checkpoint's copy."""
         self.timing.paused(seconds)
-        self.metrics.checkpoint_stall.observe(seconds)
+        self.metrics.checkpoint.stall.observe(seconds)
 
     def close(self) -> None:
         """Close the step log; an error of its file is ignored, because the process ends."""

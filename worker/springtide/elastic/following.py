@@ -90,7 +90,7 @@ class Following:
                 script,
                 self._settings.pod_ip,
                 self._settings.connect_seconds,
-                self._metrics.transfer_bytes.inc,
+                self._metrics.transfer.sent_bytes.inc,
                 self._state_transfer.overwritten,
             )
         except OSError as error:

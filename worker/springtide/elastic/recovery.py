@@ -5,7 +5,6 @@ Only the script's thread comes here.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -21,9 +20,7 @@ from springtide.comm.process_group import Group, form, peers_in
 from springtide.comm.store import FormationCancelled, StreamStore
 from springtide.coordination.membership import Membership
 from springtide.coordination.park_reply import Leave, MoveOn, Save, Start
-from springtide.data.balance import Figure
 from springtide.data.loop import LoopPlan
-from springtide.data.salvage import Claim
 from springtide.elastic.accounting import Accounting
 from springtide.elastic.balancer import Balancer
 from springtide.elastic.consistency import Consistencies, staleness_bound
@@ -32,8 +29,8 @@ from springtide.elastic.following import Following
 from springtide.elastic.local_shards_restore import LocalShardsRestore
 from springtide.elastic.own_faults import in_words, own_fault
 from springtide.elastic.recovery_spans import RecoverySpans
+from springtide.elastic.rendezvous import Rendezvous
 from springtide.elastic.retry import RetryBlocks
-from springtide.elastic.retry_position import RetryPosition
 from springtide.elastic.salvage import Salvage
 from springtide.elastic.saving import CheckpointSaver
 from springtide.elastic.set_aside import set_aside
@@ -406,86 +403,30 @@ class Recovery:
             raise ServerStepError(describe(failed, step))
 
     def _form(self, start: Start, stage: int) -> None:
-        state, membership, settings = self._state, self._membership, self._parts.settings
-        members = list(start.message.members)
-        ids = [member.id for member in members]
-        rank, spans = ids.index(membership.me.id), self._parts.spans
+        """Enter a generation: connect with its members, and hold the state that all begin from.
+
+        Args:
+            start: of the generation.
+            stage: ordinal of the training loop that the script is at.
+        """
+        membership, spans, servers = self._membership, self._parts.spans, self._trainer.servers
+        members = Rendezvous(start, membership.me.id)
         traceparent, stood_by = start.message.traceparent, membership.state is None and membership.stands_by
-        spans.started(start.generation, traceparent, rank, len(ids), stood_by=stood_by)
-        assert isinstance(start.store, StreamStore)
-        store = start.store
-        store.set(f"place/{rank}", self._parts.retry_blocks.position().to_json())
-        store.set(f"pace/{rank}", self._parts.balancer.own().to_json())
-        if self._trainer.salvages:
-            store.set(f"kept/{rank}", self._parts.salvage.own().to_json())
-        receivers = [(ids.index(t.receiver), ids.index(t.holder)) for t in start.message.transfers]
-        lacking = {receiver for receiver, _ in receivers}
-        if rank not in lacking and not start.message.fresh:
-            # Now, so that it is there when the group is formed: an entry is on its way for some milliseconds.
-            store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
-        if self._trainer.pod is None and self._trainer.servers is None:
-            self._state_transfer.announce(transfer_order(start), rank, self._read_state)
+        spans.started(start.generation, traceparent, members.rank, members.size, stood_by=stood_by)
+        self._announce(members)
         began = time.monotonic()
-        connect = partial(
-            form,
-            address=settings.pod_ip,
-            connect_seconds=settings.connect_seconds,
-            collective_seconds=settings.collective_seconds,
-        )
-        group = connect(store, rank, len(ids), nccl_device=self._trainer.nccl_device)
-        state.use_group(group)
-        if membership.over:
-            raise FormationCancelled(f"the generation ended while its group was formed: {membership.over}")
-        if (pod := self._trainer.pod) is not None:
-            self._form_row(pod, start, rank, group, connect)
+        group = self._connect_all(members)
         formed = time.monotonic()
-        spans.part("form group", members=len(ids))
-        faults.reach("formed", state.position.cursor.step + 1)
-        positions = [RetryPosition.from_json(store.get(f"place/{other}")) for other in range(len(ids))]
-        figures = [Figure.from_json(store.get(f"pace/{other}")) for other in range(len(ids))]
-        self._parts.balancer.begin_generation(figures)
-        if self._trainer.salvages:
-            claims = [Claim.from_json(store.get(f"kept/{other}")) for other in range(len(ids))]
-            self._parts.salvage.begin_generation(claims, rank)
-        joins = not start.message.fresh if start.message.fresh or rank in lacking else None
-        # Before the state is moved: that may take longer than members wait for each other here.
-        self._parts.retry_blocks.formed(
-            positions,
-            rank,
-            lambda ranks: connect(store.with_prefix("block/"), ranks.index(rank), len(ranks)),
-            joins,
-        )
-        restored, by_all = self._restore(start, group, stage) if start.message.fresh else (None, False)
+        spans.part("form group", members=members.size)
+        faults.reach("formed", self._state.position.cursor.step + 1)
+        self._take_announced(members)
+        restored, by_all = self._restore(start, group, stage) if members.fresh else (None, False)
         if by_all or (restored is not None and restored.name):
             spans.part("restore checkpoint", read_here=restored is not None)
-        servers = self._trainer.servers
         if servers is not None:
-            self._enter_on(servers, start, group, lacking)
+            self._enter_on(servers, members, group)
             spans.part("enter on servers", servers=len(start.message.servers))
-        if rank not in lacking and start.message.fresh:
-            store.set(f"loops/{rank}", json.dumps(membership.ended_stages).encode())
-        tracking, leader = self._parts.accounting.tracking, min(set(range(len(ids))) - lacking)
-        if lacking and rank == leader:
-            start.store.set(f"line/{rank}", NO_LINE if tracking is None else tracking.line_to_send())
-        self._trainer.reduction.newcomer = start.message.fresh or rank in lacking
-        holders = [other for other in range(len(ids)) if other not in lacking]
-
-        def loops_ended() -> int:
-            return max(int(json.loads(store.get(f"loops/{holder}"))) for holder in holders)
-
-        # One that reads a checkpoint says it when it has done so, for which others wait in the transfer.
-        ended = 0 if start.message.fresh else loops_ended()
-        moved = 0 if by_all else self._hand_over(start, group, stage, ended)
-        begins_from = required_state(start.message.state, "Start.state")
-        membership.hold(begins_from)
-        if self._trainer.shards is not None:
-            source = start.message.fresh and (by_all or rank == 0) and not self._trainer.shards.adopted
-            moved += self._bring_shards(self._trainer.shards, start, group, begins_from, source)
-        if moved:
-            spans.part("transfer state", bytes=moved, receives=rank in lacking, state=str(begins_from))
-        membership.stages_ended(loops_ended())
-        if tracking is not None and rank in lacking:
-            tracking.adopt(start.store.get(f"line/{leader}"))
+        moved = self._bring_state(members, group, stage, by_all)
         if servers is not None:
             if group.size > 1:
                 group.start_sum(torch.zeros(1)).wait()
@@ -498,43 +439,136 @@ class Recovery:
         membership.formed(formed - began, now - formed, moved, restored)
         spans.part("agree with members")
         spans.formed()
-        self._parts.saver.checkpoints.started()
-        state.count_generation()
-        self._parts.accounting.metrics.generation.set(start.generation.number)
-        if tracking is not None:
-            tracking.begin_generation(
-                Beginning(start.generation, state.position.cursor.step, len(ids), start.message.reason),
-                writes=rank == 0,
-                truncates=start.message.fresh or self._parts.consistencies.async_loop is None,
-            )
-        self._parts.accounting.commits.rewind(membership.known)
+        self._count_generation(members)
         log.info(
             "generation %s: rank %d of %d, state %s, group %.3f s, transfer %.3f s (%s)",
             start.generation,
-            rank,
-            len(ids),
+            members.rank,
+            members.size,
             membership.state,
             formed - began,
             now - formed,
             start.message.reason,
         )
 
-    def _form_row(
-        self, pod: Pod, start: Start, rank: int, group: Group, connect: Callable[..., Group]
-    ) -> None:
+    def _announce(self, members: Rendezvous) -> None:
+        """Tell the other members what they need to know of this process."""
+        parts, trainer = self._parts, self._trainer
+        claim = parts.salvage.own() if trainer.salvages else None
+        members.announce(parts.retry_blocks.position(), parts.balancer.own(), claim)
+        if not members.receives and not members.fresh:
+            # Now, so that it is there when the group is formed: an entry is on its way for some milliseconds.
+            members.announce_ended_loops(self._membership.ended_stages)
+        if trainer.pod is None and trainer.servers is None:
+            self._state_transfer.announce(transfer_order(members.start), members.rank, self._read_state)
+
+    def _connect_all(self, members: Rendezvous) -> Group:
+        """Form the group of all members, and with a mesh those of the local ranks; return the former."""
+        nccl_device = self._trainer.nccl_device
+        group = self._connect(members.store, members.rank, members.size, nccl_device=nccl_device)
+        self._state.use_group(group)
+        if over := self._membership.over:
+            raise FormationCancelled(f"the generation ended while its group was formed: {over}")
+        if (pod := self._trainer.pod) is not None:
+            self._form_row(pod, members, group)
+        return group
+
+    def _connect(
+        self, store: StreamStore, rank: int, size: int, *, nccl_device: torch.device | None = None
+    ) -> Group:
+        """Form a group of members.
+
+        Args:
+            store: of its members.
+            rank: of this process among them.
+            size: how many they are.
+            nccl_device: the GPU that it sums on; None: it sums on the host.
+        """
+        settings = self._parts.settings
+        return form(
+            store,
+            rank,
+            size,
+            address=settings.pod_ip,
+            connect_seconds=settings.connect_seconds,
+            collective_seconds=settings.collective_seconds,
+            nccl_device=nccl_device,
+        )
+
+    def _take_announced(self, members: Rendezvous) -> None:
+        """Take in what the others have told: where their scripts are, how fast they are, what they keep."""
+        parts, positions = self._parts, members.positions()
+        parts.balancer.begin_generation(members.figures())
+        if self._trainer.salvages:
+            parts.salvage.begin_generation(members.claims(), members.rank)
+        joins = not members.fresh if members.fresh or members.receives else None
+        # Before the state is moved: that may take longer than members wait for each other here.
+        connect = partial(members.connect_some, self._connect)
+        parts.retry_blocks.formed(positions, members.rank, connect, joins)
+
+    def _bring_state(self, members: Rendezvous, group: Group, stage: int, by_all: bool) -> int:
+        """Bring the state to the members that lack it, and what else only those know that hold it.
+
+        Args:
+            members: of the generation.
+            group: of all of them.
+            stage: ordinal of the training loop that the script is at.
+            by_all: all members have read it from a checkpoint.
+
+        Returns:
+            The bytes that were sent or received here.
+        """
+        membership, trainer, start = self._membership, self._trainer, members.start
+        if members.fresh and not members.receives:
+            members.announce_ended_loops(membership.ended_stages)
+        tracking = self._parts.accounting.tracking
+        if members.lacking and members.rank == members.leader:
+            members.announce_line(NO_LINE if tracking is None else tracking.line_to_send())
+        trainer.reduction.newcomer = members.fresh or members.receives
+        # One that reads a checkpoint says it when it has done so, for which others wait in the transfer.
+        ended = 0 if members.fresh else members.ended_loops()
+        moved = 0 if by_all else self._hand_over(start, group, stage, ended)
+        begins_from = required_state(start.message.state, "Start.state")
+        membership.hold(begins_from)
+        if trainer.shards is not None:
+            source = members.fresh and (by_all or members.rank == 0) and not trainer.shards.adopted
+            moved += self._bring_shards(trainer.shards, start, group, begins_from, source)
+        if moved:
+            self._parts.spans.part(
+                "transfer state", bytes=moved, receives=members.receives, state=str(begins_from)
+            )
+        membership.stages_ended(members.ended_loops())
+        if tracking is not None and members.receives:
+            tracking.adopt(members.line())
+        return moved
+
+    def _count_generation(self, members: Rendezvous) -> None:
+        """Have what counts, measures and records know that this generation has begun."""
+        start, accounting = members.start, self._parts.accounting
+        self._parts.saver.checkpoints.started()
+        self._state.count_generation()
+        accounting.metrics.generation.set(start.generation.number)
+        if accounting.tracking is not None:
+            step = self._state.position.cursor.step
+            accounting.tracking.begin_generation(
+                Beginning(start.generation, step, members.size, start.message.reason),
+                writes=members.rank == 0,
+                truncates=members.fresh or self._parts.consistencies.async_loop is None,
+            )
+        accounting.commits.rewind(self._membership.known)
+
+    def _form_row(self, pod: Pod, members: Rendezvous, group: Group) -> None:
         """Form the group of the processes with this local rank.
 
         Args:
             pod: of this process.
-            start: of the generation.
-            rank: of this process in it.
-            group: of all its members.
-            connect: forms a group through a store.
+            members: of the generation.
+            group: of all of them.
         """
-        grid = grid_of(list(start.message.members), rank, pod.processes)
-        assert isinstance(start.store, StreamStore)
-        row = connect(
-            start.store.with_prefix(f"row-{pod.local_rank}/"),
+        start = members.start
+        grid = grid_of(list(start.message.members), members.rank, pod.processes)
+        row = self._connect(
+            members.store.with_prefix(f"row-{pod.local_rank}/"),
             grid.pod,
             grid.pods,
             nccl_device=self._trainer.nccl_device,
@@ -553,7 +587,7 @@ class Recovery:
             step=self._state.position.cursor.step,
             is_source=source,
             keep_values=self._awaited is not None,
-            on_bytes=self._parts.accounting.metrics.transfer_bytes.inc,
+            on_bytes=self._parts.accounting.metrics.transfer.sent_bytes.inc,
         )
         self._trainer.pending.expect()
         return moved
@@ -570,15 +604,14 @@ class Recovery:
             return False
         return True
 
-    def _enter_on(self, servers: PsBackend, start: Start, group: Group, lacking: set[int]) -> None:
-        message, consistencies = start.message, self._parts.consistencies
+    def _enter_on(self, servers: PsBackend, members: Rendezvous, group: Group) -> None:
+        message, consistencies = members.start.message, self._parts.consistencies
         in_batches = consistencies.enter(message.consistency)
         if consistencies.async_loop is not None:
             self._parts.salvage.forget()  # members make no common steps from here on
         known = [*message.servers, *message.leaving_servers]
-        generation = start.generation
         begin = GenerationStart(
-            generation.key,
+            members.start.generation.key,
             tuple(member.id for member in message.members),
             {server.id: server.address for server in known},
             frozenset(server.id for server in message.leaving_servers),
@@ -590,14 +623,12 @@ class Recovery:
         )
         if message.fresh and consistencies.async_loop is not None:
             consistencies.async_loop.begin_anew()
-        leader = min(rank for rank in range(group.size) if rank not in lacking)
-        assert isinstance(start.store, StreamStore)
         servers.begin_generation(
             begin,
             group,
-            start.store,
-            holds=group.rank not in lacking,
-            leader=0 if message.fresh else leader,
+            members.store,
+            holds=not members.receives,
+            leader=0 if message.fresh else members.leader,
             fresh=message.fresh,
         )
         self._membership.use_servers(

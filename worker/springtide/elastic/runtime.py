@@ -50,7 +50,7 @@ from springtide.train_step.state import Position
 from springtide.train_step.trainer import Trainer
 from springtide_protocol import coordinator_pb2 as pb
 from springtide_protocol.lobby import raise_descriptor_limit
-from springtide_protocol.span_export import job_resource, open_tracer, process_began
+from springtide_protocol.span_export import SpanQueue, job_resource, open_tracer, process_began
 from springtide_protocol.tracing import OFF
 
 
@@ -80,43 +80,16 @@ class Runtime:
         self.trainers = TrainerAccess()
         self.accounting = Accounting(settings)
         if loggers:
-            self.accounting.tracking = Tracking(
-                loggers,
-                config or {},
-                run_id="" if settings.alone else settings.checkpoint.folder,
-                run_name=settings.job,
-                take_reported=self.state.take_reported,
-                metrics=self.accounting.metrics.tracker,
-            )
+            self.accounting.tracking = self._make_tracking(loggers, config or {})
         self._balancer = Balancer(settings.balance == "Speed", settings.logical_workers)
         self._reported = ReportedNames()
         self._stop_metrics: Callable[[], None] = lambda: None
         # The job; alone there is none, and nothing to trace.
-        process = {
-            "service.instance.id": settings.process_id,
-            "springtide.local_rank": str(settings.local_rank),
-        }
-        self._traces = None
-        if not settings.alone:
-            self._traces = open_tracer("springtide-worker", job_resource(os.environ) | process)
-        if self._traces is not None:
-            self.accounting.metrics.count_spans(self._traces)
+        self._traces = None if settings.alone else self._open_traces()
         tracer = self._traces or OFF
         self._spans = RecoverySpans(tracer, settings.job_uid, self.accounting.commits, process_began())
         self._state_transfer = StateTransfer(self.state, self.trainers, self.accounting.metrics)
-        self._session: Session | None = None
-        if not settings.alone:
-            raise_descriptor_limit()  # a group has two for each member
-            sources = SessionSources(
-                state=self.state,
-                trainers=self.trainers,
-                commits=self.accounting.commits,
-                timing=self.accounting.timing,
-                state_transfer=self._state_transfer,
-                spans=self._spans,
-            )
-            self._session = Session(settings, sources, self)
-            self.accounting.metrics.coordinator_missing.set_function(self._session.missing_seconds)
+        self._session = None if settings.alone else self._make_session()
         membership = None if self._session is None else self._session.membership
         self.membership: Membership | None = membership
         self._memory = MemoryReport(settings, self.accounting.metrics, membership)
@@ -146,22 +119,7 @@ class Runtime:
         )
         self.values = ServerValues(self.state, self.trainers, None if settings.alone else self._stand)
         replicas = ReplicaCheck(self.state, self.trainers, self.accounting.metrics, membership)
-        self.steps = StepRunner(
-            StepParts(
-                state=self.state,
-                trainers=self.trainers,
-                accounting=self.accounting,
-                saver=self.saver,
-                consistencies=self.consistencies,
-                membership=membership,
-                check_no_evaluation=self.evaluations.check_none,
-                all_together=self.retry_blocks.together,
-                memory=self._memory,
-                balancer=self._balancer,
-                replicas=replicas,
-                salvage=self._salvage,
-            )
-        )
+        self.steps = self._make_steps(replicas)
         self.exit = ProcessExit(
             ExitParts(
                 settings=settings,
@@ -173,20 +131,82 @@ class Runtime:
             )
         )
         self._recovery = None if self._session is None else self._make_recovery(self._session)
-        self._activity = None
-        if self._session is not None:
-            self._session.membership.use_storage(
-                self.saver.checkpoints.able, keeps_applied_batches=settings.asynchronous
-            )
-            self._activity = ActivitySources(
+        self._activity = None if self._session is None else self._make_activity(self._session)
+        if membership is not None:
+            membership.use_storage(self.saver.checkpoints.able, keeps_applied_batches=settings.asynchronous)
+        self.loop_parts = self._make_loop_parts(replicas)
+        self.loops = TrainingLoops(self.loop_parts)
+        # The processes of the pod, once the script has asked for their mesh.
+        self.pod: Pod | None = None
+
+    # ---- parts that take several others
+
+    def _make_tracking(self, loggers: Sequence[Logger], config: Mapping[str, object]) -> Tracking:
+        return Tracking(
+            loggers,
+            config,
+            run_id="" if self.settings.alone else self.settings.checkpoint.folder,
+            run_name=self.settings.job,
+            take_reported=self.state.take_reported,
+            metrics=self.accounting.metrics.tracker,
+        )
+
+    def _open_traces(self) -> SpanQueue | None:
+        """Return what takes this process's spans, and show how many it loses; None: nobody wants them."""
+        process = {
+            "service.instance.id": self.settings.process_id,
+            "springtide.local_rank": str(self.settings.local_rank),
+        }
+        traces = open_tracer("springtide-worker", job_resource(os.environ) | process)
+        if traces is not None:
+            self.accounting.metrics.count_spans(traces)
+        return traces
+
+    def _make_session(self) -> Session:
+        raise_descriptor_limit()  # a group has two for each member
+        sources = SessionSources(
+            state=self.state,
+            trainers=self.trainers,
+            commits=self.accounting.commits,
+            timing=self.accounting.timing,
+            state_transfer=self._state_transfer,
+            spans=self._spans,
+        )
+        session = Session(self.settings, sources, self)
+        self.accounting.metrics.coordinator_missing.set_function(session.missing_seconds)
+        return session
+
+    def _make_steps(self, replicas: ReplicaCheck) -> StepRunner:
+        return StepRunner(
+            StepParts(
                 state=self.state,
                 trainers=self.trainers,
-                timing=self.accounting.timing,
-                evaluations=self.evaluations,
-                state_transfer=self._state_transfer,
-                session=self._session,
+                accounting=self.accounting,
+                saver=self.saver,
+                consistencies=self.consistencies,
+                membership=self.membership,
+                check_no_evaluation=self.evaluations.check_none,
+                all_together=self.retry_blocks.together,
+                memory=self._memory,
+                balancer=self._balancer,
+                replicas=replicas,
+                salvage=self._salvage,
             )
-        self.loop_parts = LoopParts(
+        )
+
+    def _make_activity(self, session: Session) -> ActivitySources:
+        return ActivitySources(
+            state=self.state,
+            trainers=self.trainers,
+            timing=self.accounting.timing,
+            evaluations=self.evaluations,
+            state_transfer=self._state_transfer,
+            session=session,
+        )
+
+    def _make_loop_parts(self, replicas: ReplicaCheck) -> LoopParts:
+        settings, membership = self.settings, self.membership
+        return LoopParts(
             state=self.state,
             trainers=self.trainers,
             steps=self.steps,
@@ -204,9 +224,6 @@ class Runtime:
             recovery=self._recovery,
             logical_workers=settings.logical_workers,
         )
-        self.loops = TrainingLoops(self.loop_parts)
-        # The processes of the pod, once the script has asked for their mesh.
-        self.pod: Pod | None = None
 
     def _make_recovery(self, session: Session) -> Recovery:
         return Recovery(
@@ -276,7 +293,7 @@ class Runtime:
         trainer.on_figure(self._balancer.own)
         if trainer.feeds is not None:
             trainer.feeds.connect_seconds = self.settings.connect_seconds
-            trainer.feeds.on_bytes = self.accounting.metrics.transfer_bytes.inc
+            trainer.feeds.on_bytes = self.accounting.metrics.transfer.sent_bytes.inc
         trainer.on_save_wish(lambda rank: self.saver.checkpoints.wish(rank == 0))
         if self.membership is not None:
             together = 1 if trainer.pod is None else trainer.pod.processes

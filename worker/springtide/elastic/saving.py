@@ -147,11 +147,11 @@ class CheckpointSaver:
 
     def _on_written(self, result: Written) -> None:
         metrics = self._accounting.metrics
-        metrics.checkpoint.observe(result.seconds)
+        metrics.checkpoint.writing.observe(result.seconds)
         if result.error:
-            metrics.checkpoint_failures.inc()
+            metrics.checkpoint.failures.inc()
         else:
-            metrics.checkpoint_bytes.inc(result.share_bytes)
+            metrics.checkpoint.written_bytes.inc(result.share_bytes)
         self._trace(result)
         if self._membership is not None and (result.whole or result.error):
             self._membership.report_checkpoint(

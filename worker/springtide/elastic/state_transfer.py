@@ -197,7 +197,7 @@ class StateTransfer:
         if len(others) > 1:
             peer += f" and {len(others) - 1} more"
         progress = self.progress = Progress(peer, sends=sends)
-        self._metrics.transfers.inc()
+        self._metrics.transfer.transfers.inc()
         try:
             if flat is not None:
                 tree = None
@@ -210,7 +210,7 @@ class StateTransfer:
         finally:
             self.progress = None
         if tree is not None and progress.reused:
-            self._metrics.transfer_kept_bytes.inc(progress.reused)
+            self._metrics.transfer.kept_bytes.inc(progress.reused)
             log.info("of the state, %s were here", in_words(progress.reused))
         return moved, tree
 
@@ -256,7 +256,7 @@ class StateTransfer:
             faults.reach("transfer", step)
             if order == count // 2:
                 faults.reach("sending" if progress.sends else "receiving", step)
-            self._metrics.transfer_bytes.inc(size)
+            self._metrics.transfer.sent_bytes.inc(size)
 
         return on_piece
 

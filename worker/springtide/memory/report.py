@@ -133,5 +133,5 @@ class MemoryReport:
 
     def _show(self) -> None:
         assert self._model is not None
-        self._metrics.memory_estimate.set(need(self._model, self._size).total)
-        self._metrics.memory_limit.set(self._model.limit)
+        self._metrics.memory.estimate.set(need(self._model, self._size).total)
+        self._metrics.memory.limit.set(self._model.limit)

@@ -57,6 +57,7 @@ from springtide_ps.params.embedding_shard import Slice
 from springtide_ps.params.sparse_gradient import SparseGradient
 from springtide_ps.wire.client import Answer, RefusedError
 from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.keys import BATCH_KEY, INTERVALS_KEY, STEP_SPEC_KEY
 
 _LATE_SECONDS: Final = 10.0
 
@@ -233,7 +234,8 @@ class AsyncBackend:
                     else finished.intersection(applied_batches.intervals)
                 )
             ranges = IntervalSet() if finished is None else finished
-            about = {"ranges": ranges.to_json(), "clocks": clocks, "bound": context.generation.start.bound}
+            bound = context.generation.start.bound
+            about = {INTERVALS_KEY: ranges.to_json(), "clocks": clocks, "bound": bound}
             lease_server = self.lease_server
             context.connections.answer(
                 context.ask(lease_server, Kind.OPEN, about), lease_server, "the ranges' begin"
@@ -329,11 +331,11 @@ class AsyncBackend:
             return Lease(None)
         said = connections.answer(future, lease_server, "a range to work on").meta
         finished, waited = int(said["finished"]), bool(said["waited"])
-        if waited or "range" not in said:
+        if waited or BATCH_KEY not in said:
             self.settle()
-        if "range" not in said:
+        if BATCH_KEY not in said:
             return Lease(None, True, finished, waited)
-        self._leased = int(said["range"])
+        self._leased = int(said[BATCH_KEY])
         return Lease(self._leased, False, finished, waited)
 
     def _ask_batch(self, sent: Sequence[int] = ()) -> Future[Answer]:
@@ -563,7 +565,7 @@ class AsyncBackend:
 
     def _counting(self, key: str, step_spec: StepSpec) -> dict[str, Any]:
         """Say how a chunk's push is going to count its gradient."""
-        return {"r": self._leased, "recipe": self._own(step_spec, key), **self._wanted(key)}
+        return {"r": self._leased, STEP_SPEC_KEY: self._own(step_spec, key), **self._wanted(key)}
 
     def stage_rows(self, index: int, ids: torch.Tensor, sums: torch.Tensor) -> None:
         """Send all gradients of a table on their way.
@@ -773,7 +775,7 @@ class AsyncBackend:
             number = self._leased if self._sent is None else self._sent
             form, gradient = self.early_push.push(key, self._outgoing[key])
             step_spec = self._own(self._step_spec, key)
-            about = {"k": key, "r": number, "recipe": step_spec, **form, **self._wanted(key)}
+            about = {"k": key, "r": number, STEP_SPEC_KEY: step_spec, **form, **self._wanted(key)}
             if key in pulled and key not in self._fetches:
                 self._based[key] = pulled[key].applied
             server, chunk = context.generation.homes[key][0], context.sharding.by_key.get(key)

@@ -328,11 +328,11 @@ class PsBackend:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a member must know to let the servers make an open step."""
-        return {"lineage": self.context.generation.run_id, **self.sync_backend.state_dict()}
+        return {"run id": self.context.generation.run_id, **self.sync_backend.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Know what another member does."""
-        self.context.generation.run_id = str(state["lineage"])
+        self.context.generation.run_id = str(state["run id"])
         self.sync_backend.load_state_dict(state)
 
     def snapshot(self, name: str, readers: int, positions: Mapping[int, int]) -> Snapshot:

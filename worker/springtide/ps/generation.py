@@ -27,6 +27,7 @@ from springtide_ps.params.load_parts import loads
 from springtide_ps.server.step_protocol import NoRoomError
 from springtide_ps.wire.client import Answer, RefusedError
 from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.keys import KEEPS_APPLIED_BATCHES_KEY, RUN_ID_KEY
 
 Planned = PlannedChunk | PlannedSlice
 
@@ -147,9 +148,9 @@ class GenerationLeader:
             SpringtideError: A new chunk has no room.
         """
         start = self._start
-        about = {"me": member, "members": list(start.members), "s": start.step, "lineage": run_id}
+        about = {"me": member, "members": list(start.members), "s": start.step, RUN_ID_KEY: run_id}
         if self._rescue is not None:
-            about |= {"books": True, "skipped": start.skipped}
+            about |= {KEEPS_APPLIED_BATCHES_KEY: True, "skipped": start.skipped}
         if start.traceparent:
             about["trace"] = start.traceparent
         self._all({server: [about] for server in start.servers}, Kind.ENTER, "a generation begins")
@@ -357,7 +358,7 @@ class Generation:
         ids = list(start.servers)
         numbers = {server: number for number, server in enumerate(ids)}
         told = {
-            "lineage": self.run_id,
+            "run id": self.run_id,
             "step": start.step,
             "settled": self.settled,
             "ids": ids,
@@ -371,7 +372,7 @@ class Generation:
         told = json.loads(meeting.store.get(f"servers/{meeting.leader}"))
         if "lacks" in told:
             raise ServersLackState(told["lacks"], told["failed"])
-        self.run_id, self.settled = told["lineage"], told["settled"]
+        self.run_id, self.settled = told["run id"], told["settled"]
         self._start = replace(self.start, step=told["step"])
         homes = [[told["ids"][number] for number in numbers] for numbers in told["homes"]]
         self.homes = {planned.key: home for planned, home in zip(self._planned, homes, strict=True)}

@@ -30,6 +30,7 @@ from springtide_ps.params.chunk import BACKWARD_PASSES_LIMIT, SUBSTEPS_LIMIT, St
 from springtide_ps.server.intermediate import NO_ROOM, OTHERWISE
 from springtide_ps.wire.client import Answer
 from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.keys import STEP_SPEC_KEY, SUBSTEPS_KEY
 
 _LATE_SECONDS: Final = 10.0
 
@@ -150,7 +151,7 @@ class IntermediateValues:
         self._end_substep()
         self._announce()
         self._check_announced()
-        context, about = self._context, {"parts": len(self._substeps)}
+        context, about = self._context, {SUBSTEPS_KEY: len(self._substeps)}
         homes, step = context.generation.homes, context.generation.step + 1
         answer = context.connections.answer
         return row_reads.read(context.tables, index, ids, homes, step, context.ask, answer, about)
@@ -216,7 +217,7 @@ class IntermediateValues:
         about: dict[str, Any] = {
             "s": context.generation.step + 1,
             "me": context.settings.me,
-            "recipe": self._whole,
+            STEP_SPEC_KEY: self._whole,
         }
         self._announced = [
             (context.ask(server, Kind.REPORT_SUBSTEPS, about), server) for server in context.connections
@@ -243,7 +244,7 @@ class IntermediateValues:
             about = {
                 "s": step,
                 "k": key,
-                "parts": len(self._substeps),
+                SUBSTEPS_KEY: len(self._substeps),
                 "rank": context.sharding.urgency[key],
             }
             self.seen[key] = context.ask(server, Kind.FETCH_INTERMEDIATE, about, out=values)

@@ -17,6 +17,7 @@ from springtide.ps.context import PsContext
 from springtide.ps.generation import Meeting
 from springtide_ps.params.applied import AppliedBatches, IntervalSet
 from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.keys import INTERVALS_KEY
 
 log = logging.getLogger("springtide")
 
@@ -37,7 +38,7 @@ class ShardRescue:
             said: The server's description of them, in JSON's types.
         """
         skipped = int(said.get("skipped", 0))
-        self.pulled[key] = NewestPull(int(said["applied"]), said["ranges"], skipped=skipped)
+        self.pulled[key] = NewestPull(int(said["applied"]), said[INTERVALS_KEY], skipped=skipped)
 
     def tear(self, key: str) -> None:
         """Note that newer values of a chunk may have come in half."""

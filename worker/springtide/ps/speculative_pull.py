@@ -28,6 +28,7 @@ from springtide_ps.params.chunk import StepSpec
 from springtide_ps.params.sparse_gradient import SparseGradient
 from springtide_ps.wire.client import Answer
 from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.keys import STEP_SPEC_KEY
 
 _REST_LIMIT: Final = 64
 
@@ -112,7 +113,7 @@ class SpeculativeValues:
         """
         if server not in self._announced:
             self._announced.add(server)
-            ask(server, Kind.EXPECT, {"s": self._step, "me": me, "recipe": step_spec})
+            ask(server, Kind.EXPECT, {"s": self._step, "me": me, STEP_SPEC_KEY: step_spec})
 
     def commit(self, step: int, made: StepSpec) -> dict[str, Asked]:
         """Note that the step is committed.

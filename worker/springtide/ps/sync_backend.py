@@ -34,6 +34,7 @@ from springtide.ps.worker_groups import GradientRoute
 from springtide_ps.params.chunk import StepSpec
 from springtide_ps.wire.client import Answer, in_backward_pass
 from springtide_ps.wire.frames import Kind
+from springtide_ps.wire.keys import STEP_SPEC_KEY
 
 
 class SyncBackend:
@@ -121,7 +122,8 @@ class SyncBackend:
         """All members hold the state: let the servers make what is open of it, and fetch what is not here."""
         context, values = self._context, self._context.values
         self._commits = [
-            context.ask(server, Kind.RESOLVE, {"recipe": self.step_spec}) for server in context.connections
+            context.ask(server, Kind.RESOLVE, {STEP_SPEC_KEY: self.step_spec})
+            for server in context.connections
         ]
         self._stand_at(self._made)
         values.outdate(())
@@ -140,11 +142,11 @@ class SyncBackend:
     def state_dict(self) -> dict[str, Any]:
         """Return what a member must know to let the servers make an open step."""
         step_spec = None if self.step_spec is None else self.step_spec.to_json()
-        return {"recipe": json.dumps(step_spec), "made": json.dumps(self._made)}
+        return {"step spec": json.dumps(step_spec), "made": json.dumps(self._made)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Know what another member does."""
-        step_spec, made = json.loads(state["recipe"]), json.loads(state["made"])
+        step_spec, made = json.loads(state["step spec"]), json.loads(state["made"])
         self._made = None if made is None else ((made[0][0], made[0][1], made[0][2]), made[1])
         self.step_spec = None if step_spec is None else StepSpec.from_json(step_spec)
 
@@ -361,7 +363,7 @@ class SyncBackend:
         context, generation = self._context, self._context.generation
         self.step_spec, changed = self.intermediate.commit(scale, unused, skip)
         context.optimizers.begin()
-        about = {"s": generation.step + 1, "me": context.settings.me, "recipe": self.step_spec}
+        about = {"s": generation.step + 1, "me": context.settings.me, STEP_SPEC_KEY: self.step_spec}
         generation.advance()
         self.fetches.committed()
         self._made = (generation.start.token, generation.step)

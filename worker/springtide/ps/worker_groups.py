@@ -300,7 +300,7 @@ class GroupRoute:
         """
         ranks = group_of(meeting.group.rank, self._settings.size, meeting.group.size)
         group = form(
-            meeting.store.with_prefix(f"team/{ranks.start}/"),
+            meeting.store.with_prefix(f"worker-group/{ranks.start}/"),
             ranks.index(meeting.group.rank),
             len(ranks),
             self._settings.address,

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from springtide import faults
 from springtide.checkpoint.staging import Elsewhere
 from springtide.comm.buckets import Buckets, removed
-from springtide.comm.combine import Rule
-from springtide.comm.compression import LowRankBuckets, make_buckets
+from springtide.comm.compression import LowRankBuckets
 from springtide.comm.layout import Layout, field_of, layout_hash, plan_layout
 from springtide.comm.nccl import choose_backend
 from springtide.data.balance import Figure
@@ -26,7 +25,6 @@ from springtide.embedding.step import home_here
 from springtide.errors import Dropped, PartDone, SpringtideError, UsageError
 from springtide.exact.buckets import ExactBuckets
 from springtide.exact.rounding import BLOCK
-from springtide.exact.settings import describe
 from springtide.exact.step import ExactStep
 from springtide.following.feed import Feeds
 from springtide.following.shares import can_follow
@@ -34,7 +32,7 @@ from springtide.memory.ready import missing_state
 from springtide.pods.fully_shard import reshard, weigh_gradients
 from springtide.pods.pod import Pod
 from springtide.pods.tensors import ShardRuns, lies_along, local_shard, runs_of, shard_count
-from springtide.ps.backend import MakeBackend, PsBackend
+from springtide.ps.backend import PsBackend
 from springtide.ps.lazy_values import Pending
 from springtide.ps.states import states_of
 from springtide.sharding.backend import ShardedOptimizer
@@ -51,6 +49,7 @@ from springtide.train_step.hooks import Hook
 from springtide.train_step.master_weights import MasterWeights
 from springtide.train_step.multi_step import check_backward, check_closure
 from springtide.train_step.optimizers import closure_of, parameters_of, scale_of, with_closure
+from springtide.train_step.options import TrainerOptions
 from springtide.train_step.past_body import PastBody
 from springtide.train_step.randomness import seed_part
 from springtide.train_step.reduction import Reduced, Reduction, commit_on, own_part
@@ -65,20 +64,25 @@ from springtide.train_step.sync_batch_norm import BatchStatistics, use_generatio
 from springtide.train_step.transaction import Phase, Transaction
 from springtide.train_step.undeclared import DECLARE, UndeclaredOptimizers
 
-MakeShards = Callable[
-    [dict[str, torch.nn.Parameter], Layout, Sequence[torch.optim.Optimizer], bool], ShardedOptimizer
-]
-"""(trained parameters by name, their layout, optimizers, whether the gradients' norm is wanted)."""
+
+def reads_values(tracked: Mapping[str, Any]) -> bool:
+    """Return whether one of these objects looks at the parameters between two steps, as an average of them
+    does; schedulers and scalers do not."""
+    blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+    return any(not isinstance(item, blind) for item in tracked.values())
+
+
+def tracked_buckets(buckets: Buckets) -> dict[str, Any]:
+    """Return what of the buckets is committed and transferred along with the state, by name."""
+    if isinstance(buckets, ExactBuckets):
+        return {"exact mode": buckets.exponents}
+    return {"compression": buckets} if isinstance(buckets, LowRankBuckets) else {}
 
 
 class Trainer:
     """The models of a script and their optimizers.
 
-    Hooks and calls of a body come from the script's thread, `drop` from any. multi_step: a body may make more
-    than one optimizer step, and is committed when it ends. logical_workers: 0 unless sums are to be exact.
-    compression: of the gradients that workers sum among themselves. rules: for buffers; see `Buffers`.
-    masters: parameters of 16 bits have float32 masters, which the optimizer steps.
-    pod: that the script has made the mesh of; None: this process trains the model by itself.
+    Hooks and calls of a body come from the script's thread, `drop` from any.
 
     [Note: pods] With a pod, parameters are this process's parts, and gradients are summed over the processes
     of the same local rank. `fully_shard` and tensor parallelism have collectives of their own in forward and
@@ -92,90 +96,152 @@ class Trainer:
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Any],
-        *,
-        multi_step: bool = False,
-        clip_norm: float | None,
-        rules: Mapping[str, Rule] | None = None,
-        bucket_bytes: int,
-        logical_workers: int = 0,
-        backend: str = "Auto",
-        compression: str = "None",
-        make_servers: MakeBackend | None = None,
-        make_shards: MakeShards | None = None,
-        keeps_gradients: bool = True,
-        masters: bool = False,
+        options: TrainerOptions,
         pod: Pod | None = None,
     ) -> None:
+        """Instrument the models and their optimizers.
+
+        Args:
+            models: of the script.
+            optimizers: of the script.
+            tracked: objects that are committed along, by name.
+            options: how they are trained.
+            pod: the processes among which the script has divided the models; None: this one has them whole.
+        """
         self.pod = pod
-        self._models = models
+        self._models, self._optimizers = models, optimizers
+        self._multi_step, self._clip_norm = options.multi_step, options.clip_norm
         model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
         named = dict(model.named_parameters())
         trained = [field_of(name, local_shard(item)) for name, item in named.items() if item.requires_grad]
-        frozen = [field_of(name, item) for name, item in named.items() if not item.requires_grad]
-        layout = plan_layout(trained, bucket_bytes, BLOCK if logical_workers else 1)
+        layout = plan_layout(trained, options.bucket_bytes, BLOCK if options.logical_workers else 1)
         self.device = next(item for item in named.values() if item.requires_grad).device
-        exchange = choose_backend(backend, self.device.type, dist.is_nccl_available())
+        exchange = choose_backend(options.backend, self.device.type, dist.is_nccl_available())
         self.nccl_device = self.device if exchange == "nccl" else None
-        self._exact: ExactStep | None = None
-        self._optimizers = optimizers
-        self._foreach_steps = ForeachSteps()
-        self.has_masters = masters
-        self._masters = MasterWeights() if masters and make_shards is None else None
-        self._multi_step = multi_step
+
+        # The gradients.
+        self.buckets = options.make_buckets(layout, self.device)
+        exact = self.buckets if isinstance(self.buckets, ExactBuckets) else None
+        self._exact = None if exact is None else ExactStep(exact, options.logical_workers)
+        square_norm = None if pod is None else self._square_norm_of_pod
+        self._gradients = Gradients(named, self.buckets, options.clip_norm, square_norm)
+        self.tables = tables_among(self._gradients.parameters)
+        # Rows of a table leave with the backward pass that reaches it.
+        self._gathers = self.buckets.gathers and not self.tables and pod is None
+
+        # Where the parameters are stepped.
+        self.has_masters = options.masters
+        self._masters = MasterWeights() if options.masters and options.make_shards is None else None
+        self._values_are_read = reads_values(tracked)
+        self._init_home(layout, options, exact, bool(enabled_among(tracked)))
+
+        # The state, and the way back to it.
+        self.buffers = self._buffers = Buffers(model, options.rules)
+        self._init_state(model, tracked, options)
+        self._shard_runs: dict[int, ShardRuns] = {}
+        frozen = [field_of(name, item) for name, item in named.items() if not item.requires_grad]
+        if pod is not None:  # what all local ranks have alike
+            whole = [field_of(name, item) for name, item in named.items() if item.requires_grad]
+            layout = plan_layout(whole, options.bucket_bytes)
+        agreed = options.agreed_text(
+            optimizers,
+            self.device,
+            exchange,
+            servers="" if self.servers is None else self.servers.described,
+            pod="" if pod is None else str(pod.shape),
+        )
+        self.layout_hash = layout_hash(layout, [*frozen, *self._buffers.fields], agreed)
+
+        # The step that is open.
+        self.transaction = Transaction()
+        self._body: StepContext | None = None
+        self._earlier: StepContext | None = None
+        self._reduced: Reduced | None = None
+        self._summed_weight = 0.0
         self._depth = 0
         self._stepping: list[torch.optim.Optimizer] = []
         """Optimizers whose `step()` is running, outermost first; one may call another's, or its own base's.
         """
-        self.buffers = self._buffers = Buffers(model, rules)
-        self.transaction = Transaction()
-        if logical_workers:
-            self.buckets: Buckets = (exact := ExactBuckets(layout, logical_workers, self.device))
-            self._exact = ExactStep(exact, logical_workers)
-        elif make_shards is not None and not keeps_gradients:
-            self.buckets = PassingBuckets(layout, self.device)
-        else:
-            self.buckets = make_buckets(compression, layout, self.device, multi_step)
-        square_norm = None if pod is None else self._square_norm_of_pod
-        self._whole_norm: Callable[[], float] | None = None
-        """Returns the norm of all sums, which are here, in the order that members with shards have."""
-        self._gradients = Gradients(named, self.buckets, clip_norm, square_norm)
-        self.tables = tables_among(self._gradients.parameters)
-        # Rows of a table leave with the backward pass that reaches it.
-        self._gathers = self.buckets.gathers and not self.tables and pod is None
+        self._foreach_steps = ForeachSteps()
+        self._clock = DeviceClock(self.device)
+        self._init_reduction()
+        self._handles: list[Any] = []
+        self._install_hooks()
+        synchronised = use_generation(model, lambda: BatchStatistics(self._reduction, self.transaction))
+        self._salvages = not synchronised and self._may_salvage()
+        self._repeated = RepeatedBackward(
+            self._gradients.parameters,
+            self.buckets,
+            options.multi_step,
+            synchronised,
+            self.shards if isinstance(self.buckets, PassingBuckets) else None,
+            self._before_repeated,
+        )
+        self._undeclared = UndeclaredOptimizers(optimizers, self._scalings.scalers, self.transaction)
+
+        # Processes that are about to join.
+        self.feeds: Feeds | None = None
+        """Feeds of theirs; None where they get the state as members only."""
+        whole_state = self._home is None and pod is None and not options.multi_step and not options.masters
+        if whole_state and len(optimizers) == 1 and can_follow(optimizers[0]):
+            self.feeds = Feeds(self._gradients.parameters, optimizers[0], self.layout_hash)
+
+    def _init_home(
+        self, layout: Layout, options: TrainerOptions, exact: ExactBuckets | None, has_scaler: bool
+    ) -> None:
+        """Decide where the parameters are stepped: on servers, in shards, or here.
+
+        Args:
+            layout: of the gradients.
+            options: how the models are trained.
+            exact: buckets of exact sums; None: sums are not exact.
+            has_scaler: the script scales its losses.
+        """
+        with_norm = options.clip_norm is not None or has_scaler
+        named, optimizers = self._gradients.named, self._optimizers
         self.servers: PsBackend | None = None
-        # Schedulers and scalers do not look at the parameters; an average of them does.
-        blind = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-        self._values_are_read = any(not isinstance(item, blind) for item in tracked.values())
-        if make_servers is not None:
-            with_norm = clip_norm is not None or bool(enabled_among(tracked))
-            self.servers = make_servers(self._gradients.named, layout, optimizers, with_norm)
+        if options.make_servers is not None:
+            self.servers = options.make_servers(named, layout, optimizers, with_norm)
         self.shards: ShardedOptimizer | None = None
-        if make_shards is not None:
-            with_norm = clip_norm is not None or bool(enabled_among(tracked))
-            self.shards = make_shards(self._gradients.named, layout, optimizers, with_norm)
+        if options.make_shards is not None:
+            self.shards = options.make_shards(named, layout, optimizers, with_norm)
             if isinstance(self.buckets, PassingBuckets):
                 self.shards.gradients_of = self.buckets.source
             self.shards.waits_for_values = self._values_are_read
-            if logical_workers:
+            if exact is not None:
                 exact.whole = False
                 self.shards.use_exact(exact)
-        on_servers = self.servers is not None and self.servers.dense
-        arriving = on_servers or self.shards is not None
-        self.pending = Pending(self._gradients.parameters if arriving else [])
         self._home = self.servers or self.shards or home_here(self.tables, self._gradients.names, optimizers)
-        if logical_workers and clip_norm is not None and not multi_step and self._home is None:
-            norm = norm_of_all(layout)
-            self._whole_norm = lambda: norm(exact.flats)
+        self._sums_on_servers = self.servers is not None and self.servers.dense
+        if self._sums_on_servers:
+            self.nccl_device = None
+        arriving = self._sums_on_servers or self.shards is not None
+        self.pending = Pending(self._gradients.parameters if arriving else [])
         self._here = HereSteps(self._home, self.tables, self._gradients, self.buckets)
         self._dense_here = self._home is None or not self._home.dense
-        if on_servers:
-            self.nccl_device = None  # its sums are the servers'
         self._staged: StagedSteps | None = None
-        if multi_step and on_servers and self.servers is not None:
-            self._staged = StagedSteps(self.servers, self._gradients, self.buckets, clip_norm)
-        self._rollback = Rollback(self._gradients.parameters, self._buffers, optimizers, tracked, multi_step)
-        here = self._dense_here and not masters
-        self.past = PastBody(self._gradients.parameters, self._buffers, optimizers, tracked, is_here=here)
+        if self._multi_step and self._sums_on_servers and self.servers is not None:
+            self._staged = StagedSteps(self.servers, self._gradients, self.buckets, options.clip_norm)
+        self._whole_norm: Callable[[], float] | None = None
+        """Returns the norm of all sums, which are here, in the order that members with shards have."""
+        if exact is not None and self._clip_norm is not None and not self._multi_step and self._home is None:
+            norm, sums = norm_of_all(layout), exact
+            self._whole_norm = lambda: norm(sums.flats)
+
+    def _init_state(
+        self, model: torch.nn.Module, tracked: Mapping[str, Any], options: TrainerOptions
+    ) -> None:
+        """Take up what is committed, put back and transferred.
+
+        Args:
+            model: of the script; several as one.
+            tracked: objects that are committed along, by name.
+            options: how the models are trained.
+        """
+        parameters, buffers, optimizers = self._gradients.parameters, self._buffers, self._optimizers
+        self._rollback = Rollback(parameters, buffers, optimizers, tracked, options.multi_step)
+        here = self._dense_here and not options.masters
+        self.past = PastBody(parameters, buffers, optimizers, tracked, is_here=here)
         self._scalings = Scalings(
             tracked.values(),
             optimizers,
@@ -186,100 +252,67 @@ class Trainer:
         )
         if self.servers is not None:
             self.servers.compression.loss_scale = self._scalings.scale
-        if logical_workers:
-            tracked = {**tracked, "exact mode": exact.exponents}
-        if isinstance(self.buckets, LowRankBuckets):
-            tracked = {**tracked, "compression": self.buckets}
-        home = self.servers or self.shards
         self.state, self.whole_state = states_of(
-            model, self._buffers, optimizers, tracked, home, self._dense_here, masters
+            model,
+            buffers,
+            optimizers,
+            {**tracked, **tracked_buckets(self.buckets)},
+            self.servers or self.shards,
+            self._dense_here,
+            options.masters,
         )
-        alike = list(self._gradients.named.items()) if self._dense_here else None
         self.replicas = Replicas(
-            self._buffers,
-            None if alike is None else ReplicaDigest(alike),
+            buffers,
+            ReplicaDigest(list(self._gradients.named.items())) if self._dense_here else None,
             None if self.shards is None else CopyDigest(self.shards),
-            pod,
+            self.pod,
         )
-        self._reduction = Reduction(
+
+    def _init_reduction(self) -> None:
+        """Connect the buckets with what sums them."""
+        self.reduction = self._reduction = Reduction(
             self.buckets,
             self._buffers,
             self._exact,
             self.transaction,
             self._home,
             self.tables,
-            optimizers,
+            self._optimizers,
             self.replicas,
-            pod,
+            self.pod,
         )
-        self.reduction = self._reduction
-        self.buckets.in_order = self.servers is None or not self.servers.takes_any_order
         # With several steps in a body each has other parameters; on servers the sums are theirs.
-        at_once = self._dense_here and not multi_step and pod is None
+        at_once = self._dense_here and not self._multi_step and self.pod is None
         self.reduction.expects_unused = self.buckets.may_expect_unused and at_once
         self.reduction.in_batches = lambda: self.servers is not None and self.servers.asynchronous
-        self._reduced: Reduced | None = None
-        self._summed_weight = 0.0
-        self._clip_norm = clip_norm
-        place = "" if self.servers is None else f" on servers {self.servers.described}"
-        place += "" if self.shards is None else " optimizer in shards"
-        place += "" if keeps_gradients else " gradients too"
-        place += " masters" if masters else ""
-        sums = describe(logical_workers, self.device)
-        settings = f"{sums} {self.device.type} {exchange}{place} {compression}"
-        kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers)
-        agreed = f"{kinds} {clip_norm} {settings}{' several' if multi_step else ''}"
-        if logical_workers and (clip_norm is not None or make_shards is not None):
-            agreed += " norms by shards, factors one by one"  # earlier releases have other bits
-        agreed += "".join(f" {name}={rule}" for name, rule in sorted((rules or {}).items()))
-        if pod is not None:  # what all local ranks have alike
-            agreed += f" pods of {pod.shape}"
-            whole = [field_of(name, item) for name, item in named.items() if item.requires_grad]
-            layout = plan_layout(whole, bucket_bytes)
-        self.layout_hash = layout_hash(layout, [*frozen, *self._buffers.fields], agreed)
-        self._body: StepContext | None = None
-        self._earlier: StepContext | None = None
-        self._clock = DeviceClock(self.device)
-        self._shard_runs: dict[int, ShardRuns] = {}
-        self._handles: list[Any] = []
+        self.buckets.in_order = self.servers is None or not self.servers.takes_any_order
+        # Servers sum in memory of theirs; a worker group sums in the buckets of its members.
+        self.buckets.keeps_what_leaves = not self.buckets.in_order
+        self.buckets.holds = lambda: self.transaction.phase is Phase.FINISHING
+
+    def _install_hooks(self) -> None:
+        """Have the script's backward passes, optimizer steps and forward passes call this object."""
         self._handles += self.buckets.watch(self._gradients.parameters, self._on_gradient)
-        if multi_step:
+        if self._multi_step:
             for index, parameter in enumerate(self._gradients.parameters):
                 before = partial(self._before_gradient, index)
                 self._handles.append(BeforeGradient(parameter, before))
-        for optimizer in optimizers:
+        for optimizer in self._optimizers:
             optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._after_step)
-        for part in models:
-            if pod is None:
+        if self.pod is None:
+            for part in self._models:
                 part.register_forward_pre_hook(Hook(lambda *_: self._check_alive()))
-        if pod is not None and pod.shape.data_degree > 1:
-            weigh_gradients(models, self._weight_in_pod)
-        synchronised = use_generation(model, lambda: BatchStatistics(self._reduction, self.transaction))
+        elif self.pod.shape.data_degree > 1:
+            weigh_gradients(self._models, self._weight_in_pod)
+
+    def _may_salvage(self) -> bool:
+        """Return whether gradients of a dropped step can count in the next try at it."""
         low_rank = isinstance(self.buckets, LowRankBuckets)  # what it left out belongs to the dropped sums
-        in_shards = self.shards is not None and not logical_workers
-        on_servers = on_servers and not self.tables
-        own_gradients = pod is None and (self._home is None or in_shards or on_servers)
-        self._salvages = own_gradients and not (
-            multi_step or low_rank or synchronised or self._buffers.awaited
-        )
-        # Servers sum in memory of theirs; a worker group sums in the buckets of its members.
-        self.buckets.keeps_what_leaves = self.servers is not None and self.servers.takes_any_order
-        self.buckets.holds = lambda: self.transaction.phase is Phase.FINISHING
-        self._repeated = RepeatedBackward(
-            self._gradients.parameters,
-            self.buckets,
-            multi_step,
-            synchronised,
-            self.shards if isinstance(self.buckets, PassingBuckets) else None,
-            self._before_repeated,
-        )
-        self._undeclared = UndeclaredOptimizers(optimizers, self._scalings.scalers, self.transaction)
-        self.feeds: Feeds | None = None
-        """Feeds of processes that are about to join; None where they get the state as members only."""
-        whole_state = self._home is None and pod is None and not multi_step and not masters
-        if whole_state and len(optimizers) == 1 and can_follow(optimizers[0]):
-            self.feeds = Feeds(self._gradients.parameters, optimizers[0], self.layout_hash)
+        in_shards = self.shards is not None and self._exact is None
+        on_servers = self._sums_on_servers and not self.tables
+        own_gradients = self.pod is None and (self._home is None or in_shards or on_servers)
+        return own_gradients and not (self._multi_step or low_rank or self._buffers.awaited)
 
     def close(self) -> None:
         """Take the hooks away that reach beyond the script's own objects."""
