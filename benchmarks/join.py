@@ -45,7 +45,7 @@ WIDTHS = {"64MiB": 1024, "1GiB": 4096, "768MiB AdamW": 2048}
 """Width of the square layers of a model, by the size of its state, and the optimizer if it is not SGD."""
 KILLS = ("64MiB", "1GiB")
 """Sizes at which workers are killed, too."""
-CALM_STEPS, JOINED_STEPS = 5, 3
+CALM_STEPS, JOINED_STEPS = 4, 3
 LIMIT_STEPS, LIMIT_SECONDS = 2.0, 0.5
 """Limit of the time from a worker's kill until a standby trains in its place: so many steps, and seconds."""
 SPREAD_STEPS = 1.5
