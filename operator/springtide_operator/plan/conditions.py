@@ -7,7 +7,7 @@ from typing import Any
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import restarts, sight, sizing
+from springtide_operator.plan import sight, sizing
 from springtide_operator.plan.completion import Outcome
 from springtide_operator.plan.ledger import Ledger
 from springtide_operator.plan.observation import Observation, Problem, Report, ServerPod, WorkerPod
@@ -168,7 +168,7 @@ def rescaling(job: Job, observation: Observation, ledger: Ledger, started: bool)
         return Truth(False, reasons.NOT_STARTED, "training has not started")
     want = sizing.expected(job, observation)
     active = {member.pod_uid for member in report.members if member.active}
-    live = sizing.live_pods(observation)
+    live = observation.live_pods
     uids = {pod.uid for pod in live}
     if len(active) > want or active - uids:
         leaving = len(active - uids) or len(active) - want
@@ -180,7 +180,7 @@ def rescaling(job: Job, observation: Observation, ledger: Ledger, started: bool)
     joining = want - len(active & uids)
     if joining <= 0:
         return Truth(False, reasons.AT_SIZE, f"{want} workers train, as wanted")
-    newest = restarts.newest_pods(observation)
+    newest = observation.newest_pods
     again = False
     for slot in sizing.wanted_slots(job, observation):
         pod = newest.get(slot)

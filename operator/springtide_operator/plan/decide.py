@@ -163,7 +163,7 @@ def invalid(
 
 
 def _size(job: Job, observation: Observation, ledger: Ledger, now: float) -> elasticity.Sized:
-    live = sizing.live_pods(observation)
+    live = observation.live_pods
     held_back = any(restarts.waits(ledger, slot, now) for slot in sizing.missing_slots(job, observation))
     sized = elasticity.decide(job, live, observation, held_back, now)
     idle = sizing.missing_standbys(sized.job, observation)
@@ -221,7 +221,7 @@ def _status(
 
 
 def _standby(job: Job, observation: Observation, ledger: Ledger, now: float) -> Status:
-    found = standby.status(job, sizing.live_pods(observation), observation, ledger, now)
+    found = standby.status(job, observation.live_pods, observation, ledger, now)
     return {standby.STATUS: found} if found else {}
 
 
@@ -252,7 +252,7 @@ def _workers(
     job: Job, observation: Observation, ledger: Ledger, over: bool = False, unknown: bool = False
 ) -> Status:
     """unknown: the coordinator does not say who trains; then nobody counts as training."""
-    live = sizing.live_pods(observation)
+    live = observation.live_pods
     standing = standby.pods(live, ledger)
     report = observation.report_of(ledger.incarnation)
     before = (job.status.get("workers") or {}).get("active", 0)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import conditions, sizing
+from springtide_operator.plan import conditions
 from springtide_operator.plan.observation import Observation
 
 
@@ -54,7 +54,7 @@ def with_first_seen(job: Job, observation: Observation, seen: FirstSeen) -> Obse
         return observation
     suspended = conditions.find(job.status, reasons.SUSPENDED) or {}
     halted = suspended.get("lastTransitionTime") if suspended.get("status") == "True" else None
-    left = halted if not sizing.live_pods(observation) else None
+    left = halted if not observation.live_pods else None
     return replace(
         observation,
         halted_since=seen.since("halted", halted, now),

@@ -13,7 +13,7 @@ worker leaves at once, and both happen at one boundary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from springtide_operator.api import names, reasons
@@ -186,7 +186,7 @@ def move(
     Returns:
         Creations and deletions.
     """
-    newest = restarts.newest_pods(observation)
+    newest = observation.newest_pods
     most = job.spec.workers.maximum + standby.size(job)
     leave = {pod.uid for pod in _may_leave(job, observation, ledger, newest)}
     moving = [pod for pod in observation.workers if pod.live and _moves(pod, ledger)]
@@ -220,7 +220,7 @@ def _swap(job: Job, observation: Observation, ledger: Ledger, going: set[str]) -
     report = observation.report_of(ledger.incarnation)
     if report is None or report.phase != "RUNNING" or observation.unreachable_since is not None:
         return []
-    live = [pod for pod in sizing.live_pods(observation) if pod.uid not in going]
+    live = [pod for pod in observation.live_pods if pod.uid not in going]
     standing = standby.pods(live, ledger)
     leaving = [pod for pod in live if _leaves(_node_of(pod, observation), job) and pod.running]
     per_pod = job.spec.workers.processes_per_pod
@@ -254,7 +254,7 @@ def _begin(
     job: Job,
     observation: Observation,
     ledger: Ledger,
-    newest: dict[int, WorkerPod],
+    newest: Mapping[int, WorkerPod],
     going: set[str],
     room: int,
     now: float,
@@ -294,7 +294,7 @@ def _moves(pod: WorkerPod, ledger: Ledger) -> bool:
 
 
 def _may_leave(
-    job: Job, observation: Observation, ledger: Ledger, newest: dict[int, WorkerPod]
+    job: Job, observation: Observation, ledger: Ledger, newest: Mapping[int, WorkerPod]
 ) -> list[WorkerPod]:
     wanted = set(sizing.wanted_slots(job, observation))
     report = observation.report_of(ledger.incarnation)

@@ -543,6 +543,20 @@ class Observation:
     server_image: str = ""  # the same
     crowd: tuple[str, ...] = ()  # pods of others that no node takes, and that this job could make room for
 
+    @cached_property
+    def newest_pods(self) -> Mapping[int, WorkerPod]:
+        """The worker's pod with the highest attempt of each slot."""
+        result: dict[int, WorkerPod] = {}
+        for pod in self.workers:
+            if pod.slot not in result or pod.attempt > result[pod.slot].attempt:
+                result[pod.slot] = pod
+        return result
+
+    @cached_property
+    def live_pods(self) -> tuple[WorkerPod, ...]:
+        """One per slot, in the order of slots: workers' pods that count towards the size."""
+        return tuple(sorted((pod for pod in self.newest_pods.values() if pod.live), key=lambda pod: pod.slot))
+
     def seen_for(self, since: float, now: float) -> float:
         """Return the seconds since something was seen first, by the operator's steady clock.
 

@@ -42,7 +42,7 @@ def decide(
         return [], []
     gone: list[WorkerPod | ServerPod | CoordinatorPod] = []
     if not held_back(observation, "worker", now) and not sizing.missing_slots(job, observation):
-        known = [pod for pod in sizing.live_pods(observation) if _has(ledger.slots, pod)]
+        known = [pod for pod in observation.live_pods if _has(ledger.slots, pod)]
         for worker in _waiting(known, template_hash, job):
             ledger.slots[worker.slot] = _ended(ledger.slots[worker.slot])
             gone.append(worker)

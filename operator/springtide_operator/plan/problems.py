@@ -8,6 +8,8 @@ look.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
 from springtide_operator.api.model import OnHang
@@ -191,7 +193,7 @@ def _workers(job: Job, observation: Observation, ledger: Ledger) -> list[Problem
     Extra workers that no node takes are no trouble, and of standbys status.standby tells.
     """
     groups: dict[str, list[tuple[str, Problem]]] = {}
-    live = sizing.live_pods(observation)
+    live = observation.live_pods
     enough = sum(pod.placed for pod in live) >= elasticity.needed(job)
     for pod in _without_standbys(live, ledger):
         if pod.problem is not None and not (enough and pod.problem.reason == reasons.UNSCHEDULABLE):
@@ -205,7 +207,7 @@ def _workers(job: Job, observation: Observation, ledger: Ledger) -> list[Problem
     return result
 
 
-def _without_standbys(live: list[WorkerPod], ledger: Ledger) -> list[WorkerPod]:
+def _without_standbys(live: Sequence[WorkerPod], ledger: Ledger) -> list[WorkerPod]:
     standing = standby.pods(live, ledger)
     return [pod for pod in live if pod not in standing]
 
@@ -223,7 +225,7 @@ def _silent(observation: Observation, ledger: Ledger, now: float) -> list[Proble
     listens_since = coordinator.running_since or coordinator.created_at
     names = [
         pod.name
-        for pod in _without_standbys(sizing.live_pods(observation), ledger)
+        for pod in _without_standbys(observation.live_pods, ledger)
         if pod.uid in report.silent
         and pod.running
         and pod.started_at is not None
@@ -246,7 +248,7 @@ def _silent(observation: Observation, ledger: Ledger, now: float) -> list[Proble
 
 def _vanished(job: Job, observation: Observation) -> list[Problem]:
     report = observation.report
-    names = [pod.name for pod in sizing.live_pods(observation) if report and pod.uid in report.vanished]
+    names = [pod.name for pod in observation.live_pods if report and pod.uid in report.vanished]
     if not names:
         return []
     verbs = ("runs, and is", "its process stands") if len(names) == 1 else ("run, and are", "they stand")
@@ -290,7 +292,7 @@ def _all_train(job: Job, observation: Observation, ledger: Ledger) -> bool:
     if report is None:
         return conditions.is_true(job.status, reasons.RUNNING)
     active = {member.pod_uid for member in report.members if member.active}
-    live = sizing.live_pods(observation)
+    live = observation.live_pods
     training = {pod.slot for pod in live if pod.uid in active}
     standing = {pod.slot for pod in standby.pods(live, ledger)}
     return set(sizing.wanted_slots(job, observation)) - standing <= training
@@ -332,7 +334,7 @@ def _not_begun(observation: Observation, ledger: Ledger, now: float) -> list[Pro
     coordinator = coordinator_policy.current(observation, ledger)
     roles: tuple[tuple[str, list[_Pod]], ...] = (
         ("the coordinator", [coordinator] if coordinator is not None else []),
-        ("worker", [*_without_standbys(sizing.live_pods(observation), ledger)]),
+        ("worker", [*_without_standbys(observation.live_pods, ledger)]),
         ("parameter server", [*servers.live(observation)]),
     )
     result = []

@@ -5,7 +5,7 @@ worker comes back after a growing, decaying delay.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -82,15 +82,6 @@ class Ended(NamedTuple):
         return "/".join(part for part in (self.verdict.counts, self.end.reason, detail) if part)[:128]
 
 
-def newest_pods(observation: Observation) -> dict[int, WorkerPod]:
-    """The pod with the highest attempt of each slot."""
-    result: dict[int, WorkerPod] = {}
-    for pod in observation.workers:
-        if pod.slot not in result or pod.attempt > result[pod.slot].attempt:
-            result[pod.slot] = pod
-    return result
-
-
 def how_it_ended(pod: WorkerPod) -> End | None:
     """The end that is counted; None while the pod is to stay.
 
@@ -129,7 +120,7 @@ def record_exits(job: Job, observation: Observation, ledger: Ledger, now: float)
         ledger: is changed in place.
         now: in unix seconds.
     """
-    newest = newest_pods(observation)
+    newest = observation.newest_pods
     _meet(newest, ledger)
     _note_who_trains(observation, ledger)
     _note_who_stands_by(job, newest, observation, ledger)
@@ -162,7 +153,7 @@ def record_exits(job: Job, observation: Observation, ledger: Ledger, now: float)
     return events + _end_standbys(ledger, idle, now)
 
 
-def _meet(newest: dict[int, WorkerPod], ledger: Ledger) -> None:
+def _meet(newest: Mapping[int, WorkerPod], ledger: Ledger) -> None:
     """Write down the uids of pods that are seen for the first time."""
     for slot, pod in newest.items():
         entry = ledger.slots.get(slot)
@@ -189,7 +180,7 @@ def _note_who_trains(observation: Observation, ledger: Ledger) -> None:
 
 
 def _note_who_stands_by(
-    job: Job, newest: dict[int, WorkerPod], observation: Observation, ledger: Ledger
+    job: Job, newest: Mapping[int, WorkerPod], observation: Observation, ledger: Ledger
 ) -> None:
     """Note which pods live beyond the workers wanted: of those that do not train as many as are lacking are
     workers, those that are ready first; the rest stands by. Without the coordinator's word all stay what they
@@ -334,7 +325,7 @@ def give_up(observation: Observation, ledger: Ledger) -> list[Action]:
         One deletion for each.
     """
     result: list[Action] = []
-    for slot, pod in sorted(newest_pods(observation).items()):
+    for slot, pod in sorted(observation.newest_pods.items()):
         entry = ledger.slots.get(slot)
         counted = entry is not None and entry.attempt == pod.attempt and entry.ended == reasons.END_FAILED
         if pod.live and counted:

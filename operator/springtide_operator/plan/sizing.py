@@ -6,6 +6,8 @@ The size itself is decided in `elasticity`, the number of standbys in `standby`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from springtide_operator.api import names, reasons
 from springtide_operator.api.job import Job
 from springtide_operator.plan import elasticity, restarts, standby
@@ -27,19 +29,12 @@ def expected(job: Job, observation: Observation) -> int:
         job: with its status.
         observation: of the job.
     """
-    return 0 if job.halted else elasticity.expected(job, live_pods(observation))
-
-
-def live_pods(observation: Observation) -> list[WorkerPod]:
-    """One per slot: pods that count towards the size."""
-    return sorted(
-        (pod for pod in restarts.newest_pods(observation).values() if pod.live), key=lambda p: p.slot
-    )
+    return 0 if job.halted else elasticity.expected(job, observation.live_pods)
 
 
 def settled_slots(observation: Observation) -> set[int]:
     """Slots whose newest pod Finished without ending the job yet: its word counts once the others ended."""
-    return {pod.slot for pod in restarts.newest_pods(observation).values() if pod.finished}
+    return {pod.slot for pod in observation.newest_pods.values() if pod.finished}
 
 
 def wanted_slots(job: Job, observation: Observation) -> list[int]:
@@ -50,7 +45,7 @@ def wanted_slots(job: Job, observation: Observation) -> list[int]:
         job: with its status.
         observation: of the job.
     """
-    have = [pod.slot for pod in live_pods(observation)]
+    have = [pod.slot for pod in observation.live_pods]
     settled = settled_slots(observation)
     missing = target(job) - len(have) - len(settled)
     taken = settled | set(have)
@@ -65,7 +60,7 @@ def missing_slots(job: Job, observation: Observation) -> list[int]:
         job: with its status.
         observation: of the job.
     """
-    have = {pod.slot for pod in live_pods(observation)}
+    have = {pod.slot for pod in observation.live_pods}
     return [slot for slot in wanted_slots(job, observation) if slot not in have]
 
 
@@ -76,7 +71,7 @@ def missing_standbys(job: Job, observation: Observation) -> list[int]:
         job: with its status.
         observation: of the job.
     """
-    live = live_pods(observation)
+    live = observation.live_pods
     if sum(pod.running for pod in live) < target(job) or missing_slots(job, observation):
         return []
     taken = settled_slots(observation) | {pod.slot for pod in live}
@@ -93,7 +88,7 @@ def decide(job: Job, observation: Observation, ledger: Ledger, now: float) -> li
         ledger: attempts are raised in it.
         now: in unix seconds.
     """
-    live = live_pods(observation)
+    live = observation.live_pods
     actions: list[Action] = [*_duplicates(observation, ledger)]
     if victims := _victims(job, live, observation, ledger):
         return actions + _give_back(job, victims, len(live), ledger)
@@ -144,7 +139,9 @@ def _next_attempt(job: Job, slot: int, before: Slot | None, observation: Observa
     return attempt
 
 
-def _victims(job: Job, live: list[WorkerPod], observation: Observation, ledger: Ledger) -> list[WorkerPod]:
+def _victims(
+    job: Job, live: Sequence[WorkerPod], observation: Observation, ledger: Ledger
+) -> list[WorkerPod]:
     """Return the pods to give back: of those that train the highest slots, where more train than are wanted;
     of the others, where there are too many still, first those that do not run, then those that are not ready,
     then the highest slots. A worker that trains runs, also where its node has not said so yet.
@@ -186,7 +183,7 @@ def _give_back(job: Job, victims: list[WorkerPod], live: int, ledger: Ledger) ->
 
 def _duplicates(observation: Observation, ledger: Ledger) -> list[Action]:
     """A slot has one live pod, that of the highest attempt; and one that it takes over from, for a while."""
-    newest = restarts.newest_pods(observation)
+    newest = observation.newest_pods
     return [
         DeletePod(pod.name, pod.uid, reasons.DELETE_SUPERSEDED, f"{newest[pod.slot].name} took its slot")
         for pod in observation.workers

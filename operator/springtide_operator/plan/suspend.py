@@ -16,7 +16,7 @@ from typing import Any
 
 from springtide_operator.api import reasons
 from springtide_operator.api.job import Job
-from springtide_operator.plan import conditions, sizing
+from springtide_operator.plan import conditions
 from springtide_operator.plan import coordinator as coordinator_policy
 from springtide_operator.plan.actions import Action, DeletePod, Event
 from springtide_operator.plan.conditions import Truth
@@ -207,7 +207,7 @@ def _until(observation: Observation, since: float) -> float:
         since: when it was halted, by that clock.
     """
     until = since + SAVE_SECONDS
-    if sizing.live_pods(observation):
+    if observation.live_pods:
         return until
     return min(until, _left_at(observation, since) + LAST_REPORT_SECONDS)
 
@@ -228,7 +228,7 @@ def let_leave(observation: Observation, ledger: Ledger) -> None:
         observation: of the job.
         ledger: is changed in place.
     """
-    for pod in sizing.live_pods(observation):
+    for pod in observation.live_pods:
         ledger.end(pod.slot, reasons.END_SCALED_DOWN)
 
 
@@ -246,7 +246,7 @@ def stragglers(job: Job, observation: Observation, ledger: Ledger) -> list[Delet
     """
     if job.halted or job.spec.checkpoint is None or not conditions.is_true(job.status, reasons.SUSPENDED):
         return []
-    live = sizing.live_pods(observation)
+    live = observation.live_pods
     let_leave(observation, ledger)
     return [
         DeletePod(pod.name, pod.uid, reasons.DELETE_SUSPENDED, "it was told to leave before the job resumed")

@@ -17,6 +17,10 @@ from springtide.comm.flight_recorder import record_no_flights
 from springtide.memory.allocator import keep_freed_memory
 from springtide.memory.ready import warm_heap
 from springtide.train_step.trainer import Trainer
+import springtide.api
+
+has_compiler = "torch._dynamo" in sys.modules
+import torch._dynamo  # once: the first optimizer of each part would
 
 
 def faults(call):
@@ -88,6 +92,7 @@ for call in (steps, gradients, first_steps, lambda: sums(False), lambda: sums(Tr
         print(json.dumps(call()), flush=True)
         os._exit(0)
     assert os.wait()[1] == 0
+print(json.dumps(has_compiler))
 """
 
 
@@ -123,3 +128,8 @@ def test_torch_records_no_sums_where_it_is_told(printed: list[int]) -> None:
     as_it_is, told = printed[4], printed[5]
     assert as_it_is > 0
     assert told == 0
+
+
+def test_library_is_imported_without_the_compiler(printed: list[bool]) -> None:
+    """torch's compiler takes as long to import as torch itself, also for a script that has no optimizer."""
+    assert printed[6] is False

@@ -241,17 +241,18 @@ def test_second_copies_are_made_while_training_goes_on(
     ],
 )
 def test_killed_while_second_copies_are_made(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference, point: str, shard: str
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], point: str, shard: str
 ) -> None:
     """One of four dies, and the one that shares no shard with it before all others have a second copy."""
     cluster = make_cluster(
+        options=SHORT,
         environment={"SPRINGTIDE_SHARD": shard, "SPRINGTIDE_SHARDS_AT_ONCE_MIB": "0", **MANY_CHUNKS},
     )
     first, second, third, victim = cluster.start(4, faults={1: f"{point}:kill", 3: "committed:5:kill"})
     cluster.until(lambda: not victim.running and not second.running, "both deaths")
     cluster.until_done()
     assert (victim.code, second.code) == (-9, -9)
-    check(cluster, reference, [first, third])
+    check(cluster, reference_of(**SHORT), [first, third])
     for worker in (first, third):
         _, _, lost, again, *more = worker.log().split(FORMED)
         assert not more, "a generation of its own"
@@ -345,16 +346,16 @@ def test_one_lost_while_another_leaves_loses_nothing(
 
 
 def test_coordinator_killed_then_a_worker(
-    make_cluster: Callable[..., WorkerCluster], reference: Reference
+    make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference]
 ) -> None:
-    cluster = make_cluster()
+    cluster = make_cluster(options=SHORT)
     workers = cluster.start(3)
     cluster.until_step(6)
     cluster.kill_coordinator()
     workers[0].kill()
     cluster.start_coordinator()
     cluster.until_done()
-    check(cluster, reference, workers[1:])
+    check(cluster, reference_of(**SHORT), workers[1:])
 
 
 def test_one_killed_after_the_other_until_one_holds_all(

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -91,7 +92,7 @@ _statistics: weakref.WeakKeyDictionary[torch.nn.Module, BatchStatistics] = weakr
 class GenerationBatchNorm(torch.nn.SyncBatchNorm):
     """The form that `distribute()` gives a SyncBatchNorm: its group is the generation's."""
 
-    @torch._dynamo.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo  # at its first call: a script's start does not import the compiler
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         statistics = _statistics.get(self)
         if not self.training or statistics is None or not statistics.shared:
