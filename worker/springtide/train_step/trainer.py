@@ -476,6 +476,7 @@ class Trainer:
 
     def begin(self, assignment: StepAssignment) -> None:
         """Open a body. Raise UsageError when the step cannot be isolated."""
+        began = time.perf_counter()  # what is remembered here belongs to the step's time
         self._gradients.check_gone()
         self._gradients.check_frozen()
         self.transaction.begin(assignment.salvages)
@@ -488,7 +489,7 @@ class Trainer:
         self._depth = 0
         self._stepping = []
         self._undeclared.begin()
-        self._body = StepContext(assignment, time.perf_counter())
+        self._body = StepContext(assignment, began)
         if self._earlier is not None and not assignment.first:
             self._body.began, self._body.reports = self._earlier.began, self._earlier.reports
             self._body.waited_seconds = self._earlier.waited_seconds
