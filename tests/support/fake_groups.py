@@ -250,8 +250,8 @@ class FakeGroup:
         self.is_shut = True
         self.network.lose()
 
-    def start_sum(self, tensor: torch.Tensor) -> Any:
-        """Begin to replace a tensor by its sum over the members."""
+    def start_sum(self, tensor: torch.Tensor, *, in_place: bool = False) -> Any:
+        """Begin to replace a tensor by its sum over the members; in_place: without memory for what comes."""
         return self._start("sum", (tensor,))
 
     def start_max(self, tensor: torch.Tensor) -> Any:

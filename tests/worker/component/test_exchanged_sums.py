@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+from worker_alone import library
 from worker_groups import form_groups, together
 
+import springtide
 from springtide.comm.exchanged_sums import MOST_BYTES, MOST_MORE_BYTES, ExchangedSum, is_exchanged
-from springtide.comm.process_group import Group, peers_in
+from springtide.comm.process_group import Group, Work, peers_in
 
 NAN_BITS = (0x7FC00001, 0x7FC00002)
 """Two of float32's numbers that are none, as they come from different places."""
@@ -105,6 +107,38 @@ def test_a_large_sum_goes_around_the_ring(groups: Callable[[int], list[Group]]) 
     assert not any(isinstance(work, ExchangedSum) for work in works)
     together([lambda work=work: work.wait() for work in works])
     assert all(bool((tensor == 2.0).all()) for tensor in tensors)
+
+
+def test_sums_in_place_take_no_memory_for_what_comes(groups: Callable[[int], list[Group]]) -> None:
+    members = groups(2)
+    tensors = [torch.ones(100) for _ in members]
+    works = [group.start_sum(tensor, in_place=True) for group, tensor in zip(members, tensors, strict=True)]
+    assert not any(isinstance(work, ExchangedSum) for work in works)
+    together([lambda work=work: work.wait() for work in works])
+    assert all(tensor.tolist() == [2.0] * 100 for tensor in tensors)
+
+
+@pytest.mark.parametrize("mib", [1, 80])
+def test_buckets_of_a_large_model_are_summed_in_place(mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them may leave before the first one is waited for, and twice the gradients may not fit."""
+    begun: list[bool] = []
+    plain = Group.start_sum
+
+    def start_sum(group: Group, tensor: torch.Tensor, *, in_place: bool = False) -> Work:
+        begun.append(in_place)
+        return plain(group, tensor, in_place=in_place)
+
+    monkeypatch.setattr(Group, "start_sum", start_sum)
+    weights = torch.nn.ParameterList(torch.zeros(512, 256) for _ in range(2 * mib))  # half a MiB each
+    with library(bucket_mib=4):
+        model, optimizer = springtide.distribute(weights, torch.optim.SGD(weights.parameters(), lr=0.1))
+        for (x,) in springtide.batches((torch.ones(4),), batch_size=4):
+            with springtide.step():
+                (x.mean() * sum(weight.sum() for weight in model)).backward()
+                optimizer.step()
+    *buckets, vote = begun
+    assert set(buckets) == {mib > 64}
+    assert not vote
 
 
 def test_the_tensor_is_this_members_until_the_wait(groups: Callable[[int], list[Group]]) -> None:

@@ -90,7 +90,7 @@ class Broken(Group):
     def __init__(self) -> None:
         super().__init__(None, 0, 2, 0.0)
 
-    def _start_reduce(self, tensor: torch.Tensor, operation: Any) -> Any:
+    def _start_reduce(self, tensor: torch.Tensor, operation: Any, in_place: bool = False) -> Any:
         raise RuntimeError("Connection closed by peer [10.0.0.7]:4711")
 
 

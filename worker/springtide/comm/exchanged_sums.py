@@ -25,6 +25,9 @@ MOST_BYTES: Final = 6 << 20
 """Bytes that a member may receive: with larger sums the hops do not count, and a ring adds up while it sends.
 """
 
+MOST_AT_ONCE: Final = 64 << 20
+"""Bytes of sums that may be begun before the first one is waited for: what comes takes as much memory."""
+
 _COMBINE: Final[Mapping[Any, Callable[..., torch.Tensor]]] = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.MAX: torch.maximum,

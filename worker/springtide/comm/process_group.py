@@ -134,22 +134,31 @@ class Group:
                 return
         call()
 
-    def start_sum(self, tensor: torch.Tensor) -> Work:
-        """Begin to replace `tensor` (contiguous) by its sum over the members."""
-        return self._start_reduce(tensor, dist.ReduceOp.SUM)
+    def start_sum(self, tensor: torch.Tensor, *, in_place: bool = False) -> Work:
+        """Begin to replace a tensor by its sum over the members.
+
+        Args:
+            tensor: contiguous.
+            in_place: without memory for what comes, as for one of many sums that are begun before the first
+                one is waited for (`exchanged_sums.MOST_AT_ONCE`); the same at all members.
+
+        Returns:
+            The sum under way.
+        """
+        return self._start_reduce(tensor, dist.ReduceOp.SUM, in_place)
 
     def start_max(self, tensor: torch.Tensor) -> Work:
         """Begin to replace `tensor` (contiguous) by its maximum over the members, by element."""
         return self._start_reduce(tensor, dist.ReduceOp.MAX)
 
-    def _start_reduce(self, tensor: torch.Tensor, operation: Any) -> Work:
+    def _start_reduce(self, tensor: torch.Tensor, operation: Any, in_place: bool = False) -> Work:
         if self.size == 1:
             return DONE
         if self.before_next is not None:
             self.before_next()
         if tensor.device.type != "cpu":
             return self._sums_on_device().start(tensor, operation)
-        if is_exchanged(tensor.nbytes, self.size):
+        if not in_place and is_exchanged(tensor.nbytes, self.size):
             return self._track(ExchangedSum(self._exchange, tensor, self.rank, self.size, operation))
         options: Any = dist.AllreduceOptions()
         options.reduceOp = operation

@@ -44,7 +44,7 @@ class ImaginedGroup(Group):
     def __init__(self, others: int) -> None:
         super().__init__(None, others, others + 1, 0.0)
 
-    def _start_reduce(self, tensor: torch.Tensor, operation: Any) -> Work:
+    def _start_reduce(self, tensor: torch.Tensor, operation: Any, in_place: bool = False) -> Work:
         return _Done()
 
 

@@ -36,6 +36,7 @@ from typing import Protocol
 
 import torch
 
+from springtide.comm.exchanged_sums import MOST_AT_ONCE
 from springtide.comm.nccl import DeviceSum
 from springtide.comm.process_group import Group, Work, wait_for
 from springtide.sharding.shard_map import Shard, ShardMap
@@ -500,6 +501,7 @@ class Exchanges:
         """
         self.sums_whole = sums_whole
         self._whole_sums: list[Work] = []
+        self._in_place = sum(flat.nbytes for flat in flats) > MOST_AT_ONCE
         self._group, self._likes = group, [flat[:0] for flat in flats]
         by_bucket: list[list[Part]] = [[] for _ in flats]
         self._parts = by_bucket
@@ -560,7 +562,7 @@ class Exchanges:
         Raises:
             RuntimeError: The group's, when it cannot begin the sum.
         """
-        self._whole_sums.append(self._group.start_sum(gradients))
+        self._whole_sums.append(self._group.start_sum(gradients, in_place=self._in_place))
         return gradients.nbytes
 
     def reduce(

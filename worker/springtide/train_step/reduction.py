@@ -16,6 +16,7 @@ from springtide import faults
 from springtide.comm import commit_vote
 from springtide.comm.buckets import Buckets
 from springtide.comm.combine import Packing, Rule, Share, on_device
+from springtide.comm.exchanged_sums import MOST_AT_ONCE
 from springtide.comm.process_group import Group, Work, peers_in, wait_for
 from springtide.data.balance import Figure
 from springtide.data.ledger import contribution
@@ -196,6 +197,7 @@ class Reduction:
         self._pod = pod
         self.replicas = replicas or Replicas(buffers, None, None)
         self._buckets = buckets
+        self._in_place = buckets.bytes > MOST_AT_ONCE  # all may leave before the first one is waited for
         self._home = home
         self._tables = None if home is None else StepTables(tables or {}, home)
         self._buffers = buffers
@@ -258,12 +260,12 @@ class Reduction:
         """Begin to replace the tensor by its sum over the members. Raise Dropped when the group is broken."""
         return self._start_sum(tensor, self._running().assignment.group)
 
-    def _start_sum(self, tensor: torch.Tensor, group: Group) -> Work:
+    def _start_sum(self, tensor: torch.Tensor, group: Group, in_place: bool = False) -> Work:
         body = self._running()
         body.sums_began = body.sums_began or time.perf_counter()
         body.reduced_bytes += tensor.nbytes
         try:
-            return group.start_sum(tensor)
+            return group.start_sum(tensor, in_place=in_place)
         except RuntimeError as error:
             self._fail(error)
 
@@ -272,7 +274,7 @@ class Reduction:
         otherwise.
         """
         if self._pod is not None and self._pod.row is not None:
-            return self._start_sum(tensor, self._pod.row)
+            return self._start_sum(tensor, self._pod.row, self._in_place)
         body = self._running()
         body.sums_began = body.sums_began or time.perf_counter()
         try:
@@ -281,7 +283,7 @@ class Reduction:
                 body.reduced_bytes += pushed.nbytes
                 return pushed
             body.reduced_bytes += tensor.nbytes
-            return body.assignment.group.start_sum(tensor)
+            return body.assignment.group.start_sum(tensor, in_place=self._in_place)
         except SpringtideError:
             raise
         except RuntimeError as error:
