@@ -209,7 +209,7 @@ def distribute(
             int(settings.bucket_mib * (1 << 20)),
             bucket_bytes(declared.nbytes)
             if on_servers or in_shards
-            else most_bucket_bytes(declared.nbytes, declared.device.type),
+            else most_bucket_bytes(declared.trained_nbytes, declared.device.type),
         ),
         logical_workers=runtime.settings.logical_workers,
         backend=runtime.settings.backend,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from worker_alone import library
-from worker_groups import form_groups, together
+from worker_groups import together
 
 import springtide
 from springtide.comm.exchanged_sums import MOST_BYTES, MOST_MORE_BYTES, ExchangedSum, is_exchanged
@@ -16,21 +16,6 @@ from springtide.comm.process_group import Group, Work, peers_in
 
 NAN_BITS = (0x7FC00001, 0x7FC00002)
 """Two of float32's numbers that are none, as they come from different places."""
-
-
-@pytest.fixture
-def groups() -> Iterator[Callable[[int], list[Group]]]:
-    made: list[Group] = []
-
-    def make(count: int) -> list[Group]:
-        made.extend(form_groups(count))
-        return made[-count:]
-
-    yield make
-    for group in made:
-        group.shut()
-    for group in made:
-        assert group.release()
 
 
 def summed(groups: Sequence[Group], tensors: Sequence[torch.Tensor], *, most: bool = False) -> None:

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 import torch
-from worker_groups import addresses, form_groups, together, wired_stores
+from worker_groups import addresses, together, wired_stores
 
 from springtide.comm import process_group as groups_module
 from springtide.comm.combine import Packing, Rule, Share
@@ -23,21 +23,6 @@ from springtide.comm.process_group import Group, form, peers_in
 from springtide.comm.store import FormationCancelled, StreamStore
 from springtide.comm.work import Collective
 from springtide_ps.wire import congestion
-
-
-@pytest.fixture
-def groups() -> Iterator[Callable[..., list[Group]]]:
-    made: list[Group] = []
-
-    def make(count: int) -> list[Group]:
-        made.extend(form_groups(count))
-        return made[-count:]
-
-    yield make
-    for group in made:
-        group.shut()
-    for group in made:
-        assert group.release()
 
 
 def test_sum_over_three(groups: Callable[..., list[Group]]) -> None:

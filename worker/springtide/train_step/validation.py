@@ -37,6 +37,11 @@ class TrainerArguments:
         """Return the size in bytes of all parameters together."""
         return sum(item.nbytes for item in _named(self.models).values())
 
+    @property
+    def trained_nbytes(self) -> int:
+        """Return the bytes of the parameters that are trained, and of their gradients."""
+        return sum(item.nbytes for item in _named(self.models).values() if item.requires_grad)
+
 
 def declare(
     model: Any,
