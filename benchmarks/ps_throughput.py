@@ -97,7 +97,7 @@ def serve_torch_rpc(port: int, elements: int) -> None:
         _transports=["uv"], _channels=["basic"], init_method=f"tcp://127.0.0.1:{port}"
     )
     rpc.init_rpc("server", rank=0, world_size=2, rpc_backend_options=options)
-    rpc.shutdown()
+    threading.Event().wait()  # this process holds the rendezvous: whoever ends both sides kills it last
 
 
 def serve_grpc(port: int, elements: int) -> None:
@@ -154,7 +154,7 @@ def torch_rpc(stack: ExitStack, port: int, elements: int) -> Round:
         _transports=["uv"], _channels=["basic"], init_method=f"tcp://127.0.0.1:{port}"
     )
     rpc.init_rpc("worker", rank=1, world_size=2, rpc_backend_options=options)
-    stack.callback(rpc.shutdown)
+    stack.callback(rpc.shutdown, graceful=False)  # a graceful one races with the end of the rendezvous
     gradient, values = torch.ones(CHUNKS, elements), torch.empty(CHUNKS, elements)
 
     def one() -> None:
