@@ -8,11 +8,11 @@ that a collate_fn of the script's pads, with a process that reads ahead (DDP wit
 deal the batch, forward, backward, optimizer step; both sides read as many samples with the same optimizer
 over gloo on loopback, in two processes each.
 
-Each side is a job by itself, as users have it, and the two make steps by turns. A turn's first step does not
-count: it finds the processor's caches full of the other side's. A step takes as long as the slower worker's.
-Where memory happens to lie makes one start of the same job up to 8 % slower than the next, so each case is
-started STARTS times, and its ratio is the median of theirs. With `--device cuda` both processes share the
-first device.
+Each side is a job by itself, as users have it, and the two make steps by turns. Turns are short, since the
+machine's own speed changes within a second. A turn's first step does not count: it finds the processor's
+caches full of the other side's. A step takes as long as the slower worker's. Where memory happens to lie
+makes one start of the same job slower than the next, so each case is started STARTS times. Its ratio is the
+median over the pairs of turns of all starts. With `--device cuda` both processes share the first device.
 
 Workers are forked from one process, which has imported torch.
 """
@@ -30,14 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import recovery
-from benchmarks.support.sides import PORT, RANK, Forked, Side, Turn, by_turns, running
+from benchmarks.support.sides import PORT, RANK, Forked, Side, Turn, by_turns, ratios_by_turns, running
 from benchmarks.support.turns import Player
 from benchmarks.support.zygote import Zygote
 
 WORKERS = 2
 STARTS = 3
 """Times that both sides of a case are started."""
-FULL, QUICK = Turn(20, 10, 12), Turn(10, 10, 3)
+FULL, QUICK = Turn(20, 4, 30), Turn(5, 4, 4)
 """Turns of each side of a case, in one start."""
 MODELS = ("mlp", "convolution", "transformer")
 BUCKETS_MIB = (1, 25)
@@ -327,12 +327,12 @@ def case_figures(starts: list[dict[str, Side]]) -> dict[str, Any]:
         starts: The observations of both sides, by start.
     """
     medians = [{name: statistics.median(side.seconds) for name, side in sides.items()} for sides in starts]
-    ratios = [each[OURS] / each[DDP] for each in medians]
+    pairs = [ratios_by_turns(sides[OURS], sides[DDP]) for sides in starts]
     return {
         "springtide_step_seconds": statistics.median(each[OURS] for each in medians),
         "ddp_step_seconds": statistics.median(each[DDP] for each in medians),
-        "ratio_to_ddp": statistics.median(ratios),
-        "ratios_by_start": ratios,
+        "ratio_to_ddp": statistics.median(ratio for start in pairs for ratio in start),
+        "ratios_by_start": [statistics.median(start) for start in pairs],
         "steps": sum(len(sides[OURS].seconds) for sides in starts),
     }
 

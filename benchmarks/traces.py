@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks import recovery
 from benchmarks.steady_state import build
-from benchmarks.support.sides import Side, Turn, by_turns, running
+from benchmarks.support.sides import Side, Turn, by_turns, ratios_by_turns, running
 from benchmarks.support.turns import Player
 from benchmarks.support.zygote import Zygote
 
@@ -139,16 +139,11 @@ def figures(sides: Mapping[str, Side], requests: int) -> dict[str, Any]:
         sides: Observations by side: as many turns of STEPS steps each.
         requests: That came to the collector.
     """
-    means = {
-        name: [statistics.fmean(side.seconds[at : at + STEPS]) for at in range(0, len(side.seconds), STEPS)]
-        for name, side in sides.items()
-    }
-    ratios = [on / off for on, off in zip(means[ON], means[OFF], strict=True)]
     return {
-        "traced_ratio": statistics.median(ratios),
+        "traced_ratio": statistics.median(ratios_by_turns(sides[ON], sides[OFF])),
         "step_seconds_on": statistics.median(sides[ON].seconds),
         "step_seconds_off": statistics.median(sides[OFF].seconds),
-        "pairs": len(ratios),
+        "pairs": len(sides[ON].turns),
         "requests": requests,
     }
 

@@ -123,14 +123,32 @@ class Side:
     """The observations of one side.
 
     Attributes:
-        seconds: Of each step that counts.
+        turns: Seconds of each step that counts, by turn.
         first: Figures of each process after its first turn.
         last: Figures of each after its last one.
     """
 
-    seconds: list[float] = field(default_factory=list)
+    turns: list[list[float]] = field(default_factory=list)
     first: list[dict[str, float]] = field(default_factory=list)
     last: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each step that counts."""
+        return [seconds for turn in self.turns for seconds in turn]
+
+
+def ratios_by_turns(side: Side, other: Side) -> list[float]:
+    """Return the time of one side's steps over that of the other's, by pair of turns. PURE.
+
+    The machine is as noisy for both of a pair, which follow each other; it is not for two medians.
+
+    Args:
+        side: Its turns, as many as the other has.
+        other: The other one.
+    """
+    pairs = zip(side.turns, other.turns, strict=True)
+    return [sum(own) / sum(others) for own, others in pairs]
 
 
 @contextlib.contextmanager
@@ -217,6 +235,6 @@ def by_turns(
         at = number % len(order)
         for name in order[at:] + order[:at]:
             reports = play(name, 1 + turn.steps, number == turn.rounds - 1)
-            sides[name].seconds += slowest(reports)
+            sides[name].turns.append(slowest(reports))
             sides[name].last = [report.figures for report in reports]
     return sides

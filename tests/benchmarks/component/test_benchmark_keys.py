@@ -103,18 +103,21 @@ def test_loss_while_all_live_is_a_false_one() -> None:
     assert [recovery.false_losses(before, losses) for before in (7, 3, 0)] == [0, 2, 3]
 
 
-def test_steady_state_takes_the_median_of_starts() -> None:
+def test_steady_state_takes_the_median_of_pairs_of_turns() -> None:
+    def start(ours: list[list[float]], ddp: list[list[float]]) -> dict[str, Side]:
+        return {"springtide": Side(ours), "ddp": Side(ddp)}
+
     starts = [
-        {"springtide": Side([1.0, 2.0, 3.0]), "ddp": Side([1.0, 4.0, 9.0])},
-        {"springtide": Side([3.0, 3.0, 8.0]), "ddp": Side([2.0, 2.0, 2.0])},
-        {"springtide": Side([4.0, 4.0, 4.0]), "ddp": Side([5.0, 5.0, 6.0])},
+        start([[1.0, 2.0], [3.0, 3.0], [9.0, 9.0]], [[2.0, 4.0], [3.0, 1.0], [9.0, 9.0]]),  # 0.5, 1.5, 1
+        start([[6.0, 6.0], [8.0, 4.0], [5.0, 5.0]], [[2.0, 2.0], [4.0, 4.0], [4.0, 4.0]]),  # 3, 1.5, 1.25
+        start([[4.0, 4.0], [4.0, 4.0], [4.0, 4.0]], [[5.0, 5.0], [5.0, 5.0], [2.0, 2.0]]),  # 0.8, 0.8, 2
     ]
     assert steady_state.case_figures(starts) == {
-        "springtide_step_seconds": 3.0,
+        "springtide_step_seconds": 4.0,
         "ddp_step_seconds": 4.0,
-        "ratio_to_ddp": 0.8,
-        "ratios_by_start": [0.5, 1.5, 0.8],
-        "steps": 9,
+        "ratio_to_ddp": 1.25,
+        "ratios_by_start": [1.0, 1.5, 0.8],
+        "steps": 18,
     }
 
 

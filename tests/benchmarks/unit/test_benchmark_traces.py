@@ -10,7 +10,7 @@ from benchmarks.support.sides import Side
 
 def test_ratio_is_the_median_of_pairs_of_turns() -> None:
     def side(*means: float) -> Side:
-        return Side([mean for mean in means for _ in range(traces.STEPS)])
+        return Side([[mean] * traces.STEPS for mean in means])
 
     result = traces.figures({traces.ON: side(0.011, 0.030, 0.022), traces.OFF: side(0.01, 0.01, 0.02)}, 7)
     assert result["traced_ratio"] == pytest.approx(1.1)
