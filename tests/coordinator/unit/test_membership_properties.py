@@ -171,22 +171,23 @@ def test_whoever_is_suspended_or_drained_leaves_nothing_unsaved() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "known"),
     [
-        "parked_only",
-        "wait_for_survivors",
-        "fresh_needs_word",
-        "own_incarnation",
-        "end_together",
-        "leaver_hands_over",
-        "save_before_leaving",
-        "room_for_all",
-        "seats",
-        "loop_is_forgotten",
+        ("parked_only", 5),
+        ("wait_for_survivors", 207),
+        ("fresh_needs_word", 23),
+        ("own_incarnation", 51),
+        ("end_together", 5),
+        ("leaver_hands_over", 33),
+        ("save_before_leaving", 28),
+        ("room_for_all", 0),
+        ("seats", 294),
+        ("loop_is_forgotten", 3),
     ],
 )
-def test_without_the_rule_a_promise_breaks(rule: str) -> None:
-    for seed in range(300):
+def test_without_the_rule_a_promise_breaks(rule: str, known: int) -> None:
+    """known: a walk that found the rule missing once, which comes first; the others may be long to search."""
+    for seed in (known, *range(1000)):
         try:
             storage = Storage() if rule == "save_before_leaving" else None
             last_step = 6 if rule == "end_together" else 10_000
@@ -196,7 +197,7 @@ def test_without_the_rule_a_promise_breaks(rule: str) -> None:
                 walk(seed, last_step=last_step, storage=storage, limits=limits, standby=standby)
         except BrokenPromise:
             return
-    pytest.fail(f"300 walks without the rule {rule} broke no promise: the rule or its check does nothing")
+    pytest.fail(f"1000 walks without the rule {rule} broke no promise: the rule or its check does nothing")
 
 
 def test_older_state_stays_while_the_newer_ones_holder_leaves() -> None:
