@@ -119,6 +119,7 @@ class Server:
         # Strangers do not count among the clients, or they would keep these out.
         self.lobby = Lobby(_UNAUTHENTICATED_LIMIT, handshake)
         self._proven = -math.inf  # when a connection has last proven itself
+        self._full_since = math.inf  # when the lobby, full now, became so
         self._quiet = Quiet()
         self._options = SharedOptions()
         self._listener = socket.create_server((bind, port), backlog=1024)
@@ -227,12 +228,15 @@ class Server:
         """Take no further connection into a full lobby while one after another proves itself there.
 
         A thousand workers come at once when a generation begins, and would drop each other. Where nobody
-        proves anything, a new connection takes an old one's place.
+        proves anything for a while, a new connection takes an old one's place.
         """
         while len(self.lobby) >= self.lobby.most and not self._closed.is_set():
-            if time.monotonic() - self._proven > _PROGRESS_SECONDS:
-                return
+            now = time.monotonic()
+            self._full_since = min(self._full_since, now)
+            if now - max(self._proven, self._full_since) > _PROGRESS_SECONDS:
+                return  # it stays full, and the next one does not wait again
             self._closed.wait(_LOOK_SECONDS)
+        self._full_since = math.inf
 
     def _serve(self, sock: socket.socket, name: str, guest: Guest) -> None:
         try:

@@ -57,6 +57,19 @@ def test_silent_strangers_keep_no_client_out(stack: ExitStack) -> None:
         assert ended(silent[0])
 
 
+def test_first_comers_of_a_new_server_have_time(stack: ExitStack) -> None:
+    with servers(1) as running:
+        server = running[0]
+        server.lobby.most = 2
+        began = time.monotonic()
+        silent = [strange(stack, server, header(Kind.PROOF, 900)) for _ in range(4)]
+        assert ended(silent[0])
+        first = time.monotonic() - began
+        assert ended(silent[1])
+        assert first >= 0.45  # at once, many workers of a first generation would drop each other
+        assert server.lobby.dropped == 2
+
+
 def test_a_dripping_handshake_ends_as_a_whole(stack: ExitStack) -> None:
     server = Server(Store(), TOKEN, "127.0.0.1", handshake=0.8)
     stack.callback(server.close)

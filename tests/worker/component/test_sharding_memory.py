@@ -18,6 +18,8 @@ def most(new_cluster: Callable[..., WorkerCluster], shard: str) -> dict[str, flo
     """Return the most of each figure that one of three workers has."""
     environment = {"SPRINGTIDE_SHARD": shard, "SPRINGTIDE_SHARDS_UNDER_WAY_MIB": "0.02"}
     cluster = new_cluster(OPTIONS, script=SCRIPT, environment=environment)
+    # To look at all objects takes a worker's interpreter for long, and none may count as lost meanwhile.
+    cluster.everywhere["SPRINGTIDE_KEEPALIVE_SECONDS"] = "30"
     workers = cluster.start(3)
     cluster.until_done()
     results = [worker.result() for worker in workers]

@@ -113,6 +113,7 @@ class Session:
         self._timed_at = self._beat_at = 0.0
         self._streams = 0
         self._resend = False
+        self._report_failed = False
         self._held = HeldLock(self._began, time.process_time())
         self._activity = Activity(main_thread_place)
         self._activity_reported_on = 0  # stream
@@ -245,26 +246,40 @@ class Session:
 
     def _report_for_ever(self) -> None:
         while not self._closing.wait(REPORT_SECONDS):
-            self._report_heartbeat()
-            self._report_commits()
-            self._report_times()
-            self._report_activity()
-            self._sources.spans.look()
-            self._reductions.look(time.monotonic())
-            self._transfers.look(time.monotonic(), self._client.connected)
-            if self._term_at is not None and not self.membership.leaving:
-                log.info("SIGTERM: leaving at the next boundary")
-                self.membership.leave("SIGTERM")
-            if self._unheard(time.monotonic()) >= UNHEARD_SECONDS + BETWEEN_SECONDS:
-                self._end_unheard()
-            if not self._client.connected:
-                try:
-                    self._client.wait_connected(0.0)
-                except TimeoutError:
-                    continue
-                except SessionClosedError as error:
-                    self.membership.session_over(str(error))
+            try:
+                if not self._report():
                     return
+            except Exception:
+                # Without this thread's heartbeats the process would count as one that stands still. Not only
+                # our own faults come here: while the script calls gc.get_objects(), `tuple()` of a generator
+                # may raise SystemError in any thread (CPython's issue 127058).
+                if not self._report_failed:
+                    log.exception("a report to the coordinator failed; further ones go on (said once)")
+                self._report_failed = True
+
+    def _report(self) -> bool:
+        """Report what there is to report; return whether there is more to come."""
+        self._report_heartbeat()
+        self._report_commits()
+        self._report_times()
+        self._report_activity()
+        self._sources.spans.look()
+        self._reductions.look(time.monotonic())
+        self._transfers.look(time.monotonic(), self._client.connected)
+        if self._term_at is not None and not self.membership.leaving:
+            log.info("SIGTERM: leaving at the next boundary")
+            self.membership.leave("SIGTERM")
+        if self._unheard(time.monotonic()) >= UNHEARD_SECONDS + BETWEEN_SECONDS:
+            self._end_unheard()
+        if not self._client.connected:
+            try:
+                self._client.wait_connected(0.0)
+            except TimeoutError:
+                return True
+            except SessionClosedError as error:
+                self.membership.session_over(str(error))
+                return False
+        return True
 
     def _report_heartbeat(self) -> None:
         now, every = time.monotonic(), beat_every(self.membership.wanted)
