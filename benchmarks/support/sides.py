@@ -134,7 +134,7 @@ class Side:
 
     @property
     def seconds(self) -> list[float]:
-        """Of each step that counts."""
+        """Return the seconds of each step that counts."""
         return [seconds for turn in self.turns for seconds in turn]
 
 
