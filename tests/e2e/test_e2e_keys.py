@@ -19,11 +19,12 @@ SHORT = 30  # seconds, of a certificate
 
 def key_of(running: RunningJob) -> str:
     """Return the id of the job's newest key, once its coordinator has answered to it; "" before."""
-    status = running.status()
-    coordinator = status.get("coordinator") or {}
-    numbers = {pod["metadata"]["labels"]["springtide.dev/incarnation"] for pod in running.pods("coordinator")}
+    status, pods = running.status(), running.pods("coordinator")
+    coordinator, newest = status.get("coordinator") or {}, str(status["keys"][0]["id"])
+    numbers = {pod["metadata"]["labels"]["springtide.dev/incarnation"] for pod in pods}
     heard = coordinator.get("reachable") and str(coordinator["incarnation"]) in numbers
-    return str(status["keys"][0]["id"]) if heard else ""
+    # The status names a key before the coordinator's pod is replaced for it.
+    return newest if heard and all(knows(running, pod)[0] == newest for pod in pods) else ""
 
 
 def knows(running: RunningJob, pod: Object) -> list[str]:
