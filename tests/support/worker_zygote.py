@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -120,6 +121,7 @@ def become(request: dict[str, Any], code: types.CodeType) -> None:
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+    faulthandler.enable(2)  # a crash leaves where it was in the log
     os.environ.update(request["env"])
     sys.argv = request["argv"]
     sys.path[0] = os.path.dirname(sys.argv[0])
