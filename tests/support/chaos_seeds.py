@@ -17,7 +17,7 @@ from pathlib import Path
 
 from chaos_points import NEWEST
 
-FRESH = 2
+FRESH = 4
 ENDLESS = "SPRINGTIDE_CHAOS_SECONDS" in os.environ
 
 

@@ -62,3 +62,21 @@ def form_groups(count: int, collective_seconds: float = 30.0, connect_seconds: f
             for rank in range(count)
         ]
     )
+
+
+class FormedGroups:
+    """Forms groups of a size in this process, and gives all of them back at the end."""
+
+    def __init__(self) -> None:
+        self._made: list[Group] = []
+
+    def __call__(self, count: int) -> list[Group]:
+        self._made.extend(form_groups(count))
+        return self._made[-count:]
+
+    def close(self) -> bool:
+        """Shut all, free what can be freed, and return whether that was all."""
+        for group in self._made:
+            group.shut()
+        freed = [group.release() for group in self._made]
+        return all(freed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from worker_cluster import WorkerCluster, Zygote
-from worker_groups import form_groups
+from worker_groups import FormedGroups
 from worker_reference import Reference, train_alone
 
 from springtide.comm.process_group import Group
@@ -69,14 +69,6 @@ def new_server_cluster(new_cluster: Callable[..., WorkerCluster]) -> Callable[..
 @pytest.fixture
 def groups() -> Iterator[Callable[[int], list[Group]]]:
     """`groups(n)` forms a group of n members in this process; all are freed at the test's end."""
-    made: list[Group] = []
-
-    def make(count: int) -> list[Group]:
-        made.extend(form_groups(count))
-        return made[-count:]
-
-    yield make
-    for group in made:
-        group.shut()
-    for group in made:
-        assert group.release()
+    formed = FormedGroups()
+    yield formed
+    assert formed.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -51,6 +52,11 @@ def test_reports_go_on_after_one_that_failed(caplog: pytest.LogCaptureFixture) -
     session.start()
     try:
         assert spans.third.wait(30)  # its heartbeats would have ended with the first one
+        session.note_term(time.monotonic())
+        deadline = time.monotonic() + 30
+        while not session.membership.leaving and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert session.membership.leaving == "SIGTERM"  # though every report fails
     finally:
         session.close(None)
     told = [record for record in caplog.records if "a report to the coordinator failed" in record.message]

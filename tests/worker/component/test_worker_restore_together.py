@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_members import FOLDER, Members, equal, state, tree
-from worker_groups import form_groups, together
+from worker_groups import FormedGroups, together
 
 from springtide.checkpoint import names, restore
 from springtide.checkpoint.restore import Restored
@@ -24,17 +24,9 @@ from springtide.elastic.shared_restore import SharedRestore
 
 @pytest.fixture
 def groups() -> Iterator[Callable[[int], list[Group]]]:
-    made: list[Group] = []
-
-    def make(count: int) -> list[Group]:
-        made.extend(form_groups(count))
-        return made[-count:]
-
-    yield make
-    for group in made:
-        group.shut()
-    for group in made:
-        group.release()
+    formed = FormedGroups()
+    yield formed
+    formed.close()  # some are broken, and cannot be freed
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from worker_groups import form_groups, together
+from worker_groups import FormedGroups, together
 
 from springtide.comm import codec
 from springtide.comm import process_group as groups_module
@@ -39,17 +39,9 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def groups() -> Iterator[Callable[..., list[Group]]]:
-    made: list[Group] = []
-
-    def make(count: int) -> list[Group]:
-        made.extend(form_groups(count))
-        return made[-count:]
-
-    yield make
-    for group in made:
-        group.shut()
-    for group in made:
-        group.release()
+    formed = FormedGroups()
+    yield formed
+    formed.close()  # some are broken, and cannot be freed
 
 
 class Script:

@@ -256,21 +256,24 @@ class Session:
                 if not self._report_failed:
                     log.exception("a report to the coordinator failed; further ones go on (said once)")
                 self._report_failed = True
+                # Commits that were taken for it may not have gone: the coordinator drops what it has twice.
+                self._sources.commits.rewind(self.membership.known)
 
     def _report(self) -> bool:
         """Report what there is to report; return whether there is more to come."""
+        # First what must not depend on any other report.
         self._report_heartbeat()
+        if self._term_at is not None and not self.membership.leaving:
+            log.info("SIGTERM: leaving at the next boundary")
+            self.membership.leave("SIGTERM")
+        if self._unheard(time.monotonic()) >= UNHEARD_SECONDS + BETWEEN_SECONDS:
+            self._end_unheard()
         self._report_commits()
         self._report_times()
         self._report_activity()
         self._sources.spans.look()
         self._reductions.look(time.monotonic())
         self._transfers.look(time.monotonic(), self._client.connected)
-        if self._term_at is not None and not self.membership.leaving:
-            log.info("SIGTERM: leaving at the next boundary")
-            self.membership.leave("SIGTERM")
-        if self._unheard(time.monotonic()) >= UNHEARD_SECONDS + BETWEEN_SECONDS:
-            self._end_unheard()
         if not self._client.connected:
             try:
                 self._client.wait_connected(0.0)
