@@ -586,8 +586,9 @@ class JobLoop:
 
     async def _sync(self) -> bool:
         """One call, if this operator acts and there is somebody to call."""
-        job = self._job()
-        if job is None or not self._may_act():
+        # Whether it acts is asked first: one that stands by would read the text of every job each time.
+        job = self._job() if self._may_act() else None
+        if job is None:
             return True
         observation = self.observe(job)
         ledger = Ledger.from_status(job.status)
