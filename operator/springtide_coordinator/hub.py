@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from springtide_coordinator import wire
 from springtide_coordinator.change_traces import ChangeTraces
+from springtide_coordinator.decision_budget import DecisionBudget
 from springtide_coordinator.evaluation import Answer, Evaluations, Total
 from springtide_coordinator.heartbeats import Heartbeats
 from springtide_coordinator.history import Commit, History
@@ -63,11 +64,6 @@ from springtide_protocol.versions import STORE_ENTRIES
 
 log = logging.getLogger("springtide.coordinator")
 
-DECIDING_PAUSE = 24.0
-"""Pause between two rounds of decisions, as a multiple of what the last one took."""
-MOST_PAUSE = 1.0
-"""Seconds between two rounds at most: what took long may have been the whole machine, standing still."""
-
 Later = Callable[[float, Callable[[], None]], object]
 WorkerStream = Stream[pb.CoordinatorMessage]
 ServerStream = Stream[pb.ServerOrder]
@@ -83,8 +79,9 @@ class Hub:
     """All state of the process; used from one event loop only.
 
     An event's facts are written down when it comes. Decisions cost O(members), so they are taken once for all
-    events of a turn of the loop, and take 4 % of the time at most. In the same way members' store entries
-    are gathered, and each member gets them in one message.
+    events of a turn of the loop, and take 4 % of the time at most, which a calm job saves up
+    (`decision_budget`). In the same way members' store entries are gathered, and each member gets them in one
+    message.
 
     Args:
         options: of the process.
@@ -142,7 +139,7 @@ class Hub:
         self._next_tick = math.inf
         self._later = later
         self._deciding = self._sending = False  # it is put off
-        self._free_at = -math.inf  # until then decisions have had their share of the time
+        self._budget = DecisionBudget()
         self._phase = Phase.WAITING
         self._reports = 0  # of members' times since the last look for a slow one
         self._encoded: tuple[object, StateName | None, pb.CoordinatorMessage] | None = None
@@ -364,14 +361,14 @@ class Hub:
             self.decide()
         elif not self._deciding:
             self._deciding = True
-            self._later(max(0.0, self._free_at - now), self._decide_put_off)
+            self._later(self._budget.pause(now), self._decide_put_off)
 
     def _decide_put_off(self) -> None:
         self._deciding = False
         began = self.clock()
         self.decide()
         ended = self.clock()
-        self._free_at = ended + min(MOST_PAUSE, DECIDING_PAUSE * (ended - began))
+        self._budget.spend(ended - began, ended)
 
     def decide(self) -> None:
         """Take all decisions that the facts allow, and say what the job is at."""

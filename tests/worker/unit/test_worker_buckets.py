@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -41,6 +42,40 @@ def make(count: int = 3, each: int = 1) -> tuple[Buckets, Recorder]:
     buckets, recorder = Buckets(plan_layout(fields, 64 * each)), Recorder()
     buckets.begin(recorder)
     return buckets, recorder
+
+
+class Last:
+    """A sum whose end frees a group: it notes on which thread."""
+
+    def __init__(self, freed_on: list[threading.Thread]) -> None:
+        self._freed_on = freed_on
+
+    def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def __del__(self) -> None:
+        self._freed_on.append(threading.current_thread())
+
+
+def test_sums_of_a_released_group_end_on_another_thread() -> None:
+    freed_on: list[threading.Thread] = []
+    buckets, _ = make(each=3)
+    buckets.begin(lambda tensor: Last(freed_on))
+    for index in range(3):
+        buckets.put(index, torch.ones(2, 3), 1.0, 0, last=True)
+    buckets.wait()
+    assert freed_on == []
+    buckets.drop_works()
+    for thread in threading.enumerate():
+        if thread.name == "springtide-drop":
+            thread.join(10)
+    assert len(freed_on) == 1
+    assert freed_on[0] is not threading.current_thread()
+    buckets.begin(lambda tensor: Last(freed_on))  # nothing is left that this could free
+    assert len(freed_on) == 1
 
 
 def test_micro_batches_add_up_by_weight() -> None:

@@ -43,6 +43,7 @@ import torch
 from springtide.comm.cuda_streams import Writers, current_stream_of
 from springtide.comm.layout import Field, Layout
 from springtide.comm.process_group import DONE, Work, wait_for
+from springtide.comm.work import drop_apart
 from springtide.errors import UsageError
 
 StartSum = Callable[[torch.Tensor], Work]
@@ -690,6 +691,12 @@ class Buckets:
 
     def reopen(self) -> None:
         """Members have stopped: another generation begins."""
+
+    def drop_works(self) -> None:
+        """Give the last step's sums back: their group was released."""
+        works, self._works = self._works, []
+        if works:
+            drop_apart(works)
 
     def take(self, indices: Iterable[int]) -> None:
         """An optimizer's step takes the sums of these parameters."""

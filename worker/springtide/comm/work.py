@@ -80,6 +80,20 @@ def let_go() -> int:
     return len(ended)
 
 
+def drop_apart(works: list[Any]) -> None:
+    """Empty a list of works that have ended, on a thread of its own.
+
+    The last reference to a work of a group that was shut frees the group's connections, for which gloo waits
+    for its own threads (measured: 1 to 7 ms).
+
+    Args:
+        works: that nobody else uses.
+    """
+    # No daemon: the interpreter ends a daemon that comes back to it after its end in the middle of a
+    # destructor, and with it the process (before Python 3.14).
+    threading.Thread(target=works.clear, name="springtide-drop").start()
+
+
 class Collective:
     """A collective under way.
 

@@ -381,6 +381,7 @@ class Recovery:
                 self._trainer.buckets.allocate()
                 if detach:
                     self._state_transfer.detach(group)
+        self._trainer.buckets.drop_works()
 
     def _not_formed(self, error: Exception) -> None:
         """Park for another generation, because something between the members of this one failed."""
