@@ -360,8 +360,18 @@ def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, tuple[float
     return result
 
 
-def measure_ours(repeats: int) -> tuple[dict[str, Any], float | None]:
-    """(figures of each kind, median step in seconds). Nothing is tried after an event that does not end."""
+def measure_ours(repeats: int, hangs: int, kills: int) -> tuple[dict[str, Any], float | None]:
+    """Train, and disturb it.
+
+    Args:
+        repeats: leaving workers, and killed coordinators.
+        hangs: workers that are stopped.
+        kills: workers that are killed.
+
+    Returns:
+        The figures of each kind, and the median step in seconds. Nothing is tried after an event that does
+        not end.
+    """
     seen: dict[str, list[float]] = {kind: [] for kind in KINDS}
     counts = {kind: [0, 0, 0] for kind in KINDS}
     reason, step = "", None
@@ -370,8 +380,14 @@ def measure_ours(repeats: int) -> tuple[dict[str, Any], float | None]:
         try:
             before: Tally = (0, 0, 0)
             chooser = random.Random(0)
-            for kind in ("kill_worker", "hang_worker", "leave", "kill_coordinator"):
-                for _ in range(repeats):
+            events = {
+                "kill_worker": kills,
+                "hang_worker": hangs,
+                "leave": repeats,
+                "kill_coordinator": repeats,
+            }
+            for kind, count in events.items():
+                for _ in range(count):
                     for name, (seconds, after) in strike(job, kind, chooser).items():
                         seen[name].append(seconds)
                         for at in range(3):
@@ -509,7 +525,7 @@ def main() -> None:
     from benchmarks.peers.torchrun import CUT_SECONDS, measure_torchrun
 
     quick = arguments.quick
-    ours, step = measure_ours(2 if quick else 20)
+    ours, step = measure_ours(1 if quick else 20, hangs=2 if quick else 20, kills=4 if quick else 20)
     torchft = torchft_peer.measure(torchft_peer.QUICK_TRIES if quick else torchft_peer.TRIES)
     torchrun = measure_torchrun(1 if quick else 3, QUICK_CUT_SECONDS if quick else CUT_SECONDS)
     result = report(ours, step, torchrun, torchft)

@@ -64,13 +64,13 @@ NO_TORCHFT = torchft.figures({0.1: torchft.Seen(reason=torchft.MISSING)})
 
 def test_recovery_is_compared_with_the_best_join_timeout() -> None:
     seen = {
-        0.1: torchft.Seen({"kill_worker": [0.9], "hang_worker": [5.5, 5.1, 5.3]}, 0.2),
+        0.1: torchft.Seen({"kill_worker": [0.01], "hang_worker": [5.5, 5.1, 5.3]}, 0.2),  # one is no median
         1.0: torchft.Seen({"kill_worker": [0.7, 0.5, 0.6]}, 0.3, "waited 60 s"),
         10.0: torchft.Seen({"kill_worker": [5.0], "hang_worker": [6.0]}, 0.1),
     }
     theirs = torchft.figures(seen)
     assert theirs["kill_worker"]["join_timeout_seconds"] == 1.0
-    assert theirs["kill_worker"]["by_join_timeout"] == {"0.1": 0.9, "1": 0.6, "10": 5.0}
+    assert theirs["kill_worker"]["by_join_timeout"] == {"0.1": 0.01, "1": 0.6, "10": 5.0}
     assert theirs["hang_worker"]["gap_seconds_p50"] == 5.3
     assert (theirs["median_step_seconds"], theirs["reason"]) == (0.2, "waited 60 s")
     ours = {kind: recovery.figures([0.3], [0, 0, 0]) for kind in recovery.KINDS}
