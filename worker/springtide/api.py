@@ -59,6 +59,8 @@ active_runtime: Runtime | None = None
 def init(*, loggers: Sequence[Logger] = (), config: Mapping[str, object] | None = None) -> None:
     """Begin: read the environment and, in a job, say Hello to its coordinator. Call it first, once.
 
+    In a job it returns when the coordinator has answered, or after 2 s without an answer.
+
     Args:
         loggers: experiment trackers, such as `[springtide.loggers.TensorBoard("/runs")]`, which get the
             values of `report()` from one process of the job: of each committed step, and of none that was

@@ -1,19 +1,26 @@
-"""The thread that reports to the coordinator goes on whatever one report meets."""
+"""How a session begins, and that its reports go on whatever one of them meets."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from concurrent import futures
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import grpc
 import pytest
 
 from springtide.coordination.progress import CommitLog
 from springtide.coordination.session import Session, SessionSources
 from springtide.settings import Settings
+from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import coordinator_pb2_grpc as pb_grpc
+from springtide_protocol.codec import speaks_to_proto
+from springtide_protocol.versions import OWN
 
 
 class OddSpans:
@@ -30,9 +37,23 @@ class OddSpans:
         raise SystemError("Objects/tupleobject.c:927: bad argument to internal function")
 
 
-def test_reports_go_on_after_one_that_failed(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR)
-    spans: Any = OddSpans()
+class SlowCoordinator(pb_grpc.CoordinatorServicer):
+    """Welcome a process a while after it has connected."""
+
+    def __init__(self) -> None:
+        self.welcomed = False
+
+    def Session(self, messages: Iterator[pb.WorkerMessage], context: Any) -> Iterator[pb.CoordinatorMessage]:
+        next(messages)
+        time.sleep(0.3)
+        self.welcomed = True
+        welcome = pb.Welcome(incarnation=pb.Incarnation(number=1), speaks=speaks_to_proto(OWN))
+        yield pb.CoordinatorMessage(welcome=welcome)
+        for _ in messages:
+            pass
+
+
+def make_session(coordinator: str, spans: Any) -> Session:
     sources = SessionSources(
         state=MagicMock(),
         trainers=MagicMock(waiting_since=lambda: None),
@@ -48,7 +69,39 @@ def test_reports_go_on_after_one_that_failed(caplog: pytest.LogCaptureFixture) -
         current_activity=lambda: None,
         write_outcome=lambda: None,
     )
-    session = Session(Settings(coordinator="127.0.0.1:1", token="t"), sources, listener)
+    return Session(Settings(coordinator=coordinator, token="t"), sources, listener)
+
+
+def test_scripts_go_on_when_their_process_has_connected() -> None:
+    """gRPC reads the environment while it connects, and a script may add to it after `init()`."""
+    coordinator = SlowCoordinator()
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    pb_grpc.add_CoordinatorServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    session = make_session(f"127.0.0.1:{port}", MagicMock())
+    try:
+        session.start()
+        assert coordinator.welcomed
+        assert session.missing_seconds() == 0
+    finally:
+        session.close(None)
+        server.stop(None).wait(10)
+
+
+def test_scripts_go_on_without_a_coordinator() -> None:
+    session = make_session("127.0.0.1:1", MagicMock())
+    try:
+        session.start()
+        assert session.missing_seconds() > 0
+    finally:
+        session.close(None)
+
+
+def test_reports_go_on_after_one_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    spans = OddSpans()
+    session = make_session("127.0.0.1:1", spans)
     session.start()
     try:
         assert spans.third.wait(30)  # its heartbeats would have ended with the first one

@@ -9,6 +9,7 @@ unheard end the process, while the other one waits.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.1
 _TIMES_SECONDS = 1.0
 _FLUSH_SECONDS = 2.0
+FIRST_STREAM_SECONDS = 2.0
+"""Longest wait for the first stream, before the script goes on without one."""
 BETWEEN_SECONDS = 1.5
 """Time that the script's thread then has to end or drop its step and come to a place between two."""
 
@@ -123,9 +126,16 @@ class Session:
         )
 
     def start(self) -> None:
-        """Begin to connect and to report."""
+        """Begin to connect and to report; return when there is a stream, or FIRST_STREAM_SECONDS later.
+
+        Scripts set variables of the environment, most of them at their begin. While gRPC resolves a name and
+        connects, threads of its own read the environment, and glibc before 2.41 frees its list of variables
+        when one is added: the process would end by SIGSEGV, about one in a thousand.
+        """
         self._reporter.start()
         self._client.start()
+        with contextlib.suppress(TimeoutError, SessionClosedError):  # both come to whoever needs the stream
+            self._client.wait_connected(FIRST_STREAM_SECONDS)
 
     def missing_seconds(self) -> float:
         """Return for how long there has been no stream to the coordinator; 0 while there is one."""
