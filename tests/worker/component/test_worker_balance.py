@@ -41,8 +41,8 @@ def test_slow_worker_does_less_over_kill_join_and_leave(
     cluster.until_step(20, slow)
     joiner = cluster.add()
     cluster.until_step(32, joiner)
-    # Nobody knows how quick it is at first; the slow one is known to be slow.
-    assert parts(joiner)[-1] >= 11
+    # Its first steps are slow where others use the same processors; its part grows with what it does then.
+    cluster.until(lambda: parts(joiner)[-1] >= 11, "a whole part for the joiner")
     first.terminate()
     cluster.until_done()
     assert isinstance(first.outcome(), outcome.Left)

@@ -17,7 +17,7 @@ NUMBERS = 16 << 20
 def resident(tensor: torch.Tensor) -> float:
     """Return which part of a tensor's pages lies in memory; see mincore(2).
 
-    What the whole process takes says less: another test may have left a heap that holds as much, free.
+    The memory of the whole process says less: another test may have left a heap that holds as much, free.
     """
     page = os.sysconf("SC_PAGE_SIZE")
     start = tensor.data_ptr() // page * page
