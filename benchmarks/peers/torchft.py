@@ -48,7 +48,7 @@ two values: of twelve replicas that were stopped, three cost 0.2 to 0.3 s and th
 """
 FEWEST = 3
 """Events whose median may be the best one."""
-FORGET_SECONDS = 6.0
+FORGET_SECONDS = 5.5
 """Time between two events. A lighthouse counts a replica that is gone for 5 s, and goes on with more than
 half of those that it counts: two events within that time would cost it the rest of it.
 """
