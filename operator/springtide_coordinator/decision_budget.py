@@ -34,7 +34,7 @@ class DecisionBudget:
             now: in seconds, of a clock that never goes backwards.
         """
         self._grow(now)
-        return min(MOST_PAUSE, max(0.0, -self._saved / SHARE))
+        return max(0.0, -self._saved / SHARE)
 
     def spend(self, seconds: float, now: float) -> None:
         """Note that a round has been taken.

@@ -693,7 +693,7 @@ class Buckets:
         """Members have stopped: another generation begins."""
 
     def drop_works(self) -> None:
-        """Give the last step's sums back: their group was released."""
+        """Give the last step's sums back: their group was released, which keeps those that never ended."""
         works, self._works = self._works, []
         if works:
             drop_apart(works)
