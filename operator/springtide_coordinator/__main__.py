@@ -15,7 +15,8 @@ from springtide_protocol.lobby import raise_descriptor_limit
 from springtide_protocol.span_export import job_resource, open_tracer
 
 SPARE_DESCRIPTORS = 256
-"""Beyond one for each process of the job: for those that come back, the operator, and pages."""
+"""Beyond two for each process of the job, for its stream and its lifeline: for those that come back, the
+operator, and pages."""
 
 
 def main() -> int:
@@ -30,7 +31,7 @@ def main() -> int:
     descriptors = raise_descriptor_limit()
     try:
         options = read_options(os.environ)
-        if descriptors < (needed := options.target + options.servers + SPARE_DESCRIPTORS):
+        if descriptors < (needed := 2 * (options.target + options.servers) + SPARE_DESCRIPTORS):
             log.warning(
                 "this process may open %d files (its hard limit, RLIMIT_NOFILE), and needs %d for a job of %d"
                 " processes and %d parameter servers: raise the container runtime's limit",

@@ -17,6 +17,7 @@ from springtide_coordinator.decision_budget import DecisionBudget
 from springtide_coordinator.evaluation import Answer, Evaluations, Total
 from springtide_coordinator.heartbeats import Heartbeats
 from springtide_coordinator.history import Commit, History
+from springtide_coordinator.lifelines import Lifelines
 from springtide_coordinator.membership import (
     Connected,
     Disconnected,
@@ -24,6 +25,7 @@ from springtide_coordinator.membership import (
     FellSilent,
     Membership,
     Phase,
+    ProcessEnded,
     Received,
     ServerConnected,
     StoodStill,
@@ -136,6 +138,7 @@ class Hub:
         self._unknown = UnknownKinds()
         self._last_announced = ("", "")
         self._last_session = 0
+        self.lifelines = Lifelines(self.process_ended, options.pod_ip or options.host)
         self._next_tick = math.inf
         self._later = later
         self._deciding = self._sending = False  # it is put off
@@ -237,6 +240,7 @@ class Hub:
     def closed(self, stream: WorkerStream | ServerStream) -> None:
         """The stream broke or ended."""
         stream.end()
+        self.lifelines.drop(stream.session)
         self.heartbeats.forget(stream.session)
         known: list[dict[int, WorkerStream] | dict[int, ServerStream]] = [self.streams, self.server_streams]
         if any(streams.pop(stream.session, None) is not None for streams in known):
@@ -244,6 +248,16 @@ class Hub:
             self._take(Disconnected(stream.session))
             if all(other.member != stream.member for other in self.streams.values()):
                 self._send_ranges(self.evaluations.gone(stream.member, self._size()))
+
+    def process_ended(self, session: int) -> None:
+        """The process of a stream has ended, while the stream seems to be there still.
+
+        Args:
+            session: number of the stream.
+        """
+        if (stream := self.streams.get(session)) is not None:
+            self.changes.broke(stream.member, self.clock())
+        self._take(ProcessEnded(session))
 
     def server_hello(self, stream: ServerStream, hello: pb.ServerHello) -> None:
         """Let a parameter server in, or refuse it, which ends the stream.
@@ -396,7 +410,9 @@ class Hub:
                 if (stream := self.streams.get(effect.session)) is not None:
                     if isinstance(effect.message, Welcome):
                         stream.capabilities = effect.message.agreement.capabilities
-                    stream.put(self._to_wire(effect.message))
+                        stream.put(self._welcome(effect.message, effect.session))
+                    else:
+                        stream.put(self._to_wire(effect.message))
                 elif (server := self.server_streams.get(effect.session)) is not None:
                     if isinstance(effect.message, Welcome):
                         server.capabilities = effect.message.agreement.capabilities
@@ -436,13 +452,18 @@ class Hub:
         known = self.history.known
         if self._encoded is None or self._encoded[0] is not message or self._encoded[1] != known:
             encoded = wire.from_outgoing(message, known)
-            if isinstance(message, Welcome):
-                encoded.welcome.training = self._training()
-                encoded.welcome.wanted = self.membership.target
             if isinstance(message, Start):
                 encoded.start.traceparent = self.changes.traceparent
             self._encoded = (message, known, encoded)
         return self._encoded[2]
+
+    def _welcome(self, message: Welcome, session: int) -> pb.CoordinatorMessage:
+        encoded = wire.from_outgoing(message, self.history.known)
+        encoded.welcome.training = self._training()
+        encoded.welcome.wanted = self.membership.target
+        if (lifeline := self.lifelines.announce(session)) is not None:
+            encoded.welcome.lifeline.CopyFrom(lifeline)
+        return encoded
 
     def _put_entries(self, parts: Iterable[bytes], streams: Iterable[WorkerStream]) -> None:
         """Send entries: packed, or one by one to those who know no other way.

@@ -352,6 +352,10 @@ async def serve(options: Options, spans: SpanQueue | None = None) -> None:
         tracer=spans,
         began=process_began() if spans is not None else 0.0,
     )
+    try:
+        await hub.lifelines.listen(options.host)
+    except OSError as error:
+        log.warning("no lifelines: the end of a process is noticed by its stream alone: %s", error)
     server, port = await start_grpc(hub, options)
     log.info("listening", extra={"fields": {"port": port, "incarnation": incarnation}})
     stop = asyncio.Event()
@@ -375,4 +379,5 @@ async def serve(options: Options, spans: SpanQueue | None = None) -> None:
         await asyncio.gather(ticker, stopped, failed, return_exceptions=True)
         hub.changes.close(hub.clock(), "the coordinator ended before a step was committed")
         await server.stop(grace=None)
+        hub.lifelines.close()
         web.close()

@@ -37,6 +37,7 @@ class Options:
     host: str = ""
     port: int = 7070
     metrics_port: int = 9401
+    pod_ip: str = ""  # where the pod's other ports are reached; empty: as the first one
     target: int = 0
     minimum: int = 0
     maximum: int = 0
@@ -84,6 +85,7 @@ def read_options(env: Mapping[str, str]) -> Options:
         host=env.get("SPRINGTIDE_BIND", ""),
         port=whole(env, "SPRINGTIDE_PORT", 7070),
         metrics_port=whole(env, "SPRINGTIDE_METRICS_PORT", 9401),
+        pod_ip=env.get("SPRINGTIDE_POD_IP", ""),
         target=target,
         minimum=whole(env, "SPRINGTIDE_MINIMUM", 0),
         maximum=whole(env, "SPRINGTIDE_MAXIMUM", 0),

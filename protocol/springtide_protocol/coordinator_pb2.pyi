@@ -648,7 +648,7 @@ class Feeding(_message.Message):
     def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("incarnation", "protocol_version", "known", "training", "wanted", "speaks", "running_loop")
+    __slots__ = ("incarnation", "protocol_version", "known", "training", "wanted", "speaks", "running_loop", "lifeline")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
@@ -656,6 +656,7 @@ class Welcome(_message.Message):
     WANTED_FIELD_NUMBER: _ClassVar[int]
     SPEAKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_LOOP_FIELD_NUMBER: _ClassVar[int]
+    LIFELINE_FIELD_NUMBER: _ClassVar[int]
     incarnation: Incarnation
     protocol_version: int
     known: StateName
@@ -663,7 +664,18 @@ class Welcome(_message.Message):
     wanted: int
     speaks: Speaks
     running_loop: RunningLoop
-    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., training: _Optional[int] = ..., wanted: _Optional[int] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., running_loop: _Optional[_Union[RunningLoop, _Mapping]] = ...) -> None: ...
+    lifeline: Lifeline
+    def __init__(self, incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., protocol_version: _Optional[int] = ..., known: _Optional[_Union[StateName, _Mapping]] = ..., training: _Optional[int] = ..., wanted: _Optional[int] = ..., speaks: _Optional[_Union[Speaks, _Mapping]] = ..., running_loop: _Optional[_Union[RunningLoop, _Mapping]] = ..., lifeline: _Optional[_Union[Lifeline, _Mapping]] = ...) -> None: ...
+
+class Lifeline(_message.Message):
+    __slots__ = ("host", "port", "key")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    key: bytes
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class RunningLoop(_message.Message):
     __slots__ = ("stage",)

@@ -23,6 +23,7 @@ from springtide_coordinator.membership import (
     Disconnected,
     Event,
     Membership,
+    ProcessEnded,
     Received,
     Settings,
     StoodStill,
@@ -144,10 +145,13 @@ class World:
         effects = handle(coordinator.membership, event, self.now, put_off)
         lived = [one for one in (before, coordinator.membership.current) if one is not None]
         for effect in effects:
+            if isinstance(effect, EndStream) and (session := self._session(effect.session)) is not None:
+                session.coordinator_gone = True  # it is cut off before others go on without it
+        for effect in effects:
             if isinstance(effect, Made):
                 self._check_start(coordinator.membership, effect)
         for effect in effects:
-            session = self._session(effect.session) if isinstance(effect, Send | EndStream) else None
+            session = self._session(effect.session) if isinstance(effect, Send) else None
             if isinstance(effect, Send) and session is not None:
                 if isinstance(effect.message, say.EndOk):
                     self._check_end(effect.message)
@@ -158,8 +162,6 @@ class World:
                 if isinstance(effect.message, say.RunningLoop):
                     self._check_loop(lived, effect.message.stage)
                 session.down.append(effect.message)
-            elif isinstance(effect, EndStream) and session is not None:
-                session.coordinator_gone = True
         describe(coordinator.membership, self.now)
 
     def _session(self, number: int) -> Session | None:
@@ -221,6 +223,11 @@ class World:
             return
         worker.session = None
         self.feed(session.coordinator, Disconnected(session.number))
+
+    def end_lifeline(self, worker: Worker) -> None:
+        """End a lifeline: as a rule the process is dead, but the network may also have ended it wrongly."""
+        if worker.session is not None:
+            self.feed(worker.session.coordinator, ProcessEnded(worker.session.number))
 
     # ---- workers and pods
 

@@ -39,7 +39,7 @@ def one_event(world: World, chance: random.Random) -> None:
     kinds = {
         "act": 25, "up": 20, "down": 20, "connect": 7, "elapse": 10, "operator": 4, "rounds": 4, "crash": 2,
         "stop": 2, "wake": 2, "break": 1, "delete": 1, "restart": 0.5, "second": 0.5, "away": 0.5,
-        "process": 0.5, "report": 10, "drift": 1,
+        "process": 0.5, "report": 10, "drift": 1, "lifeline": 1,
     }  # fmt: skip
     if world.storage is not None:
         kinds |= {"suspend": 1.0, "resume": 0.3}
@@ -48,6 +48,8 @@ def one_event(world: World, chance: random.Random) -> None:
             world.suspended = True
         case "resume":
             world.suspended = False
+        case "lifeline":
+            world.end_lifeline(worker)
         case "act":
             world.act(worker, chance.random() < 0.3)
         case "up":

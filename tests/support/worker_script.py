@@ -198,6 +198,14 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     return total.hexdigest()
 
 
+def fork_child(folder: Path) -> None:
+    """Have a child, as a DataLoader has, which keeps this process's connections open when it is killed."""
+    if child := os.fork():
+        (folder / "child").write_text(str(child))
+    else:
+        time.sleep(3600)
+
+
 def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     x, y = make_data(options["samples"])
@@ -315,6 +323,8 @@ def main() -> None:
                 model.zero_grad()
                 if not is_past:
                     rates[springtide.api.active_runtime.trainer.batch_number] = scheduler_before
+            if [springtide.api.active_runtime.position.cursor.step, slot] == options.get("forks"):
+                fork_child(folder)
             if [springtide.api.active_runtime.position.cursor.step, slot] in options.get("spoilt", []):
                 with torch.no_grad():  # as memory that flips bits
                     for parameter in model.parameters():

@@ -97,11 +97,28 @@ class FellSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """The process of a stream has ended; the stream itself breaks later."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
 
-Event = Connected | ServerConnected | Disconnected | Received | Synced | StoodStill | FellSilent | Tick
+Event = (
+    Connected
+    | ServerConnected
+    | Disconnected
+    | Received
+    | Synced
+    | StoodStill
+    | FellSilent
+    | ProcessEnded
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

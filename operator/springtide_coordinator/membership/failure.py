@@ -77,8 +77,9 @@ def why_lost(
 ) -> str:
     """Return how it is known that a member will not take part in what follows; "" while it may.
 
-    A stream that broke has a short grace. A failed reduction or the operator's word ends it at once. Without
-    either, a coordinator that cannot hear the operator pauses: it may be the one that was cut off.
+    A stream that broke has a short grace. The end of its process's lifeline, a failed reduction or the
+    operator's word ends it at once. Without any of these, a coordinator that cannot hear the operator pauses:
+    it may be the one that was cut off.
 
     Args:
         m: facts of the membership.
@@ -103,6 +104,8 @@ def why_lost(
         return "it left"
     if record.connected or record.disconnected_at is None:
         return ""
+    if record.ended:
+        return "its process ended"
     if complained():
         return "its stream broke and a peer could not reach it"
     if may_return(m, record.disconnected_at, now) or paused():
@@ -343,28 +346,59 @@ def disconnect_hung(m: Membership, now: float) -> list[Effect]:
     return effects
 
 
-def disconnect_silent(m: Membership, record: Record, seconds: float, now: float) -> list[Effect]:
+def disconnect_silent(m: Membership, session: int, seconds: float, now: float) -> list[Effect]:
     """Disconnect a member that says no heartbeats: the others go on without it at once.
 
-    It is lost to the generation until it parks, which it does when it is awake again. A coordinator that
-    hears no operator leaves it: it may be the one that is cut off.
+    It is lost to the generation until it parks, which it does when it is awake again.
 
     Args:
         m: facts of the membership.
-        record: of the member.
+        session: number of its stream.
         seconds: of its silence.
         now: in unix seconds.
 
     Returns:
         The refusal and the end of the stream; empty for a process that does not train in the generation.
     """
-    current = m.current
-    if current is None or record.info.id not in current.ids or record.generation != current.name:
-        return []
-    if record.standing is not Standing.ACTIVE or m.deaf(now):
+    current, record = m.current, _trains_at(m, session, now)
+    if current is None or record is None:
         return []
     why = f"it said no heartbeat for {seconds:.1f} s"
     return disconnect(m, current, record, f"{record.info.label}: {why}", now, why)
+
+
+def disconnect_ended(m: Membership, session: int, now: float) -> list[Effect]:
+    """Disconnect a member whose process has ended: the others go on without it at once.
+
+    Should it say Hello again, something else had ended its lifeline, and it is waited for like the others.
+
+    Args:
+        m: facts of the membership.
+        session: number of its stream.
+        now: in unix seconds.
+
+    Returns:
+        The refusal and the end of the stream; empty for a process that does not train in the generation,
+        which loses nothing by waiting until the stream breaks.
+    """
+    record = _trains_at(m, session, now)
+    if record is None:
+        return []
+    record.ended = True
+    return _end_stream(m, record, session, f"{record.info.label}: its lifeline has ended", now)
+
+
+def _trains_at(m: Membership, session: int, now: float) -> Record | None:
+    """Return the member of a stream if it trains in the current generation.
+
+    A coordinator that hears no operator leaves all of them: it may be the one that is cut off.
+    """
+    current, member = m.current, m.sessions.get(session)
+    if current is None or member is None or member not in current.ids or m.deaf(now):
+        return None
+    record = m.members[member]
+    trains = record.generation == current.name and record.standing is Standing.ACTIVE
+    return record if trains else None
 
 
 def disconnect(
@@ -386,9 +420,13 @@ def disconnect(
     session = record.session
     if session is None:
         return []
+    generation.fenced[record.info.id] = why or "it did not stop when it was told to"
+    return _end_stream(m, record, session, reason, now)
+
+
+def _end_stream(m: Membership, record: Record, session: int, reason: str, now: float) -> list[Effect]:
     m.sessions.pop(session, None)
     record.session, record.disconnected_at = None, now
-    generation.fenced[record.info.id] = why or "it did not stop when it was told to"
     return [
         Send(session, record.info.id, Refused(reason, retry=True)),
         EndStream(session, record.info.id, reason),

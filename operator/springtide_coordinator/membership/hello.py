@@ -81,6 +81,7 @@ def greet(m: Membership, session: int, hello: Hello, now: float) -> list[Effect]
     m.sessions[session] = hello.member.id
     take_report(m, record, hello, now)
     record.session, record.connected_at, record.disconnected_at = session, now, None
+    record.ended = False
     record.sent = set()
     adopt(m, hello, now)
     note_hello(m, record, hello.ended_stage)

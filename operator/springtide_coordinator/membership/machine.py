@@ -16,6 +16,7 @@ from springtide_coordinator.membership.events import (
     EndStream,
     Event,
     FellSilent,
+    ProcessEnded,
     Received,
     ServerConnected,
     StoodStill,
@@ -25,6 +26,7 @@ from springtide_coordinator.membership.events import (
 from springtide_coordinator.membership.failure import (
     ask_to_park,
     close_if_over,
+    disconnect_ended,
     disconnect_hung,
     disconnect_silent,
     is_outranked,
@@ -93,9 +95,9 @@ def take_in(m: Membership, event: Event, now: float) -> list[Effect]:
         case StoodStill(seconds):
             m.asleep_since, m.awake_since = now - seconds, now
         case FellSilent():
-            member = m.sessions.get(event.session)
-            if member is not None:
-                effects += disconnect_silent(m, m.members[member], event.seconds, now)
+            effects += disconnect_silent(m, event.session, event.seconds, now)
+        case ProcessEnded():
+            effects += disconnect_ended(m, event.session, now)
         case Tick():
             pass
     return effects

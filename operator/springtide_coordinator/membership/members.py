@@ -21,6 +21,7 @@ class Record:
     session: int | None = None
     connected_at: float = 0.0
     disconnected_at: float | None = None
+    ended: bool = False  # its lifeline has, since it connected last
     generation: GenerationName | None = None  # it is in, or was in last
     state: StateName | None = None  # at least this was committed here, by its last report
     layout_hash: str = ""

@@ -435,5 +435,5 @@ def test_coordinator_that_may_open_few_files_says_so(tmp_path: Path) -> None:
     command = ["sh", "-c", 'ulimit -n 300; exec "$0" -m springtide_coordinator', sys.executable]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
-    said = "may open 300 files (its hard limit, RLIMIT_NOFILE), and needs 772 for a job of 512 processes"
+    said = "may open 300 files (its hard limit, RLIMIT_NOFILE), and needs 1288 for a job of 512 processes"
     assert said in ended.stderr

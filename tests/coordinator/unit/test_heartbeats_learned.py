@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from springtide_coordinator.heartbeats import ENOUGH, MEMORY_SECONDS, Heartbeats
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership import FellSilent
+from springtide_coordinator.membership import Event, FellSilent, ProcessEnded
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options, read_options
@@ -178,11 +179,31 @@ def test_silent_member_is_lost_at_once_and_joins_again() -> None:
     assert room.told("w2", say.Prepare) == 1, "it is to drop its step, and parks as any joiner"
 
 
-def test_a_coordinator_without_an_operator_blames_nobody() -> None:
+def test_a_member_whose_process_ended_is_lost_at_once() -> None:
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    room.feed(ProcessEnded(room.sessions["w2"]))
+    assert room.told("w0", say.Prepare) == room.told("w1", say.Prepare) == 1
+    assert "w2" not in room.m.sessions.values()
+    assert "is lost: its process ended" in room.last("w0", say.Prepare).reason
+
+
+def test_an_ended_process_of_no_generation_changes_nothing() -> None:
+    room = Room(target=2)
+    room.train("w0", "w1")
+    room.hello("w2")
+    room.feed(ProcessEnded(room.sessions["w2"]))
+    room.feed(ProcessEnded(10_000))  # a stream that is there no more
+    assert room.told("w0", say.Prepare) == 0
+    assert room.disconnected == [], "its stream tells of it"
+
+
+@pytest.mark.parametrize("event", [lambda number: FellSilent(number, 0.6), ProcessEnded])
+def test_a_coordinator_without_an_operator_blames_nobody(event: Callable[[int], Event]) -> None:
     room = Room(target=3)
     room.train("w0", "w1", "w2")
     room.now += room.m.patience + 1
-    room.feed(FellSilent(room.sessions["w2"], 0.6))
+    room.feed(event(room.sessions["w2"]))
     assert room.disconnected == []
 
 

@@ -108,6 +108,13 @@ class LifeOfAJob(RuleBasedStateMachine):
     def break_stream(self, which: int) -> None:
         self.world.break_stream(self.pick(which))
 
+    @rule(which=WHICH, dies=st.booleans())
+    def end_lifeline(self, which: int, dies: bool) -> None:
+        worker = self.pick(which)
+        if dies:
+            self.world.crash(worker)
+        self.world.end_lifeline(worker)
+
     @rule(which=WHICH, grace=st.sampled_from([1.0, 30.0]))
     def delete_pod(self, which: int, grace: float) -> None:
         self.world.delete_pod(self.world.pods[self.pick(which).info.pod_uid], grace)
@@ -174,15 +181,15 @@ def test_whoever_is_suspended_or_drained_leaves_nothing_unsaved() -> None:
     ("rule", "known"),
     [
         ("parked_only", 5),
-        ("wait_for_survivors", 207),
-        ("fresh_needs_word", 23),
-        ("own_incarnation", 51),
+        ("wait_for_survivors", 12),
+        ("fresh_needs_word", 11),
+        ("own_incarnation", 15),
         ("end_together", 5),
         ("leaver_hands_over", 33),
-        ("save_before_leaving", 28),
+        ("save_before_leaving", 16),
         ("room_for_all", 0),
-        ("seats", 294),
-        ("loop_is_forgotten", 3),
+        ("seats", 1518),
+        ("loop_is_forgotten", 12),
     ],
 )
 def test_without_the_rule_a_promise_breaks(rule: str, known: int) -> None:

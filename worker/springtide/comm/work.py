@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 import torch
 
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS = 0.02
 _LOST_SECONDS = 0.25
 """Time after which what has not failed since its group was shut is lost: others fail within milliseconds."""
-_CLOSED_SECONDS = 0.1
+_CLOSED_SECONDS = 0.02
 """The same once the backend has closed the connections: before that it has failed all that it ever will."""
 _TURN = timedelta(seconds=_LOOK_SECONDS)
 

@@ -36,6 +36,7 @@ from springtide.elastic.training_state import TrainingState
 from springtide.settings import Settings
 from springtide.train_step.timing import Timing
 from springtide_protocol import coordinator_pb2 as pb
+from springtide_protocol import lifeline
 from springtide_protocol.heartbeat import beat_every
 from springtide_protocol.session_client import SessionClient, SessionClosedError
 
@@ -104,6 +105,7 @@ class Session:
             on_disconnected=self._disconnected,
             authority=settings.authority,
         )
+        self._coordinator_host = settings.coordinator.rpartition(":")[0].strip("[]")
         self._questions = Questions()
         self._reductions = ReductionWarnings(sources.trainers.waiting_since, self.membership.others)
         self._transfers = TransferReports(
@@ -233,6 +235,9 @@ class Session:
         if kind == "feed":
             self._listener.on_feed(message.feed)
         if kind == "welcome":
+            if message.welcome.HasField("lifeline"):
+                told = message.welcome.lifeline
+                lifeline.hold(told.host or self._coordinator_host, told.port, told.key)
             self._sources.commits.rewind(self.membership.known)
             if (question := self._questions.open) is not None:
                 self.send(question)
