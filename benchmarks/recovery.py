@@ -36,20 +36,19 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support import phases
 from benchmarks.support.zygote import Zygote
 
 WORKERS = 3
 WIDTH, DEPTH, BATCH = 1280, 4, 96
 KINDS = ("kill_worker", "hang_worker", "leave", "join", "kill_coordinator")
 QUIET_SECONDS = 3.0
+CALM_STEPS = 10
+"""Steps that tell how long one takes."""
 LEARNED_SECONDS = 2.0
 """Seconds that workers train before one is stopped: the coordinator learns their heartbeats within 1.5 s."""
 FALSE_SECONDS, BUSY_LOOPS = 60.0, 4
 QUICK_CUT_SECONDS = 10.0
-SPREAD_SECONDS = 0.3
-"""Seconds after a commit within which a worker is struck at random: about a step, so that any point of one is
-hit.
-"""
 TOKEN = "benchmark"
 
 
@@ -313,15 +312,26 @@ Tally = tuple[int, int, int]  # steps that somebody dropped, samples repeated, s
 _DROPPED = re.compile(r"step (\d+) is dropped")
 
 
-def strike(job: Job, kind: str, chooser: random.Random) -> dict[str, tuple[float, Tally]]:
-    """One event: its gap (and, where a worker is replaced, the joiner's) in seconds, and the tally then."""
+def strike(
+    job: Job, kind: str, chooser: random.Random, point: float | None = None
+) -> dict[str, tuple[float, Tally]]:
+    """One event: its gap (and, where a worker is replaced, the joiner's) in seconds, and the tally then.
+
+    Args:
+        job: it happens to it.
+        kind: of the event.
+        chooser: of the worker, and of the point where that is not given.
+        point: of a step, in [0, 1), at which it comes.
+    """
     from springtide_demo.gaps import gap_after
 
     job.until_calm(LEARNED_SECONDS if kind == "hang_worker" else 0.0)
-    time.sleep(chooser.uniform(0.0, SPREAD_SECONDS))
+    victim = chooser.choice(sorted(job.history.active()))
+    recent = job.history.curve()[-CALM_STEPS:]
+    step = statistics.median(commit.step_seconds for commit in recent)
+    wanted = chooser.random() if point is None else point
+    time.sleep(phases.pause(wanted, recent[-1].unix_time, step, time.time()))
     job.read()
-    names = sorted(job.history.active())
-    victim = chooser.choice(names)
     before = job.history.newest()
     assert before is not None
     generation = before.generation
@@ -387,8 +397,8 @@ def measure_ours(repeats: int, hangs: int, kills: int) -> tuple[dict[str, Any], 
                 "kill_coordinator": repeats,
             }
             for kind, count in events.items():
-                for _ in range(count):
-                    for name, (seconds, after) in strike(job, kind, chooser).items():
+                for point in phases.spread(count, chooser):
+                    for name, (seconds, after) in strike(job, kind, chooser, point).items():
                         seen[name].append(seconds)
                         for at in range(3):
                             counts[name][at] += after[at] - before[at]

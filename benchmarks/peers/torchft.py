@@ -29,6 +29,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.support import phases
 from benchmarks.support.zygote import Zygote
 
 WORKERS = 3
@@ -394,11 +395,10 @@ def _observe(
     hold: float,
     calm_seconds: float,
 ) -> None:
-    from benchmarks.recovery import SPREAD_SECONDS
-
     chooser = random.Random(0)
     turns = range(max(tries.values()))
     events = [(kind, EVENTS[kind]) for turn in turns for kind, count in tries.items() if turn < count]
+    points = {kind: phases.spread(count, chooser) for kind, count in tries.items()}
     at = float("-inf")
     for number, (kind, event) in enumerate(events):
         if number:
@@ -408,7 +408,9 @@ def _observe(
         if seen.step is None:
             times = [step.unix_time for step in replicas.steps()[-CALM_STEPS:]]
             seen.step = statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
-        time.sleep(chooser.uniform(0.0, hold or SPREAD_SECONDS))
+        # With a hold, a step's waiting alone: what it computes is short beside that.
+        newest = replicas.steps()[-1].unix_time
+        time.sleep(phases.pause(points[kind].pop(), newest, hold or seen.step, time.time()))
         at = replicas.strike(event)
         gap = CUT_SECONDS
         with contextlib.suppress(TimeoutError):

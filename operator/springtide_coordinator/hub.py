@@ -70,6 +70,15 @@ Later = Callable[[float, Callable[[], None]], object]
 WorkerStream = Stream[pb.CoordinatorMessage]
 ServerStream = Stream[pb.ServerOrder]
 
+LAST_WORDS_SECONDS = 0.005
+"""Time for the others to take in what an ended process has still said to them.
+
+Its last message may be the one by which they commit a step: some would have it and others not, who would then
+need the newest state.
+"""
+LIFELINE_SECONDS = 5.0
+"""Time for which a lifeline is kept that has lost its stream."""
+
 
 def steady_unix_clock() -> Callable[[], float]:
     """A clock in unix seconds that never goes backwards."""
@@ -138,6 +147,7 @@ class Hub:
         self._unknown = UnknownKinds()
         self._last_announced = ("", "")
         self._last_session = 0
+        self._lifeline_of: dict[int, str] = {}  # ids of members, by stream
         self.lifelines = Lifelines(self.process_ended, options.pod_ip or options.host)
         self._next_tick = math.inf
         self._later = later
@@ -240,7 +250,8 @@ class Hub:
     def closed(self, stream: WorkerStream | ServerStream) -> None:
         """The stream broke or ended."""
         stream.end()
-        self.lifelines.drop(stream.session)
+        # A process that has ended may break its stream first, and end its lifeline in the next moment.
+        self._after(LIFELINE_SECONDS, lambda: self._drop_lifeline(stream.session))
         self.heartbeats.forget(stream.session)
         known: list[dict[int, WorkerStream] | dict[int, ServerStream]] = [self.streams, self.server_streams]
         if any(streams.pop(stream.session, None) is not None for streams in known):
@@ -250,14 +261,24 @@ class Hub:
                 self._send_ranges(self.evaluations.gone(stream.member, self._size()))
 
     def process_ended(self, session: int) -> None:
-        """The process of a stream has ended, while the stream seems to be there still.
+        """The process of a stream has ended; the stream may seem to be there still.
 
         Args:
             session: number of the stream.
         """
-        if (stream := self.streams.get(session)) is not None:
-            self.changes.broke(stream.member, self.clock())
-        self._take(ProcessEnded(session))
+        member = self._lifeline_of.pop(session, "")
+        self.changes.broke(member, self.clock())
+        self._after(LAST_WORDS_SECONDS, lambda: self._take(ProcessEnded(session, member)))
+
+    def _drop_lifeline(self, session: int) -> None:
+        self._lifeline_of.pop(session, None)
+        self.lifelines.drop(session)
+
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        if self._later is None:
+            call()
+        else:
+            self._later(seconds, call)
 
     def server_hello(self, stream: ServerStream, hello: pb.ServerHello) -> None:
         """Let a parameter server in, or refuse it, which ends the stream.
@@ -462,6 +483,7 @@ class Hub:
         encoded.welcome.training = self._training()
         encoded.welcome.wanted = self.membership.target
         if (lifeline := self.lifelines.announce(session)) is not None:
+            self._lifeline_of[session] = self.streams[session].member
             encoded.welcome.lifeline.CopyFrom(lifeline)
         return encoded
 

@@ -226,8 +226,10 @@ class World:
 
     def end_lifeline(self, worker: Worker) -> None:
         """End a lifeline: as a rule the process is dead, but the network may also have ended it wrongly."""
+        which, number = self.newest(), 0
         if worker.session is not None:
-            self.feed(worker.session.coordinator, ProcessEnded(worker.session.number))
+            which, number = worker.session.coordinator, worker.session.number
+        self.feed(which, ProcessEnded(number, worker.info.id))
 
     # ---- workers and pods
 

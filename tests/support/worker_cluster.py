@@ -78,6 +78,7 @@ class WorkerCluster:
         self.coordinator_of: Callable[[str, str], str] = lambda name, address: address
         self.front_of: Callable[[int, str], str] = lambda slot, address: address  # of a server, for workers
         self.hang_seconds = 0.0
+        self.sees_ends = True  # the operator does, of pods
         self.hung: set[str] = set()  # uids of pods that the operator replaces since they hang
         self.workers: list[Worker] = []
         self.servers: list[ServerPod] = []
@@ -391,7 +392,7 @@ class WorkerCluster:
         living = [
             pb.Pod(uid=w.uid, name=w.name, slot=w.slot, started=True, leave_by=w.leave_by)
             for w in self.workers
-            if w.running and w.uid not in self.hung
+            if (w.running or not self.sees_ends) and w.uid not in self.hung
         ]
         living_servers = [
             pb.Pod(uid=s.uid, name=s.name, slot=s.slot, started=True, leave_by=s.leave_by)

@@ -98,9 +98,10 @@ class FellSilent:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """The process of a stream has ended; the stream itself breaks later."""
+    """The process of a stream has ended; the stream itself breaks about then, or much later."""
 
     session: int
+    member: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,45 +360,47 @@ def disconnect_silent(m: Membership, session: int, seconds: float, now: float) -
     Returns:
         The refusal and the end of the stream; empty for a process that does not train in the generation.
     """
-    current, record = m.current, _trains_at(m, session, now)
-    if current is None or record is None:
+    current, member = m.current, m.sessions.get(session)
+    if current is None or member is None or not _trains(m, m.members[member], now):
         return []
+    record = m.members[member]
     why = f"it said no heartbeat for {seconds:.1f} s"
     return disconnect(m, current, record, f"{record.info.label}: {why}", now, why)
 
 
-def disconnect_ended(m: Membership, session: int, now: float) -> list[Effect]:
+def disconnect_ended(m: Membership, member: str, session: int, now: float) -> list[Effect]:
     """Disconnect a member whose process has ended: the others go on without it at once.
 
     Should it say Hello again, something else had ended its lifeline, and it is waited for like the others.
 
     Args:
         m: facts of the membership.
-        session: number of its stream.
+        member: its id.
+        session: number of the stream that the lifeline was for; it may have broken before.
         now: in unix seconds.
 
     Returns:
         The refusal and the end of the stream; empty for a process that does not train in the generation,
         which loses nothing by waiting until the stream breaks.
     """
-    record = _trains_at(m, session, now)
-    if record is None:
+    record = m.members.get(member)
+    if record is None or record.session not in (None, session) or not _trains(m, record, now):
         return []
     record.ended = True
+    if record.session is None:
+        return []
     return _end_stream(m, record, session, f"{record.info.label}: its lifeline has ended", now)
 
 
-def _trains_at(m: Membership, session: int, now: float) -> Record | None:
-    """Return the member of a stream if it trains in the current generation.
+def _trains(m: Membership, record: Record, now: float) -> bool:
+    """Return whether a process trains in the current generation.
 
-    A coordinator that hears no operator leaves all of them: it may be the one that is cut off.
+    A coordinator that hears no operator says no: it may be the one that is cut off.
     """
-    current, member = m.current, m.sessions.get(session)
-    if current is None or member is None or member not in current.ids or m.deaf(now):
-        return None
-    record = m.members[member]
-    trains = record.generation == current.name and record.standing is Standing.ACTIVE
-    return record if trains else None
+    current = m.current
+    if current is None or record.info.id not in current.ids or m.deaf(now):
+        return False
+    return record.generation == current.name and record.standing is Standing.ACTIVE
 
 
 def disconnect(

@@ -97,7 +97,7 @@ def take_in(m: Membership, event: Event, now: float) -> list[Effect]:
         case FellSilent():
             effects += disconnect_silent(m, event.session, event.seconds, now)
         case ProcessEnded():
-            effects += disconnect_ended(m, event.session, now)
+            effects += disconnect_ended(m, event.member, event.session, now)
         case Tick():
             pass
     return effects

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from springtide_coordinator.heartbeats import ENOUGH, MEMORY_SECONDS, Heartbeats
 from springtide_coordinator.hub import Hub
-from springtide_coordinator.membership import Event, FellSilent, ProcessEnded
+from springtide_coordinator.membership import Disconnected, Event, FellSilent, ProcessEnded
 from springtide_coordinator.membership import messages as say
 from springtide_coordinator.reply import answer_sync
 from springtide_coordinator.settings import Options, read_options
@@ -182,7 +182,7 @@ def test_silent_member_is_lost_at_once_and_joins_again() -> None:
 def test_a_member_whose_process_ended_is_lost_at_once() -> None:
     room = Room(target=3)
     room.train("w0", "w1", "w2")
-    room.feed(ProcessEnded(room.sessions["w2"]))
+    room.feed(ProcessEnded(room.sessions["w2"], "w2"))
     assert room.told("w0", say.Prepare) == room.told("w1", say.Prepare) == 1
     assert "w2" not in room.m.sessions.values()
     assert "is lost: its process ended" in room.last("w0", say.Prepare).reason
@@ -192,13 +192,27 @@ def test_an_ended_process_of_no_generation_changes_nothing() -> None:
     room = Room(target=2)
     room.train("w0", "w1")
     room.hello("w2")
-    room.feed(ProcessEnded(room.sessions["w2"]))
-    room.feed(ProcessEnded(10_000))  # a stream that is there no more
+    room.feed(ProcessEnded(room.sessions["w2"], "w2"))
+    room.feed(ProcessEnded(10_000, "w1"))  # it has another stream since
+    room.feed(ProcessEnded(10_001, "w9"))
     assert room.told("w0", say.Prepare) == 0
     assert room.disconnected == [], "its stream tells of it"
 
 
-@pytest.mark.parametrize("event", [lambda number: FellSilent(number, 0.6), ProcessEnded])
+def test_an_ended_process_has_no_grace_after_its_stream() -> None:
+    room = Room(target=3)
+    room.train("w0", "w1", "w2")
+    stream = room.sessions["w2"]
+    room.feed(Disconnected(stream))
+    assert room.told("w0", say.Prepare) == 0, "it may come back"
+    room.feed(ProcessEnded(stream, "w2"))
+    assert room.told("w0", say.Prepare) == 1
+    assert "is lost: its process ended" in room.last("w0", say.Prepare).reason
+
+
+@pytest.mark.parametrize(
+    "event", [lambda number: FellSilent(number, 0.6), lambda number: ProcessEnded(number, "w2")]
+)
 def test_a_coordinator_without_an_operator_blames_nobody(event: Callable[[int], Event]) -> None:
     room = Room(target=3)
     room.train("w0", "w1", "w2")

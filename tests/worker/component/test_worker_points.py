@@ -204,7 +204,8 @@ def test_cut_off_in_a_transfer(
 def test_in_a_transfer(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
     """The one that sends the state stands still; the one that receives it fails once, and tries again."""
     cluster = make_cluster(minimum=3)
-    first, second, third = cluster.start(3, faults={0: "committed:4:kill", 1: "sending:*:stop"})
+    # In the middle of a step, when both others have committed the one before.
+    first, second, third = cluster.start(3, faults={0: "gradients:5:kill", 1: "sending:*:stop"})
     cluster.until(lambda: not first.running, "the first death")
     receiver = cluster.add(fault="receiving:*:raise")
     cluster.until(lambda: stopped(second), "a sender that stands still")

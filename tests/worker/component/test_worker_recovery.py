@@ -199,10 +199,11 @@ def test_the_rest_of_the_state_comes_from_another_holder(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The sender dies in the middle. Three are needed, so nobody trains on before the last one is there."""
-    options = {"hidden": 256, "epochs": 2, "pace": 0.0}
+    options = {"hidden": 256, "epochs": 2, "pace": 0.02}
     reference = train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS | options)
     cluster = make_cluster(options=options, minimum=3)
-    first, second, third = cluster.start(3, faults={0: "committed:4:kill", 1: "sending:*:kill"})
+    # In the middle of a step, when both others have committed the one before.
+    first, second, third = cluster.start(3, faults={0: "gradients:5:kill", 1: "sending:*:kill"})
     cluster.until(lambda: not first.running, "the first death")
     joiner = cluster.add()
     cluster.until(lambda: not second.running, "the sender's death")

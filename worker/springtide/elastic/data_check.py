@@ -28,6 +28,15 @@ class DataCheck:
     def __init__(self) -> None:
         self._done: tuple[Group, int] | None = None
 
+    def is_done(self, group: Group, stage: int) -> bool:
+        """Return whether nothing is to be exchanged any more, as in all steps but a generation's first.
+
+        Args:
+            group: of the generation.
+            stage: the loop's number, from 0.
+        """
+        return group.size == 1 or self._done == (group, stage)
+
     def agree(self, group: Group, row: Row, plan: LoopPlan, labels: Sequence[str]) -> None:
         """Exchange rows with all members, unless that is done.
 
@@ -41,7 +50,7 @@ class DataCheck:
             RuntimeError: the group failed.
             SpringtideError: this member's data or arguments are not those of the others.
         """
-        if group.size == 1 or self._done == (group, row.stage):
+        if self.is_done(group, row.stage):
             return
         rows = exchange(group, row)
         self._done = group, row.stage

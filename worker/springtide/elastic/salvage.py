@@ -101,10 +101,11 @@ class Salvage:
         buckets, device, always = trainer.buckets, trainer.device, self._mode == "Always"
         if buckets.keeps_what_leaves:
             return True  # what is there stays there: nothing is to be copied
+        size_of_all = buckets.bytes
         if self._room is None and self._steps >= _STEPS_BEFORE_ROOM_IS_KNOWN:
-            self._room = has_room(buckets.bytes, _free_memory(device))
+            self._room = has_room(size_of_all, _free_memory(device))
         takes = median(self._copying_seconds) if self._copying_seconds else 0.0
-        pays = copies_pay(buckets.bytes, self._step_seconds, self._micro_batches, takes, device.type)
+        pays = copies_pay(size_of_all, self._step_seconds, self._micro_batches, takes, device.type)
         buckets.copies = always or (pays and bool(self._room))
         buckets.keeps_base = always or bool(self._room)
         return True

@@ -45,11 +45,14 @@ class Snapshot:
             earlier: a snapshot of the same object, which is not used any more: its memory is.
         """
         self._most = None if whole else _SMALL_ELEMENTS
-        self._live = _references(state)
         self._large: list[tuple[str, torch.Tensor, int]] = []
         self._copies: dict[str, torch.Tensor] = {}
         self._earlier = {} if earlier is None else earlier._copies
         self._again: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        if type(state) is dict and all(map(_never_changes, state.values())):
+            self._live = self._state = dict(state)  # options of most groups, taken in each step
+            return
+        self._live = _references(state)
         self._state = self._copy(state, "")
         if self._again[0]:
             # An average of hundreds of tensors: one by one their copies would cost more than the average.
@@ -100,6 +103,10 @@ class Snapshot:
         """
         with torch.no_grad():
             return _refilled(self._live, self._state)
+
+
+def _never_changes(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(_never_changes, value)))
 
 
 def _references(value: Any) -> Any:
