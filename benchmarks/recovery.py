@@ -535,7 +535,7 @@ def main() -> None:
     from benchmarks.peers.torchrun import CUT_SECONDS, measure_torchrun
 
     quick = arguments.quick
-    ours, step = measure_ours(1 if quick else 20, hangs=2 if quick else 20, kills=3 if quick else 20)
+    ours, step = measure_ours(1 if quick else 20, hangs=2 if quick else 20, kills=4 if quick else 20)
     torchft = torchft_peer.measure(torchft_peer.QUICK_TRIES if quick else torchft_peer.TRIES)
     torchrun = measure_torchrun(1 if quick else 3, QUICK_CUT_SECONDS if quick else CUT_SECONDS)
     result = report(ours, step, torchrun, torchft)
