@@ -237,7 +237,7 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
                 join(job, seen, 90.0)
             job.until_members(WORKERS, 90.0)
             job.standby, chooser = 1, random.Random(repeats)
-            for _ in range(repeats if size in KILLS else 0):
+            for _ in range((repeats + 1) // 2 if size in KILLS else 0):
                 replace(job, seen, 90.0, chooser)
         except (TimeoutError, RuntimeError, OSError, ValueError) as error:
             reason = str(error)[:500]
@@ -319,7 +319,7 @@ def main() -> None:
     if arguments.zygote:
         recovery.zygote(train)
         return
-    few, many = {"64MiB": 5, "1GiB": 1, "768MiB AdamW": 1}, {"64MiB": 9, "1GiB": 3, "768MiB AdamW": 9}
+    few, many = {"64MiB": 4, "1GiB": 1, "768MiB AdamW": 1}, {"64MiB": 9, "1GiB": 3, "768MiB AdamW": 9}
     repeats = few if arguments.quick else many
     sizes = [arguments.only] if arguments.only else list(WIDTHS)
     result = report({size: measure(size, repeats[size]) for size in sizes})
