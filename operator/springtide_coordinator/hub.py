@@ -147,7 +147,6 @@ class Hub:
         self._unknown = UnknownKinds()
         self._last_announced = ("", "")
         self._last_session = 0
-        self._lifeline_of: dict[int, str] = {}  # ids of members, by stream
         self.lifelines = Lifelines(self.process_ended, options.pod_ip or options.host)
         self._next_tick = math.inf
         self._later = later
@@ -251,7 +250,7 @@ class Hub:
         """The stream broke or ended."""
         stream.end()
         # A process that has ended may break its stream first, and end its lifeline in the next moment.
-        self._after(LIFELINE_SECONDS, lambda: self._drop_lifeline(stream.session))
+        self._after(LIFELINE_SECONDS, lambda: self.lifelines.drop(stream.session))
         self.heartbeats.forget(stream.session)
         known: list[dict[int, WorkerStream] | dict[int, ServerStream]] = [self.streams, self.server_streams]
         if any(streams.pop(stream.session, None) is not None for streams in known):
@@ -260,19 +259,15 @@ class Hub:
             if all(other.member != stream.member for other in self.streams.values()):
                 self._send_ranges(self.evaluations.gone(stream.member, self._size()))
 
-    def process_ended(self, session: int) -> None:
+    def process_ended(self, session: int, member: str) -> None:
         """The process of a stream has ended; the stream may seem to be there still.
 
         Args:
             session: number of the stream.
+            member: id of the process.
         """
-        member = self._lifeline_of.pop(session, "")
         self.changes.broke(member, self.clock())
         self._after(LAST_WORDS_SECONDS, lambda: self._take(ProcessEnded(session, member)))
-
-    def _drop_lifeline(self, session: int) -> None:
-        self._lifeline_of.pop(session, None)
-        self.lifelines.drop(session)
 
     def _after(self, seconds: float, call: Callable[[], None]) -> None:
         if self._later is None:
@@ -482,8 +477,8 @@ class Hub:
         encoded = wire.from_outgoing(message, self.history.known)
         encoded.welcome.training = self._training()
         encoded.welcome.wanted = self.membership.target
-        if (lifeline := self.lifelines.announce(session)) is not None:
-            self._lifeline_of[session] = self.streams[session].member
+        member = self.streams[session].member
+        if (lifeline := self.lifelines.announce(session, member)) is not None:
             encoded.welcome.lifeline.CopyFrom(lifeline)
         return encoded
 

@@ -35,16 +35,17 @@ class Lifelines:
     """The lifelines of all streams.
 
     Args:
-        on_ended: called with the stream's number when a process has ended.
+        on_ended: called with the stream's number and the member's id when a process has ended.
         host: address to tell processes; empty: the one where they reach the coordinator.
     """
 
-    def __init__(self, on_ended: Callable[[int], None], host: str = "") -> None:
+    def __init__(self, on_ended: Callable[[int, str], None], host: str = "") -> None:
         self._on_ended = on_ended
         self._host = host
         self._port = 0
         self._sessions: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
+        self._members: dict[int, str] = {}
         self._lines: dict[int, _Line] = {}
         self._guests: dict[_Line, None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
@@ -65,17 +66,18 @@ class Lifelines:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Line(self), sock=listener, backlog=BACKLOG)
 
-    def announce(self, session: int) -> pb.Lifeline | None:
+    def announce(self, session: int, member: str) -> pb.Lifeline | None:
         """Return what to tell the process of a stream; None while nobody listens.
 
         Args:
             session: number of the stream.
+            member: id of the process.
         """
         if self._server is None:
             return None
         self.drop(session)
         key = self._keys[session] = secrets.token_bytes(KEY_BYTES)
-        self._sessions[key] = session
+        self._sessions[key], self._members[session] = session, member
         return pb.Lifeline(host=self._host, port=self._port, key=key)
 
     def drop(self, session: int) -> None:
@@ -85,6 +87,7 @@ class Lifelines:
             session: number of the stream.
         """
         self._sessions.pop(self._keys.pop(session, b""), None)
+        self._members.pop(session, None)
         if (line := self._lines.pop(session, None)) is not None:
             line.end()
 
@@ -137,7 +140,7 @@ class Lifelines:
             return
         del self._lines[session]
         if orderly:
-            self._on_ended(session)
+            self._on_ended(session, self._members[session])
 
 
 class _Line(asyncio.Protocol):

@@ -88,13 +88,14 @@ class _Holder:
         """Start the thread; return when the connection is the only descriptor in its table.
 
         Raises:
-            OSError: it has no table of its own. No descriptor that was open before is closed.
+            OSError: it has no table of its own, or not within CONNECT_SECONDS. No descriptor that was open
+                before is closed.
         """
         probe = os.dup(self._descriptor)
         threading.Thread(target=self._hold, args=(probe,), name="springtide-lifeline", daemon=True).start()
-        self._has_table.wait()
+        in_time = self._has_table.wait(CONNECT_SECONDS)
         try:
-            if not self._error:
+            if in_time and not self._error:
                 # It raises where the thread has closed the probe for all: such a kernel knows the call, and
                 # not its flag.
                 os.fstat(probe)
@@ -104,7 +105,8 @@ class _Holder:
             self._looked_at.set()
         if self._error:
             raise OSError(self._error, os.strerror(self._error), "close_range")
-        self._is_alone.wait()
+        if not (in_time and self._is_alone.wait(CONNECT_SECONDS)):
+            raise TimeoutError(f"its thread has no table of its own after {CONNECT_SECONDS:g} s")
 
     def _hold(self, probe: int) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

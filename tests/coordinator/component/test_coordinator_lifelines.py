@@ -27,7 +27,8 @@ class Room:
         self.lines = Lifelines(self._see, "127.0.0.1")
         self._open: list[asyncio.StreamWriter] = []
 
-    def _see(self, session: int) -> None:
+    def _see(self, session: int, member: str) -> None:
+        assert member == f"w{session}"
         self.ended.append(session)
         self._seen.set()
 
@@ -39,7 +40,7 @@ class Room:
         return self.ended
 
     def announce(self, session: int) -> pb.Lifeline:
-        told = self.lines.announce(session)
+        told = self.lines.announce(session, f"w{session}")
         assert told is not None
         return told
 
@@ -173,4 +174,4 @@ def test_a_stream_that_ended_has_no_lifeline() -> None:
 
 
 def test_none_is_announced_while_nobody_listens() -> None:
-    assert Lifelines(print).announce(1) is None
+    assert Lifelines(print).announce(1, "w1") is None
