@@ -201,7 +201,10 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 def fork_child(folder: Path) -> None:
     """Have a child, as a DataLoader has, which keeps this process's connections open when it is killed."""
     if child := os.fork():
-        (folder / "child").write_text(str(child))
+        # At once, since who waits for the file kills this process.
+        written = folder / "child.new"
+        written.write_text(str(child))
+        written.rename(folder / "child")
     else:
         time.sleep(3600)
 
