@@ -110,12 +110,22 @@ def _build_kind(name: str) -> tuple[Any, Any, Any, int]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.mean(1)
 
+    class Residual(nn.Module):
+        """Gradients keep their size through any number of these; plain layers make them denormal."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.tanh(self.layer(x))
+
     labels = torch.randint(10, (1024,))
     if name == "unused":
         layers = [layer for _ in range(4) for layer in (nn.Linear(768, 768), nn.ReLU())]
         return WithHead(nn.Sequential(*layers, nn.Linear(768, 10))), torch.randn(1024, 768), labels, 128
     if name == "many":
-        small = [layer for _ in range(299) for layer in (nn.Linear(32, 32), nn.Tanh())]
+        small = [Residual() for _ in range(299)]
         return nn.Sequential(*small, nn.Linear(32, 10)), torch.randn(1024, 32), labels, 256
     if name == "batchnorm":
         blocks = [

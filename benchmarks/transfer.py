@@ -10,6 +10,9 @@ the parameters are, has been written before, and the rest is new, since the opti
 somewhere; to take new pages costs more than to bring the bytes, which is why a joiner takes its own
 beforehand. For the other one all of it has been written before (`ratio_to_plain_socket_into_used_memory`).
 
+Joiners do not follow beside training here: all of the state is sent while the generation begins, as it is
+where nobody can follow (shards, float32 masters, optimizers of a script's own).
+
 Seconds are those of the joiner, from when the generation's group stands to when the state is there, so that
 headers, comparing and checksums count. Memory is what `VmHWM` of /proc/self/status, set back just before
 (/proc/self/clear_refs), has risen above `VmRSS`, without the optimizer's state that a joiner did not have:
@@ -47,6 +50,8 @@ NAMES = (
     "extra_host_bytes_per_parameter_byte",
 )
 _HOLD_SECONDS = 300
+_NEVER_MIB = "1000000"
+"""Size of a state from which on a joiner would follow: none does, so that all of it is sent at once."""
 _RECORDS = "BENCHMARK_TRANSFERS"
 
 
@@ -193,7 +198,8 @@ class Job(recovery.Job):
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._hold = folder / "hold"
-        super().__init__(folder, workers, {"SPRINGTIDE_FAULT": f"body:*:hold={self._hold}"})
+        common = {"SPRINGTIDE_FAULT": f"body:*:hold={self._hold}", "SPRINGTIDE_FOLLOW_MIB": _NEVER_MIB}
+        super().__init__(folder, workers, common)
         self.folder = folder
 
     def add(self, **environment: str) -> str:

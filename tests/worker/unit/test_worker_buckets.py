@@ -372,10 +372,10 @@ def test_late_gradients_of_several_types_are_one_sum_each() -> None:
 class Watched:
     """A model whose gradients come by its buckets' own hooks, as the trainer has it; bodies of one step."""
 
-    def __init__(self, sizes: Sequence[int], scale: float = 0.5) -> None:
+    def __init__(self, sizes: Sequence[int], scale: float = 0.5, bucket_bytes: int = 150) -> None:
         self.parameters = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
         fields = [Field(f"p{i}", (size,), torch.float32) for i, size in enumerate(sizes)]
-        self.buckets, self.recorder = Buckets(plan_layout(fields, 150)), Recorder()
+        self.buckets, self.recorder = Buckets(plan_layout(fields, bucket_bytes)), Recorder()
         self.scale, self.micro, self.alone, self.full = scale, 0, list[int](), list[int]()
         self.when_full: Callable[[int], object] = self.full.append
         self.handles = self.buckets.watch(self.parameters, self.put)
@@ -416,6 +416,42 @@ def test_gathered_gradients_are_those_put_in_one_by_one(sizes: list[int], data: 
         again = watched.scale * (index + 2) if index in used else 0.0
         assert view.unique().tolist() == [once + again], index
     assert len(watched.recorder.sent) == len(watched.buckets.layout.members)
+
+
+@given(st.lists(st.sets(st.integers(0, 5), min_size=1), min_size=2, max_size=4))
+def test_steps_may_gather_other_parameters_each(steps: list[set[int]]) -> None:
+    """What was gathered in the step before has no effect on the weights of this one's gradients."""
+    watched = Watched([1, 3, 17, 5000, 2, 4])
+    for used in steps:
+        watched.buckets.begin(watched.recorder)
+        for parameter in watched.parameters:
+            parameter.grad = None
+        watched.backward(*sorted(used), factor=2.0)
+        watched.buckets.flush()
+        watched.buckets.wait()
+        expected = [[0.5 * (index + 2)] if index in used else [0.0] for index in range(6)]
+        assert [view.unique().tolist() for view in watched.buckets.views] == expected
+
+
+def test_weights_take_one_call_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first gradient that was put in alone splits its bucket's memory in two, and not in one piece each."""
+    pieces: list[list[int]] = []
+    multiply = torch._foreach_mul_
+
+    def counting(tensors: list[torch.Tensor], factor: float) -> None:
+        pieces.append([tensor.numel() for tensor in tensors])
+        multiply(tensors, factor)
+
+    watched = Watched([16] * 5, bucket_bytes=1000)
+    monkeypatch.setattr(torch, "_foreach_mul_", counting)
+    for first, expected in ((2, [32, 32]), (4, [64])):
+        pieces.clear()
+        watched.buckets.begin(watched.recorder)
+        for parameter in watched.parameters:
+            parameter.grad = None
+        watched.backward(*(index for index in range(5) if index != first), first, factor=2.0)
+        assert pieces == [expected]
+        assert [view.tolist() for view in watched.buckets.views] == [[0.5 * (i + 2)] * 16 for i in range(5)]
 
 
 def test_full_bucket_leaves_during_backward() -> None:

@@ -84,6 +84,8 @@ class Buckets:
         self.views: list[torch.Tensor] = []
         self._spans: list[list[torch.Tensor]] = []
         """The memory of what is gathered in each bucket, in as few pieces as possible."""
+        self._part_spans: dict[int, tuple[frozenset[int], list[tuple[int, int]]]] = {}
+        """The same for the parameters that were last gathered without the bucket's others: its elements."""
         self._order = list(range(len(layout.members)))
         self._memory_of_copies: dict[int, torch.Tensor] = {}
         self._base: list[torch.Tensor] = []
@@ -103,7 +105,7 @@ class Buckets:
         ]
         self.views = self._views_of(self._flats)
         self._spans = [
-            [flat[start:end] for start, end in self._deferred_spans(bucket)]
+            [flat[start:end] for start, end in self._spans_of(bucket, self._is_deferred_in(bucket))]
             for bucket, flat in enumerate(self._flats)
         ]
 
@@ -113,9 +115,30 @@ class Buckets:
             for field, slot in zip(self.layout.fields, self.layout.slots, strict=True)
         ]
 
-    def _deferred_spans(self, bucket: int) -> list[tuple[int, int]]:
-        """Return the elements of a bucket that are gathered, in as few pieces as possible."""
-        return _spans(self.layout, bucket, self._is_deferred)
+    def _is_deferred_in(self, bucket: int) -> frozenset[int]:
+        return frozenset(index for index in self.layout.members[bucket] if self._is_deferred[index])
+
+    def _spans_of(self, bucket: int, chosen: Collection[int]) -> list[tuple[int, int]]:
+        """Return the elements of a bucket that some of its parameters have, in as few pieces as possible."""
+        offsets = [slot.offset for slot in self.layout.slots]
+        return spans_of(self.layout, self.layout.members[bucket], offsets, chosen)
+
+    def _memory_of(self, bucket: int, indices: Sequence[int]) -> list[torch.Tensor]:
+        """Return the memory of what is gathered, in as few pieces as possible.
+
+        The first gradient of a backward pass is looked at, and so it is never among its bucket's others.
+
+        Args:
+            bucket: its number.
+            indices: of parameters in it.
+        """
+        if len(indices) == self._most_deferred[bucket]:
+            return self._spans[bucket]
+        chosen, known = frozenset(indices), self._part_spans.get(bucket)
+        if known is None or known[0] != chosen:
+            known = self._part_spans[bucket] = chosen, self._spans_of(bucket, chosen)
+        flat = self._flats[bucket]
+        return [flat[start:end] for start, end in known[1]]
 
     def begin(self, start_sum: StartSum) -> None:
         """Start a step whose buckets go through start_sum."""
@@ -289,8 +312,7 @@ class Buckets:
             return views
         torch._foreach_copy_(views, gradients)
         if self._scale != 1.0:
-            is_all = len(indices) == self._most_deferred[bucket]
-            torch._foreach_mul_(self._spans[bucket] if is_all else views, self._scale)
+            torch._foreach_mul_(self._memory_of(bucket, indices), self._scale)
         return views
 
     patient = False
@@ -407,7 +429,7 @@ class Buckets:
     @property
     def any_used(self) -> bool:
         """Whether any gradient was put in during this step."""
-        return max(self._backward_pass, default=-1) >= 0 or bool(self._carried)
+        return bool(self._carried) or any(map((0).__le__, self._backward_pass))
 
     def has_all(self, micro: int) -> bool:
         """Whether micro-batch number `micro` has put in a gradient for each parameter."""
@@ -814,18 +836,29 @@ def _nbytes(field: Field) -> int:
     return field.numel * field.dtype.itemsize
 
 
-def _spans(layout: Layout, bucket: int, chosen: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return (start, end) in elements of the chosen parameters' places; neighbours are one piece. PURE."""
+def spans_of(
+    layout: Layout, members: Sequence[int], offsets: Sequence[int], chosen: Collection[int]
+) -> list[tuple[int, int]]:
+    """Return (start, end) in elements of the chosen parameters' places; neighbours are one piece. PURE.
+
+    Args:
+        layout: of the buckets.
+        members: the parameters that lie in one of them, in the order of its memory.
+        offsets: where each parameter begins, by its number.
+        chosen: numbers of some of the members.
+    """
     spans: list[tuple[int, int]] = []
     joins = False
-    for index in layout.members[bucket]:
-        start = layout.slots[index].offset
-        end = start + layout.fields[index].numel
-        if chosen[index] and joins:
-            spans[-1] = spans[-1][0], end
-        elif chosen[index]:
-            spans.append((start, end))
-        joins = chosen[index]
+    for index in members:
+        is_chosen = index in chosen
+        if is_chosen:
+            start = offsets[index]
+            end = start + layout.fields[index].numel
+            if joins:
+                spans[-1] = spans[-1][0], end
+            else:
+                spans.append((start, end))
+        joins = is_chosen
     return spans
 
 

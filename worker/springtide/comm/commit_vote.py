@@ -125,11 +125,12 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
     after = _SCALARS + _OPTIONS
     begin = after + 1 + MOST_VALUES
     used, changed, late = len(part.used), len(part.changed), len(part.late)
-    sums: list[float] = total.numpy().tolist()  # one call: each of numpy's slices costs as much
-    numbers = sums[:begin]
     told_at = begin + used + changed + late
-    flags = [number > 0 for number in sums[begin:told_at]]
-    found_at = told_at + len(part.figures)
+    sums = total.numpy()
+    numbers: list[float] = sums[:begin].tolist()
+    flags: list[bool] = (sums[begin:told_at] > 0).tolist()
+    rest: list[float] = sums[told_at:].tolist()
+    found_at = len(part.figures)
     extra_at = found_at + len(part.found)
     step, step2, weight, count, lo, hi, change, seconds, *told = numbers[:_SCALARS]
     low, low2, high, high2, save, digest, digest2 = told
@@ -151,9 +152,9 @@ def decode(total: torch.Tensor, part: Contribution, size: int) -> Result:
         values=agreed,
         save=save,
         late=flags[used + changed :],
-        figures=[int(number) for number in sums[told_at:found_at]],
-        found=sums[found_at:extra_at],
-        extra=sums[extra_at:],
+        figures=[int(number) for number in rest[:found_at]],
+        found=rest[found_at:extra_at],
+        extra=rest[extra_at:],
         replicas_agree=_equal(digest, digest2, size),
         options_fit=_fit(numbers[_SCALARS:after], part, size),
     )

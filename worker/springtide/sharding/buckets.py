@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from springtide.comm.buckets import Buckets, StartSum, changed
+from springtide.comm.buckets import Buckets, StartSum, changed, spans_of
 from springtide.comm.layout import Layout
 from springtide.sharding.collectives import Interval
 
@@ -225,6 +225,9 @@ class PassingBuckets(Buckets):
             return memory[:nbytes].view(dtype)
         # Between parameters are gaps, which are summed too: a NaN there would be one in the norm.
         return torch.zeros(size, dtype=dtype, device=self._device)
+
+    def _spans_of(self, bucket: int, chosen: Collection[int]) -> list[tuple[int, int]]:
+        return spans_of(self.layout, self._small[bucket], self._offsets, chosen)
 
     @property
     def _is_on_cpu(self) -> bool:
