@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from springtide.comm.buckets import Buckets
 from springtide.comm.cuda_streams import Writers
@@ -420,7 +422,7 @@ def test_gathered_gradients_are_those_put_in_one_by_one(sizes: list[int], data: 
 
 @given(st.lists(st.sets(st.integers(0, 5), min_size=1), min_size=2, max_size=4))
 def test_steps_may_gather_other_parameters_each(steps: list[set[int]]) -> None:
-    """What was gathered in the step before has no effect on the weights of this one's gradients."""
+    """The weights of a step's gradients have nothing to do with which were gathered in the step before."""
     watched = Watched([1, 3, 17, 5000, 2, 4])
     for used in steps:
         watched.buckets.begin(watched.recorder)
@@ -433,25 +435,33 @@ def test_steps_may_gather_other_parameters_each(steps: list[set[int]]) -> None:
         assert [view.unique().tolist() for view in watched.buckets.views] == expected
 
 
-def test_weights_take_one_call_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first gradient that was put in alone splits its bucket's memory in two, and not in one piece each."""
-    pieces: list[list[int]] = []
-    multiply = torch._foreach_mul_
+class Multiplied(TorchDispatchMode):
+    """Notes the sizes of the tensors that each call multiplies by a number."""
 
-    def counting(tensors: list[torch.Tensor], factor: float) -> None:
-        pieces.append([tensor.numel() for tensor in tensors])
-        multiply(tensors, factor)
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[list[int]] = []
 
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        if func.name() == "aten::_foreach_mul_.Scalar":
+            self.sizes.append([tensor.numel() for tensor in args[0]])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("first", "expected"), [(2, [32, 32]), (4, [64])])
+def test_weights_take_one_call_for_neighbours(first: int, expected: list[int]) -> None:
+    """A first gradient, which is put in alone, splits its bucket's memory in two, and no further."""
     watched = Watched([16] * 5, bucket_bytes=1000)
-    monkeypatch.setattr(torch, "_foreach_mul_", counting)
-    for first, expected in ((2, [32, 32]), (4, [64])):
-        pieces.clear()
-        watched.buckets.begin(watched.recorder)
-        for parameter in watched.parameters:
-            parameter.grad = None
+    with Multiplied() as multiplied:
         watched.backward(*(index for index in range(5) if index != first), first, factor=2.0)
-        assert pieces == [expected]
-        assert [view.tolist() for view in watched.buckets.views] == [[0.5 * (i + 2)] * 16 for i in range(5)]
+    assert multiplied.sizes == [expected]
+    assert [view.tolist() for view in watched.buckets.views] == [[0.5 * (i + 2)] * 16 for i in range(5)]
 
 
 def test_full_bucket_leaves_during_backward() -> None:
