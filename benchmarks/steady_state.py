@@ -37,7 +37,7 @@ from benchmarks.support.zygote import Zygote
 WORKERS = 2
 STARTS = 3
 """Times that both sides of a case are started."""
-FULL, QUICK = Turn(20, 4, 30), Turn(5, 4, 4)
+FULL, QUICK = Turn(20, 4, 30), Turn(5, 2, 6)
 """Turns of each side of a case, in one start."""
 MODELS = ("mlp", "convolution", "transformer")
 BUCKETS_MIB = (1, 25)
