@@ -86,6 +86,10 @@ class Buckets:
         """The memory of what is gathered in each bucket, in as few pieces as possible."""
         self._part_spans: dict[int, tuple[frozenset[int], list[tuple[int, int]]]] = {}
         """The same for the parameters that were last gathered without the bucket's others: its elements."""
+        self._in_memory: Sequence[Sequence[int]] = layout.members
+        """The parameters that lie in each bucket's memory, in its order."""
+        self._offsets = [slot.offset for slot in layout.slots]
+        """Place of each of them in its bucket's memory, by number."""
         self._order = list(range(len(layout.members)))
         self._memory_of_copies: dict[int, torch.Tensor] = {}
         self._base: list[torch.Tensor] = []
@@ -120,8 +124,7 @@ class Buckets:
 
     def _spans_of(self, bucket: int, chosen: Collection[int]) -> list[tuple[int, int]]:
         """Return the elements of a bucket that some of its parameters have, in as few pieces as possible."""
-        offsets = [slot.offset for slot in self.layout.slots]
-        return spans_of(self.layout, self.layout.members[bucket], offsets, chosen)
+        return _spans(self.layout, self._in_memory[bucket], self._offsets, chosen)
 
     def _memory_of(self, bucket: int, indices: Sequence[int]) -> list[torch.Tensor]:
         """Return the memory of what is gathered, in as few pieces as possible.
@@ -429,7 +432,7 @@ class Buckets:
     @property
     def any_used(self) -> bool:
         """Whether any gradient was put in during this step."""
-        return bool(self._carried) or any(map((0).__le__, self._backward_pass))
+        return bool(self._carried) or any(number >= 0 for number in self._backward_pass)
 
     def has_all(self, micro: int) -> bool:
         """Whether micro-batch number `micro` has put in a gradient for each parameter."""
@@ -836,7 +839,7 @@ def _nbytes(field: Field) -> int:
     return field.numel * field.dtype.itemsize
 
 
-def spans_of(
+def _spans(
     layout: Layout, members: Sequence[int], offsets: Sequence[int], chosen: Collection[int]
 ) -> list[tuple[int, int]]:
     """Return (start, end) in elements of the chosen parameters' places; neighbours are one piece. PURE.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from springtide.comm.buckets import Buckets, StartSum, changed, spans_of
+from springtide.comm.buckets import Buckets, StartSum, changed
 from springtide.comm.layout import Layout
 from springtide.sharding.collectives import Interval
 
@@ -143,8 +143,7 @@ class PassingBuckets(Buckets):
         self._small = [
             [index for index in indices if not self._is_large[index]] for indices in layout.members
         ]
-        self._offsets = [0] * len(layout.fields)
-        """Place of each small parameter in its bucket's memory, by its number."""
+        self._in_memory, self._offsets = self._small, [0] * len(layout.fields)
         for indices in layout.members:
             left_out = 0
             for index in sorted(indices, key=lambda index: layout.slots[index].offset):
@@ -225,9 +224,6 @@ class PassingBuckets(Buckets):
             return memory[:nbytes].view(dtype)
         # Between parameters are gaps, which are summed too: a NaN there would be one in the norm.
         return torch.zeros(size, dtype=dtype, device=self._device)
-
-    def _spans_of(self, bucket: int, chosen: Collection[int]) -> list[tuple[int, int]]:
-        return spans_of(self.layout, self._small[bucket], self._offsets, chosen)
 
     @property
     def _is_on_cpu(self) -> bool:
