@@ -24,14 +24,17 @@ help: ## list the targets
 demo: $(STAMP) ## train real data through kills and rescaling on an embedded cluster; writes build/demo/
 	@python -m springtide_demo $(ARGS)
 
+# Which tests run: `all`, or `quick`, those that are not marked slow. Whatever ARGS names runs.
+test unit: export SPRINGTIDE_TESTS ?= $(if $(ARGS),all,quick)
+
 # How many tests there are nobody knows (tests/support/late_collection.py), hence no percentage.
-test: $(STAMP) ## lint beside all tests in JOBS processes (default 4; ARGS='-k name' narrows them)
+test: $(STAMP) ## lint beside the tests in JOBS processes (default 4), without the slow tests; SPRINGTIDE_TESTS=all: with them, as CI; ARGS='-k name': what it names
 	@mkdir -p build; $(MAKE) lint >build/lint.log 2>&1 & lint=$$!; trap 'kill $$lint 2>/dev/null || true' EXIT; \
 	failed=0; python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -o console_output_style=classic $(ARGS) || failed=$$?; \
 	wait $$lint || { failed=1; echo "== make lint"; }; cat build/lint.log; exit $$failed
 
-unit: $(STAMP) ## the tests that need no process and no socket, in one process (ARGS='-k name' narrows them)
-	@PYTHONPATH=tests/support python -m pytest -q -p unit_guard $(ARGS) tests/*/unit
+unit: $(STAMP) ## the tests that need no process and no socket, without the slow ones (ARGS='-k name' narrows them)
+	@python -m pytest -q -n 2 --dist loadfile $(ARGS) tests/*/unit
 
 lint: $(STAMP) ## ruff, strict mypy, import directions, structure
 	ruff check .

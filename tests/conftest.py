@@ -31,6 +31,7 @@ from suite_rights import (
 )
 from suite_schedule import pytest_configure_node, pytest_xdist_make_scheduler
 
+pytest_plugins = ("slow_tests", "unit_guard")
 # The comparison of rights at the session's end, who runs which tests, and when they are collected.
 HOOKS = (
     pytest_configure,

@@ -115,6 +115,7 @@ def test_unusable_template_fails_the_job_naming_the_field(e2e: E2ECluster, names
     assert "spec.workers.template.spec.volumes" in failed["message"]
 
 
+@pytest.mark.slow
 def test_a_model_without_room_at_the_minimum_does_not_begin(start: Start) -> None:
     """The template's limit holds the model of three workers, which share out the optimizer's state, and not
     that of one: nobody trains before the manifest says so.

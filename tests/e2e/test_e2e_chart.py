@@ -24,6 +24,7 @@ def operators(e2e: E2ECluster) -> set[str]:
     return {pod["metadata"]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
 
 
+@pytest.mark.slow
 def test_helm_test_passes_and_prints_its_log_once(e2e: E2ECluster) -> None:
     limit = f"{300 * e2e.slow:.0f}s"
     said = e2e.helm("test", RELEASE, "-n", OPERATOR_NAMESPACE, "--logs", "--timeout", limit, timeout=320)
@@ -32,6 +33,7 @@ def test_helm_test_passes_and_prints_its_log_once(e2e: E2ECluster) -> None:
     assert said.count("\npassed\n") == 1, said
 
 
+@pytest.mark.slow
 def test_upgrade_and_rollback_leave_a_job_training(
     e2e: E2ECluster, start: Callable[..., RunningJob], tmp_path: Path
 ) -> None:

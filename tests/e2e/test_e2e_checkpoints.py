@@ -26,6 +26,7 @@ def hostname(e2e: E2ECluster, node: str) -> str:
     return labels["kubernetes.io/hostname"]
 
 
+@pytest.mark.slow
 def test_a_suspended_job_is_resumed_at_another_size_where_it_was(e2e: E2ECluster, namespace: str) -> None:
     if why := why_no_volume(e2e):
         pytest.skip(why)

@@ -49,6 +49,7 @@ def test_scaling_up_and_down_changes_workers_restarts_nobody(e2e: E2ECluster, st
     assert running.status()["restarts"]["failures"] == 0
 
 
+@pytest.mark.slow
 def test_worker_deleted_by_force_is_followed_by_the_standby(e2e: E2ECluster, start: Start) -> None:
     running = start("replaced", workers=2, standby=1, epochs=80, pace="1")
     running.until_trains(2)
@@ -88,6 +89,7 @@ IN_SHARDS = (
 )
 
 
+@pytest.mark.slow
 def test_shards_survive_lost_and_leaving_workers(e2e: E2ECluster, start: Start) -> None:
     """The optimizer's state is nowhere whole: nothing of it is lost, and no checkpoint exists.
 
@@ -177,6 +179,7 @@ def test_a_cordoned_and_drained_node_costs_no_sample(e2e: E2ECluster, start: Sta
     assert status["restarts"]["total"] == 0  # they had left before the drain
 
 
+@pytest.mark.slow
 def test_job_deleted_without_operator_takes_everything_along(e2e: E2ECluster, start: Start) -> None:
     running = start("orphaned", workers=1, epochs=100_000)
     running.until_trains(1)

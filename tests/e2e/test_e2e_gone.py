@@ -30,6 +30,7 @@ def delete(running: RunningJob) -> None:
     running.cluster.kubectl("delete", "stj", running.name, "-n", running.namespace, "--wait=false")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [{}, SERVERS], ids=["all-reduce", "servers"])
 def test_pods_of_a_deleted_job_are_gone_within_10_s(
     e2e: E2ECluster, start: Start, spec: dict[str, object]
@@ -53,6 +54,7 @@ def test_pods_that_never_called_init_are_gone_within_10_s(
     running.seconds_until_gone(e2e.gone_within)
 
 
+@pytest.mark.slow
 def test_pods_of_a_deleted_namespace_are_gone_within_10_s(e2e: E2ECluster) -> None:
     with e2e.namespace(fresh_name()) as namespace:
         # One trains, and the other has not begun; both are behind a shell that forwards nothing.
@@ -69,6 +71,7 @@ def test_pods_of_a_deleted_namespace_are_gone_within_10_s(e2e: E2ECluster) -> No
         e2e.until(60, "the namespace to go", lambda: namespace not in namespaces(e2e))
 
 
+@pytest.mark.slow
 def test_pods_ended_by_scaling_or_suspension_are_gone_in_10_s(e2e: E2ECluster, start: Start) -> None:
     running = start("shrinks", workers=2, epochs=100_000)
     running.until_trains(2)

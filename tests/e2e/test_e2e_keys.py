@@ -51,6 +51,7 @@ def begun(running: RunningJob) -> set[tuple[str, int]]:
     }
 
 
+@pytest.mark.slow
 def test_root_key_is_replaced_while_a_job_trains(e2e: E2ECluster, start: Start) -> None:
     """Replace it under a job with certificates; `test_user_gives_a_job_another_key` has one without."""
     running = start("keyed", workers=2, epochs=100_000, security={"tls": True})
@@ -71,6 +72,7 @@ def test_root_key_is_replaced_while_a_job_trains(e2e: E2ECluster, start: Start) 
     assert workers < begun(running)
 
 
+@pytest.mark.slow
 def test_servers_of_an_older_key_hand_over_and_lose_nothing(e2e: E2ECluster, start: Start) -> None:
     running = start(
         "served",
@@ -101,6 +103,7 @@ def test_servers_of_an_older_key_hand_over_and_lose_nothing(e2e: E2ECluster, sta
     assert status["restarts"]["total"] == 0
 
 
+@pytest.mark.slow
 def test_user_gives_a_job_another_key(e2e: E2ECluster, start: Start) -> None:
     running = start("turned", workers=1, epochs=100_000)
     running.until_trains(1)
@@ -119,6 +122,7 @@ def test_user_gives_a_job_another_key(e2e: E2ECluster, start: Start) -> None:
     running.until_trains(1)
 
 
+@pytest.mark.slow
 def test_deleted_secret_of_a_job_is_made_again(e2e: E2ECluster, start: Start) -> None:
     running = start("bereft", workers=1, epochs=100_000)
     running.until_trains(1)
@@ -127,6 +131,7 @@ def test_deleted_secret_of_a_job_is_made_again(e2e: E2ECluster, start: Start) ->
     running.until_trains(2)
 
 
+@pytest.mark.slow
 def test_certificates_are_renewed_before_they_end(e2e: E2ECluster, start: Start) -> None:
     """Certificates last half a minute here; workers that began with the first are let in after its end."""
 

@@ -51,6 +51,7 @@ print("part", model.weight.to_local().flatten().tolist(), average.to_local().fla
 """
 
 
+@pytest.mark.slow
 def test_scripts_begin_again_and_the_other_pod_stays(start: Callable[..., RunningJob]) -> None:
     command = ["springtide", "launch", "--torchrun-env", "--", "python", "/scripts/train.py"]
     running = start("ranks", code=CODE, command=command, workers=2, minimum=2, processes=2, pace="1")
@@ -70,6 +71,7 @@ def test_scripts_begin_again_and_the_other_pod_stays(start: Callable[..., Runnin
     assert status.get("statesLost", 0) == 0
 
 
+@pytest.mark.slow
 def test_every_process_of_a_pod_is_a_worker_of_the_job(start: Callable[..., RunningJob]) -> None:
     running = start("pairs", workers=1, processes=2, epochs=40)
     running.until_condition("Succeeded")
@@ -83,6 +85,7 @@ def test_every_process_of_a_pod_is_a_worker_of_the_job(start: Callable[..., Runn
     assert "[1] step 25 of 2 workers" in running.log(pod["metadata"]["name"])
 
 
+@pytest.mark.slow
 def test_dead_process_ends_its_pod_of_a_divided_model(start: Callable[..., RunningJob]) -> None:
     # Few steps, and slow ones: a divided model's take a hundred times as long as those of others.
     running = start("divided", code=DIVIDED, workers=2, processes=2, epochs=20, pace="2")

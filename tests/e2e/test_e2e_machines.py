@@ -50,6 +50,7 @@ def seconds_without_step(running: RunningJob, survivor: str, within: float) -> f
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["coordinator", "worker"])
 def test_a_node_that_dies_costs_its_seconds_and_no_sample(e2e: E2ECluster, start: Start, of: str) -> None:
     crash, restore = e2e.hands.to_crash_nodes()

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SERVERS = {"strategy": {"type": "ParameterServer"}, "parameterServers": {"replicas": 1}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [{}, SERVERS], ids=["all-reduce", "servers"])
 def test_an_ordinary_life_makes_no_warning(
     e2e: E2ECluster, start: Callable[..., RunningJob], spec: dict[str, object]

@@ -12,6 +12,7 @@ from e2e_jobs import RunningJob
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
+@pytest.mark.slow
 def test_killed_server_costs_no_step_where_shards_have_copies(
     start: Callable[..., RunningJob],
 ) -> None:
@@ -47,6 +48,7 @@ def test_killed_server_costs_no_step_where_shards_have_copies(
     assert float(status["values"]["slope"]) == pytest.approx(3.0, abs=0.3)
 
 
+@pytest.mark.slow
 def test_edit_of_consistency_takes_effect_without_pod_restarts(
     start: Callable[..., RunningJob],
 ) -> None:

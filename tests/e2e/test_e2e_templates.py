@@ -73,6 +73,7 @@ def versions(running: RunningJob) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_job_keeps_its_template_and_the_next_takes_the_new(
     e2e: E2ECluster, namespace: str, template: str
 ) -> None:

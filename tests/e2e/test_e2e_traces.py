@@ -36,6 +36,7 @@ def collector(e2e: E2ECluster) -> Iterator[TraceCollector]:
             set_environment("OTEL_EXPORTER_OTLP_ENDPOINT-", "OTEL_BSP_SCHEDULE_DELAY-")
 
 
+@pytest.mark.slow
 def test_killed_worker_gives_one_trace_of_all_who_replace_it(
     e2e: E2ECluster, start: Start, collector: TraceCollector
 ) -> None:

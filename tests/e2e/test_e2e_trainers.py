@@ -53,6 +53,7 @@ JOBS: dict[str, dict[str, Any]] = {
 """Examples by the library that has to be installed; they have 40, 46 and 46 steps."""
 
 
+@pytest.mark.slow
 def test_trainers_survive_a_kill_and_grow(
     e2e: E2ECluster, start: Callable[..., RunningJob], tmp_path: Path
 ) -> None:

@@ -508,6 +508,7 @@ def meant(request: Request, status: int, text: str) -> bool:
     return status < 500 or status in (501, 504) or any(words in text for words in MEANT)
 
 
+@pytest.mark.slow
 def test_any_conversation_leaves_the_api_server_serving(world: World) -> None:
     def check(conversation: list[Request]) -> None:
         world.fresh()

@@ -199,6 +199,7 @@ def await_answer(stream: Stream) -> None:
             return
 
 
+@pytest.mark.slow
 def test_requests_with_the_token_are_answered(errors: Errors) -> None:
     with servers(1, memory_limit=1 << 20) as running:
         settle(running[0])

@@ -83,6 +83,7 @@ def made(chance: Random) -> Object:
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ["", names.KUEUE_V1BETA2, names.VOLCANO_API])
 def test_any_job_is_planned_or_refused_in_words(api: str) -> None:
     def check(job: Object) -> None:

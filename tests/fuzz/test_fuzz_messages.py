@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import fuzzing
+import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
@@ -96,6 +97,7 @@ SEEDS: tuple[list[Message], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_any_message_leaves_the_coordinator_serving(tmp_path: Path) -> None:
     def check(messages: list[Message]) -> None:
         hub = Hub(Options(token="t", number=1, state_dir=tmp_path), Incarnation(1, 0))

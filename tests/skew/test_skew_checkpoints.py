@@ -34,6 +34,7 @@ def saved(cluster: WorkerCluster) -> int:
     return 0 if cluster.reply is None else cluster.reply.checkpoint.state.step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("writer", "reader", "on_servers"), CASES if ALL else CASES[:2])
 def test_a_checkpoint_of_another_release_is_gone_on_from(
     job_of: Callable[..., WorkerCluster],

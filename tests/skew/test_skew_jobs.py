@@ -54,6 +54,7 @@ CALLER = Path(__file__).parents[1] / "support" / "skew_operator.py"
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "first", "successor"), PAIRS if ALL else PAIRS[:4])
 def test_workers_and_coordinators_of_two_releases_train(
     job_of: Callable[..., WorkerCluster],
@@ -81,6 +82,7 @@ def test_workers_and_coordinators_of_two_releases_train(
         assert (ignored in cluster.coordinator_log()) is (workers == "next")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "coordinator", "servers"), SERVERS if ALL else SERVERS[:2])
 def test_servers_of_another_release_serve(
     job_of: Callable[..., WorkerCluster], reference: Reference, workers: str, coordinator: str, servers: str
@@ -97,6 +99,7 @@ def test_servers_of_another_release_serve(
     check(cluster, reference, members)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operator", "job"), OPERATORS if ALL else OPERATORS[:2])
 def test_operator_of_another_release_hears_the_job(
     job_of: Callable[..., WorkerCluster], tree_of: Callable[[str], Tree], operator: str, job: str
@@ -115,6 +118,7 @@ def test_operator_of_another_release_hears_the_job(
     assert cluster.finished() == members
 
 
+@pytest.mark.slow
 def test_release_too_far_away_is_told_which_side_to_upgrade(
     job_of: Callable[..., WorkerCluster], zygote_of: Callable[[str], Zygote]
 ) -> None:

@@ -34,6 +34,7 @@ def run(tree: Tree, mode: str, given: str = "") -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made", "taken"), [("today", "last"), ("last", "today")])
 def test_job_of_one_release_goes_on_with_an_operator_of_another(
     tree_of: Callable[[str], Tree], made: str, taken: str

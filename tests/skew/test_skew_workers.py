@@ -14,6 +14,7 @@ SCRIPT = Path(__file__).parents[1] / "support" / "skew_unused_script.py"
 pytestmark = pytest.mark.timeout(200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("members", "joiner", "fits"),
     [("today", "last", False), ("last", "today", False), ("today", "next", True)],

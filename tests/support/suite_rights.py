@@ -101,7 +101,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if not _owned or session.config.option.collectonly:
         return
     option = session.config.option
-    narrowed = bool(option.keyword or option.markexpr or getattr(option, "lf", False))
+    chosen = option.keyword or option.markexpr or getattr(option, "lf", False)
+    plugin: Any = session.config.pluginmanager.get_plugin("slow_tests")
+    narrowed = bool(chosen) or plugin.form_of(session.config) == "quick"
     # A request is counted only once: a session that failed may have left some out.
     whole = whole_suite(_passed, narrowed, exitstatus != pytest.ExitCode.OK)
     asked = used(requests_in(Path(_owned[0])), USER)

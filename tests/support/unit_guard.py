@@ -1,4 +1,4 @@
-"""Fail a test that starts a process or opens a socket: `make unit` runs with this plugin.
+"""Fail a unit test that starts a process or opens a socket.
 
 Sockets of gRPC and of gloo are made outside of Python, where nobody sees them.
 """
@@ -9,26 +9,13 @@ import functools
 import os
 import socket
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+import urllib3.util.connection  # noqa: F401 - binds a socket as it is imported, which may be in a test
 
-_seen: list[str] = []
-
-
-def _note(owner: Any, name: str) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def noted(*arguments: Any, **named: Any) -> Any:
-        _seen.append(f"{owner.__name__}.{name}")
-        return original(*arguments, **named)
-
-    setattr(owner, name, noted)
-
-
-for _owner, _name in (
+_WATCHED: tuple[tuple[Any, str], ...] = (
     (os, "fork"),
     (os, "posix_spawn"),
     (os, "system"),
@@ -36,20 +23,41 @@ for _owner, _name in (
     (socket.socket, "connect"),
     (socket.socket, "connect_ex"),
     (subprocess.Popen, "__init__"),
-):
-    _note(_owner, _name)
+)
+_seen: list[str] = []
+
+
+def _noted(owner: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def noted(*arguments: Any, **named: Any) -> Any:
+        _seen.append(f"{owner.__name__}.{name}")
+        return original(*arguments, **named)
+
+    return noted
+
+
+def is_unit(item: pytest.Item) -> bool:
+    """Return whether the test lies in a folder `unit`."""
+    return item.path.parent.name == "unit"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup() -> Generator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Note what a unit test, or a fixture of its, begins."""
+    if not is_unit(item):
+        return (yield)
     _seen.clear()
-    return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in _WATCHED:
+            patch.setattr(owner, name, _noted(owner, name, getattr(owner, name)))
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None]:
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Fail it."""
     yield
-    if _seen:
+    if is_unit(item) and _seen:
         pytest.fail(
             f"a unit test starts no process and opens no socket, and this one did: {', '.join(_seen)}; "
             "such tests lie in a folder `component`",

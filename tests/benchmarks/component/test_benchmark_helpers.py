@@ -47,6 +47,7 @@ def modules_of_the_checkout(monkeypatch: pytest.MonkeyPatch, begun: None) -> Ite
         yield
 
 
+@pytest.mark.slow
 def test_coordinator_stand_in_reports_all_running_as_training(host: str) -> None:
     with operator_scale.coordinators(f"{host}:7071"), grpc.insecure_channel(f"{host}:7071") as channel:
         stub = pb_grpc.CoordinatorStub(channel)
@@ -59,6 +60,7 @@ def test_coordinator_stand_in_reports_all_running_as_training(host: str) -> None
         assert stub.Sync(request, timeout=60).phase == pb.WAITING
 
 
+@pytest.mark.slow
 def test_what_ends_the_stand_in_is_said_in_its_own_words(host: str) -> None:
     with (
         socket.create_server((host, 7072)),
@@ -78,6 +80,7 @@ print(json.dumps(asyncio.run(operator_scale.measure(1, 0.1, Path(sys.argv[1]), 2
 """
 
 
+@pytest.mark.slow
 def test_operator_runs_jobs_of_pods_only_reported_to_run(host: str, tmp_path: Path) -> None:
     """Run the benchmark in a process of its own, since its connections end with it."""
     shape = Settings(nodes=1, cpus="1000", memory="4Ti", pods=2000, pretend=host)

@@ -49,6 +49,7 @@ def check_measured(figures: dict[str, Any], names: set[str]) -> None:
     assert all(math.isfinite(figure) and figure >= 0 for figure in figures.values()), figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["springtide", "torch_rpc"])
 def test_ways_to_push_and_pull_do_their_rounds(way: str) -> None:
     seconds = ps_throughput.measure_block(way, 1, chunk_bytes=4096)
@@ -60,6 +61,7 @@ def test_several_workers_and_servers_do_their_rounds() -> None:
     assert ps_throughput.measure_size(2, 2, 1, chunk_bytes=4096) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_embedding_lookups_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ps_embedding, "BATCH", 8)
@@ -72,6 +74,7 @@ def test_embedding_lookups_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     check_measured(ps_embedding.measure_service(given), sides | {f"{side}_wall" for side in sides} | others)
 
 
+@pytest.mark.slow
 def test_checkpoints_beside_torch_save_and_the_way_back(tmp_path: Path) -> None:
     figures = checkpoint.measure(tmp_path, 1, 1, width=16)
     assert figures["checkpoints"] == 1
@@ -90,6 +93,7 @@ def test_every_model_is_the_same_on_every_call(name: str) -> None:
     assert model(samples[:2]).shape == (2, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer", *steady_state.KINDS])
 def test_steps_beside_those_of_ddp(steady_forks: Zygote, name: str) -> None:
     figures = steady_state.measure(name, 1, Turn(1, 2, 1), steady_forks, starts=1)
@@ -98,6 +102,7 @@ def test_steps_beside_those_of_ddp(steady_forks: Zygote, name: str) -> None:
     assert figures["steps"] == 2
 
 
+@pytest.mark.slow
 def test_steps_with_and_without_exact_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "WARM_UP", 1)
     figures = exact.overhead("transformer", 2)

@@ -28,6 +28,7 @@ pytestmark = [
 LIMIT_SECONDS = 30.0
 
 
+@pytest.mark.slow
 def test_job_goes_on_before_kubernetes_misses_the_node(tmp_path: Path) -> None:
     with ExitStack() as stack:
         with forked():

@@ -269,7 +269,10 @@ class Forks:
         return 1_000_000_000 + len(self.made)
 
 
-def test_process_of_the_peer_that_ends_says_its_last_words(tmp_path: Path) -> None:
+def test_process_of_the_peer_that_ends_says_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "free_port", lambda: 20_000)
     forks = Forks()
     processes = Forked(tmp_path / PEER, 3, forks, {"BENCHMARK_SIDE": PEER})  # type: ignore[arg-type]
     assert [made[RANK] for made in forks.made] == ["0", "1", "2"]

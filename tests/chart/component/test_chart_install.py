@@ -143,6 +143,7 @@ def metrics_port(pod: dict[str, Any]) -> int:
     return int(next(port["containerPort"] for port in ports if port["name"] == "metrics"))
 
 
+@pytest.mark.slow
 def test_upgrade_leaves_the_job_training(place: Installation) -> None:
     workers, step = worker_uids(place), place.step(JOB, TEAM)
     before = {operator.name for operator in place.operators()}
@@ -160,6 +161,7 @@ def test_upgrade_leaves_the_job_training(place: Installation) -> None:
         place.kubectl("apply", "--dry-run=server", "-n", TEAM, "-f", str(sample))
 
 
+@pytest.mark.slow
 def test_a_leader_that_was_stopped_wakes_up_and_does_nothing(place: Installation) -> None:
     old = place.acting()
 
@@ -201,6 +203,7 @@ def test_a_leader_that_was_stopped_wakes_up_and_does_nothing(place: Installation
     assert worker_uids(place) == workers
 
 
+@pytest.mark.slow
 def test_operator_uses_no_rights_but_its_own(place: Installation) -> None:
     """Whether it uses all of them, the whole suite tells (`suite_rights`)."""
     _ask_rarely_used_rights(place)
@@ -218,6 +221,7 @@ def test_helm_test_uses_its_rights(place: Installation) -> None:
     assert allowed - asked == {("list", "", "events")}
 
 
+@pytest.mark.slow
 def test_uninstall_keeps_crd_and_jobs_which_can_then_be_deleted(place: Installation) -> None:
     workers, step = worker_uids(place), place.step(JOB, TEAM)
     place.run("helm", "uninstall", "springtide", "-n", NAMESPACE, "--wait", "--timeout", "180s")
@@ -273,6 +277,7 @@ def _slow_script() -> str:
     return TRAIN
 
 
+@pytest.mark.slow
 def test_operator_of_named_namespaces_has_its_rights_there(place: Installation) -> None:
     if place.operators():  # the story's other parts may have been left out
         place.run("helm", "uninstall", "springtide", "-n", NAMESPACE, "--wait", "--timeout", "180s")

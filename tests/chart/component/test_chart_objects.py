@@ -46,6 +46,7 @@ def test_lint_is_clean() -> None:
         helm("lint", "--strict", str(CHART), "--values", str(file))
 
 
+@pytest.mark.slow
 @EACH_FILE
 def test_objects_follow_the_schemas(file: Path) -> None:
     objects = render(file=file, api_versions=MONITORING)

@@ -62,6 +62,7 @@ def test_tracing_arrives_and_reaches_pods_of_jobs() -> None:
     assert settings_of({"tracing": None}).pod_defaults == PodDefaults()  # --reuse-values of an older release
 
 
+@pytest.mark.slow
 def test_switches_arrive() -> None:
     image = {"registry": "r.example.com", "digest": "sha256:" + "3" * 64, "pullPolicy": "Always"}
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}

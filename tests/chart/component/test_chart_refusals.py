@@ -42,6 +42,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("values", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
 def test_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(HelmError) as refusal:

@@ -57,6 +57,7 @@ def with_identity(job: Object, objects: list[Object]) -> Object:
     return made
 
 
+@pytest.mark.slow
 @EACH
 def test_objects_follow_their_schemas(file: Path) -> None:
     objects = parse(file.read_text())
@@ -110,6 +111,7 @@ def fits(pods: list[dict[str, float]], nodes: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file", [file for file in FILES if file.stem not in NEEDS_LARGE_NODES], ids=lambda file: file.stem
 )

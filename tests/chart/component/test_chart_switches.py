@@ -482,6 +482,7 @@ def default() -> list[Object]:
     return render(api_versions=MONITORING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
 def test_value_has_its_effect(case: Case, default: list[Object]) -> None:
     path, value, seen, before, after = case
@@ -489,6 +490,7 @@ def test_value_has_its_effect(case: Case, default: list[Object]) -> None:
     assert seen(render(nested(path, value), api_versions=MONITORING)) == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TOGETHER, ids=[case[0] for case in TOGETHER])
 def test_value_has_its_effect_beside_another(case: Any) -> None:
     _, without, with_it, seen, before, after = case

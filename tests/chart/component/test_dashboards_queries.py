@@ -104,6 +104,7 @@ def test_dashboard_file_is_the_module_s() -> None:
     assert json.loads(text)["uid"] == "springtide"
 
 
+@pytest.mark.slow
 def test_rules_pass_promtool_and_each_is_tested(require_tool: Callable[[str], str]) -> None:
     promtool, folder = require_tool("promtool"), ALERTS.parent
     for command in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):

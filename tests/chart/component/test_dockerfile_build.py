@@ -55,6 +55,7 @@ def build_or_skip(action: Callable[[], object]) -> None:
         raise
 
 
+@pytest.mark.slow
 def test_operator_image(build: Build) -> None:
     build_or_skip(lambda: build.build("operator"))
     python = build.python("operator")
@@ -107,6 +108,7 @@ def test_operator_image(build: Build) -> None:
     assert not (packages / "cyclonedx").exists()
 
 
+@pytest.mark.slow
 def test_worker_image_keeps_the_torch_of_its_base(build: Build) -> None:
     """Let this interpreter play a base image with torch; pip only says which packages it would install."""
     build.extra_environment = {"PIP_DRY_RUN": "1"}

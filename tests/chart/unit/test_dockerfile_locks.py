@@ -56,6 +56,7 @@ def pins_of(image: str) -> dict[str, Pin]:
     return own | ({pin.name: pin for pin in TORCH_PINS} if torch else {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", [*IMAGES, *EXTRAS])
 def test_image_has_what_its_parts_need_and_no_more(image: str) -> None:
     """Follow the metadata of what is installed here, for every machine and Python of an image."""

@@ -110,6 +110,7 @@ def test_locks_make_the_same_parts_as_an_image() -> None:
     assert kopf.hashes
 
 
+@pytest.mark.slow
 def test_image_leaves_its_tool_out(tmp_path: Path) -> None:
     main(["image", "mine", "--library", str(tmp_path / "nothing"), "--out", str(tmp_path)])
     told = json.loads((tmp_path / "mine.cdx.json").read_text())

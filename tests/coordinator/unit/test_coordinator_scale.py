@@ -170,6 +170,7 @@ def lines_of(run: Callable[[], object]) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_work_of_a_join_grows_as_the_members_do(tmp_path: Path) -> None:
     small, large = (lines_of(lambda n=n: join_one(tmp_path, n)) for n in (128, 512))  # type: ignore[misc]
     assert large <= 4.4 * small
@@ -196,6 +197,7 @@ def test_silence_of_all_members_costs_linear_work(tmp_path: Path) -> None:
     assert silence(256) <= 4.4 * silence(64)
 
 
+@pytest.mark.slow
 async def test_eight_thousand_members_form_a_generation(tmp_path: Path) -> None:
     job = join_one(tmp_path, MANY)
     told = await job.read()

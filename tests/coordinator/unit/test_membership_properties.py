@@ -148,27 +148,31 @@ LifeOfAJob.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestLifeOfAJob = LifeOfAJob.TestCase
+TestLifeOfAJob = pytest.mark.slow(LifeOfAJob.TestCase)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last_step", [6, 10_000], ids=["ends", "goes on"])
 def test_random_walks_break_no_promise(last_step: int) -> None:
     furthest = max(walk(seed, last_step=last_step).top() for seed in range(120))
     assert furthest > 4  # the walks get somewhere
 
 
+@pytest.mark.slow
 def test_walks_with_low_limits_make_no_group_without_room() -> None:
     limits = [(2,), (1, 3), (2, 0, 1), (3, 2, 2, 1)]
     worlds = [walk(seed, limits=limits[seed % len(limits)]) for seed in range(100)]
     assert max(world.top() for world in worlds) > 4
 
 
+@pytest.mark.slow
 def test_walks_with_standbys_fill_seats_and_no_more() -> None:
     stores = [Storage() if seed % 3 == 0 else None for seed in range(120)]
     worlds = [walk(seed, storage=store, standby=1 + seed % 2) for seed, store in enumerate(stores)]
     assert max(world.top() for world in worlds) > 4
 
 
+@pytest.mark.slow
 def test_whoever_is_suspended_or_drained_leaves_nothing_unsaved() -> None:
     """The same with checkpoints, and with jobs that are suspended at any moment."""
     stores = [Storage() for _ in range(100)]

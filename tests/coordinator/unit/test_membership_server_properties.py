@@ -113,7 +113,7 @@ class LifeWithServers(RuleBasedStateMachine):
 
 
 LifeWithServers.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
-TestLifeWithServers = LifeWithServers.TestCase
+TestLifeWithServers = pytest.mark.slow(LifeWithServers.TestCase)
 
 
 def walk(seed: int, events: int = 60, kills: bool = True, more: Sequence[str] = ()) -> World:
@@ -162,6 +162,7 @@ def test_random_walks_break_no_promise() -> None:
     assert any(world.m.states_lost for world in worlds)
 
 
+@pytest.mark.slow
 def test_live_servers_replaced_or_scaled_cost_no_state() -> None:
     for seed in range(150):
         world = walk(seed, kills=False)
@@ -169,6 +170,7 @@ def test_live_servers_replaced_or_scaled_cost_no_state() -> None:
         assert not world.m.states_lost
 
 
+@pytest.mark.slow
 def test_server_that_leaves_stays_while_workers_are_out_of_sight() -> None:
     for seed in range(300):
         world = walk(seed, kills=False, more=OUT_OF_SIGHT)
@@ -176,6 +178,7 @@ def test_server_that_leaves_stays_while_workers_are_out_of_sight() -> None:
         assert not world.m.states_lost
 
 
+@pytest.mark.slow
 def test_one_server_at_a_time_may_be_killed_with_two_copies() -> None:
     for seed in range(60):
         chance = random.Random(seed)

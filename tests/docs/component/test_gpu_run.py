@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 from coordinator_process import until
 from gpu_report import SCHEMA, Outcome, make_report
 from gpu_run import Found, Limits, Run
@@ -65,6 +66,7 @@ def named(found: Found) -> dict[str, Outcome]:
     return {outcome.id.partition("::")[2]: outcome for outcome in found.outcomes}
 
 
+@pytest.mark.slow
 def test_each_test_is_told_whatever_becomes_of_it(tmp_path: Path) -> None:
     found = run(tmp_path, TESTS, Limits(test=5.0))
     told = named(found)
@@ -104,6 +106,7 @@ def test_tests_that_cannot_be_collected_are_not_run(tmp_path: Path) -> None:
     assert {one["status"] for one in report["capabilities"]} == {"not run"}
 
 
+@pytest.mark.slow
 def test_make_gpu_without_a_device_is_no_success(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(SUPPORT), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "gpu_run", "--out", str(tmp_path)]

@@ -97,6 +97,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         yield Shell({**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path})
 
 
+@pytest.mark.slow
 def test_page_followed_literally_installs_upgrades_and_removes(shell: Shell, tmp_path: Path) -> None:
     *installing, until_over = commands("kind")
     said = {command: shell.run(command) for command in installing}

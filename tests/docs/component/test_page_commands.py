@@ -168,6 +168,7 @@ def test_first_commands_start_a_job(terminal: Terminal) -> None:
     assert stop == "springtide local stop"
 
 
+@pytest.mark.slow
 def test_pages_for_operations_look_at_it(terminal: Terminal) -> None:
     state, describe, top, audit = section("operations.md", "Where to look first")
     assert "GOODPUT" in terminal.run(state)
@@ -195,6 +196,7 @@ def test_timeline_is_read_with_the_token(terminal: Terminal) -> None:
     assert '"generations"' in terminal.run(f"{secret}\n{token}\n{asked}")
 
 
+@pytest.mark.slow
 def test_suspended_job_resumes(terminal: Terminal) -> None:
     suspend, resume = section("life.md", "Suspend and resume")
     terminal.run(suspend)
@@ -203,6 +205,7 @@ def test_suspended_job_resumes(terminal: Terminal) -> None:
     terminal.run("kubectl wait --for=condition=Running stj/digits --timeout=2m")
 
 
+@pytest.mark.slow
 def test_tutorial_takes_a_worker_away_and_adds_two(terminal: Terminal) -> None:
     """All commands of tutorial.md but those that wait for the job's end and stop the cluster."""
     start, export, nodes, *lines = (
@@ -232,6 +235,7 @@ def test_tutorial_takes_a_worker_away_and_adds_two(terminal: Terminal) -> None:
     assert stop == "springtide local stop"
 
 
+@pytest.mark.slow
 def test_disturbances_of_the_first_page_are_survived(terminal: Terminal) -> None:
     delete, scale, drain, crash, kill, describe = section("getting-started.md", "Watch it")[-6:]
     terminal.until(".status.workers.summary", "5/5")

@@ -238,6 +238,7 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z0-9-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {text}" for page, text in COMMANDS])
 def test_commands_on_pages_exist(page: str, command: str) -> None:
     for program, *arguments in simple(command):

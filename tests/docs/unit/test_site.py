@@ -69,6 +69,7 @@ def test_navigation_is_by_reader() -> None:
     assert [name for part in CONFIG["nav"] for name in part] == READERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [*WRITTEN, "tests/README.md"])
 def test_links_and_their_anchors_lead_somewhere(path: str) -> None:
     wrong = []

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from structure import ROOTS as SOURCES
 from structure import Module, read_modules
 
@@ -260,6 +261,7 @@ def spelled_alike(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
 
 
+@pytest.mark.slow
 def test_replaced_words_are_no_name_any_more() -> None:
     found = [
         f"{module.path}:{line}: {name}: say {NAMES[spelled_alike(name)][0]}"
@@ -272,6 +274,7 @@ def test_replaced_words_are_no_name_any_more() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_replaced_words_are_no_keys_any_more() -> None:
     found = [
         f"{module.path}:{line}: {key!r}: say {NAMES[spelled_alike(key)][0]}, or see wire/keys.py"
@@ -305,6 +308,7 @@ def test_replaced_words_name_no_class_and_no_module() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_replaced_words_of_the_worker_name_no_class() -> None:
     found = [
         f"{module.path}:{node.lineno}: {node.name} is {EVERYWHERE[node.name]}"
@@ -315,6 +319,7 @@ def test_replaced_words_of_the_worker_name_no_class() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_replaced_words_name_no_module_and_no_function() -> None:
     read = modules(SOURCES)
     found = [

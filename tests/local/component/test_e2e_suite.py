@@ -79,6 +79,7 @@ def until_there(cluster: Cluster, process: subprocess.Popen[str]) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_given_cluster_is_told_used_by_one_image_and_left_clean(foreign: Cluster) -> None:
     chosen = "suspended or dns or ends_without_training"
     process = begin(foreign, "tests/e2e", "-k", chosen)
@@ -94,6 +95,7 @@ def test_given_cluster_is_told_used_by_one_image_and_left_clean(foreign: Cluster
     assert left(foreign) == []
 
 
+@pytest.mark.slow
 def test_interrupted_tests_leave_nothing(foreign: Cluster) -> None:
     process = begin(foreign, *LASTING)
     until_there(foreign, process)
@@ -103,6 +105,7 @@ def test_interrupted_tests_leave_nothing(foreign: Cluster) -> None:
     assert left(foreign) == []
 
 
+@pytest.mark.slow
 def test_killed_tests_are_cleaned_up_by_the_next(foreign: Cluster) -> None:
     killed = begin(foreign, *LASTING)
     until_there(foreign, killed)
@@ -115,6 +118,7 @@ def test_killed_tests_are_cleaned_up_by_the_next(foreign: Cluster) -> None:
     assert left(foreign) == []
 
 
+@pytest.mark.slow
 def test_crd_and_namespace_that_were_there_stay(foreign: Cluster) -> None:
     crd = yaml.safe_load((ROOT / "deploy/crd/trainingjobs.yaml").read_text())
     foreign.request("POST", CRDS, crd)

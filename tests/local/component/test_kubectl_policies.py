@@ -118,6 +118,7 @@ def test_a_job_is_scaled_suspended_and_not_broken(platform: Api, namespace: str)
     assert "pods may not use the network" in platform.kubectl(*patch, worse).err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["TrainingTemplate", "ClusterTrainingTemplate"])
 @pytest.mark.parametrize(
     ("change", "says"),

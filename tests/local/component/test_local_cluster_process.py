@@ -194,6 +194,7 @@ def _cli(*args: str, data: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_line_from_start_to_stop(tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert _cli("status", data=data).returncode == 3

@@ -41,6 +41,7 @@ def bomb(levels: int) -> bytes:
     return "\n".join(lines).encode()
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_what_json_and_yaml_say_comes_back(value: Any) -> None:
     assert decode(JSON, json.dumps(value).encode()) == value

@@ -267,6 +267,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(json_values)
 def test_any_metadata_is_refused_or_stored(meta: Any) -> None:

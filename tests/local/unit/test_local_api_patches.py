@@ -47,6 +47,7 @@ def test_merge_patch_follows_the_rfc(target: Any, patch: Any, result: Any) -> No
     assert merge_patch(target, patch) == result
 
 
+@pytest.mark.slow
 @given(json_values, json_values)
 def test_a_merge_patch_is_idempotent_and_leaves_its_target(target: Any, patch: Any) -> None:
     before = repr(target)

@@ -59,6 +59,7 @@ async def watched(api: FakeApi) -> None:
         await api.watched.wait()
 
 
+@pytest.mark.slow
 async def test_a_job_that_succeeds_is_0_and_a_job_that_fails_is_1(
     api: FakeApi, manifest: str, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ async def test_a_refused_job_is_2_with_the_servers_message(
     assert err == f"springtide: TrainingJob digits was refused: {message}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_an_interrupt_leaves_the_job_and_says_how_to_go_on(
     api: FakeApi, manifest: str, tmp_path: Path, number: signal.Signals, code: int
@@ -115,6 +117,7 @@ async def test_an_interrupt_leaves_the_job_and_says_how_to_go_on(
     ]
 
 
+@pytest.mark.slow
 async def test_without_a_cluster_there_is_one_clear_message(manifest: str, tmp_path: Path) -> None:
     code, out, err = await (await start("run", manifest, home=tmp_path)).end()
     assert (code, out) == (2, "")
@@ -132,6 +135,7 @@ async def test_without_a_cluster_there_is_one_clear_message(manifest: str, tmp_p
     assert err == f"springtide: the API server at {where} does not answer: Connection refused\n"
 
 
+@pytest.mark.slow
 async def test_a_kubeconfig_that_cannot_be_used(manifest: str, tmp_path: Path) -> None:
     config = FakeApi().kubeconfig(tmp_path)
     code, _, err = await (

@@ -77,6 +77,7 @@ def write(folder: Path, name: str, script: str) -> str:
     return str(folder / f"{name}.yaml")
 
 
+@pytest.mark.slow
 def test_failure_leaves_the_cluster_and_a_success_runs_in_it(run: Run, tmp_path: Path) -> None:
     code, out = run(
         "run", write(tmp_path, "bad", "raise SystemExit('no such data: /data/digits')"), "--local"

@@ -66,6 +66,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training
     assert not left
 
 
+@pytest.mark.slow
 def test_notebook_and_folder_on_one_cluster(
     client: TrainingClient, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,6 +134,7 @@ def logs_of(job: RunningJob, folder: Path) -> Iterator[Callable[[], str]]:
             following.wait()
 
 
+@pytest.mark.slow
 def test_pods_of_a_deleted_job_that_trains_are_gone(system: E2ECluster, start: Start, tmp_path: Path) -> None:
     """End pods of every kind of command: the program, a shell that forwards nothing, the launcher."""
     commands = {"program": PYTHON, "shell": SHELL, "launcher": LAUNCH}
@@ -151,6 +152,7 @@ def test_pods_of_a_deleted_job_that_trains_are_gone(system: E2ECluster, start: S
             assert log().count("SIGTERM: leaving") <= 1, log()
 
 
+@pytest.mark.slow
 def test_pods_are_gone_when_the_coordinator_went_first(
     system: E2ECluster, start: Start, tmp_path: Path
 ) -> None:
@@ -207,6 +209,7 @@ def test_starting_worker_that_somebody_deletes_is_gone(start: Start) -> None:
     print(f"a starting worker that was deleted: {time.monotonic() - begun:.1f} s")
 
 
+@pytest.mark.slow
 def test_pods_of_a_suspended_job_are_gone(system: E2ECluster, start: Start) -> None:
     """Suspend workers that have not begun, and others that train and leave after their step."""
     jobs = [start("p"), start("s", command=SHELL), start("t", TRAIN, SHELL, pace="0.1")]
@@ -222,6 +225,7 @@ def test_pods_of_a_suspended_job_are_gone(system: E2ECluster, start: Start) -> N
         assert one.status()["restarts"]["total"] == 0
 
 
+@pytest.mark.slow
 def test_failed_job_saves_what_it_holds_and_is_gone(system: E2ECluster, start: Start, tmp_path: Path) -> None:
     """Fail a job whose workers must not train on for successors that will not come."""
     place = tmp_path / "checkpoints"
@@ -235,6 +239,7 @@ def test_failed_job_saves_what_it_holds_and_is_gone(system: E2ECluster, start: S
     assert list(place.glob("*/*/manifest*")), sorted(place.rglob("*"))
 
 
+@pytest.mark.slow
 def test_pods_of_a_finished_job_are_gone(system: E2ECluster, namespace: str) -> None:
     """End a pod whose other container goes on and hears no signal."""
     manifest = job("done", system.image, epochs=5, command=SHELL, podCleanup="All")
@@ -246,6 +251,7 @@ def test_pods_of_a_finished_job_are_gone(system: E2ECluster, namespace: str) -> 
     until_gone("pods of a finished job to go", time.monotonic(), one)
 
 
+@pytest.mark.slow
 def test_pods_are_gone_while_no_operator_runs(system: E2ECluster, start: Start) -> None:
     """Stop the operator first: the pods themselves have all that ends them."""
     jobs = [start("p"), start("s", command=SHELL), start("t", TRAIN, SHELL, pace="0.1")]
@@ -265,6 +271,7 @@ def test_pods_are_gone_while_no_operator_runs(system: E2ECluster, start: Start) 
     until_operator_is_ready(system)
 
 
+@pytest.mark.slow
 def test_exit_codes_behind_the_init_process_are_the_workers(system: E2ECluster, start: Start) -> None:
     """143 for one that SIGTERM ended, and its own for one that failed."""
     one = start("ended")

@@ -118,7 +118,7 @@ class Life(RuleBasedStateMachine):
         assert world.status["restarts"]["failures"] == 0
 
 
-TestLife = Life.TestCase
+TestLife = pytest.mark.slow(Life.TestCase)
 TestLife.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 

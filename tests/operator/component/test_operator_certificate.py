@@ -100,6 +100,7 @@ def test_only_a_job_asking_for_tls_has_it_in_secret_and_pods() -> None:
         assert not any("TLS" in name for name in variables(pod))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [{}, {"tls": True}, {"tls": False}])
 @pytest.mark.parametrize("new", [{}, {"tls": True}, {"tls": False}])
 def test_it_cannot_be_turned_on_or_off_later(old: dict[str, Any], new: dict[str, Any]) -> None:

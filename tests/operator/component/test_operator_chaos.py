@@ -71,6 +71,7 @@ def worker_nodes(job: FakeJob) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_any_node_can_be_drained_within_a_minute(system: E2ECluster, job: FakeJob) -> None:
     job.start(replicas=3)
     job.until_running("0-0", "1-0", "2-0")
@@ -91,6 +92,7 @@ def test_any_node_can_be_drained_within_a_minute(system: E2ECluster, job: FakeJo
     assert job.status()["coordinator"]["incarnation"] > 1
 
 
+@pytest.mark.slow
 def test_a_cordoned_node_is_left_for_another_one(system: E2ECluster, job: FakeJob) -> None:
     job.start(replicas=2, elasticity={"moveOnCordon": True})
     before = job.until_running("0-0", "1-0")
@@ -118,6 +120,7 @@ def test_a_cordoned_node_is_left_for_another_one(system: E2ECluster, job: FakeJo
     assert job.status()["restarts"]["total"] == 0
 
 
+@pytest.mark.slow
 def test_lost_node_costs_its_workers_once_and_leaves_nothing(
     system: E2ECluster, embedded: Cluster, job: FakeJob
 ) -> None:
@@ -142,6 +145,7 @@ def test_lost_node_costs_its_workers_once_and_leaves_nothing(
     assert (restarts["failures"], restarts["preemptedWorkers"]) == (0, len(lost))
 
 
+@pytest.mark.slow
 def test_operators_that_stop_and_die_lose_and_repeat_nothing(system: E2ECluster, job: FakeJob) -> None:
     journal = Journal(maximum=6)
     with Watcher(str(system.kubeconfig), job.namespace, "fake", journal):
@@ -193,6 +197,7 @@ def seeds() -> list[int]:
     return list(dict.fromkeys([*kept_seeds(), int(given) if given else more]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds())
 def test_whatever_happens_the_promises_hold_and_it_ends_well(
     system: E2ECluster, embedded: Cluster, job: FakeJob, seed: int

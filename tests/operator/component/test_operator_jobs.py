@@ -71,6 +71,7 @@ def test_a_job_is_made_scaled_and_deleted(system: E2ECluster, job: FakeJob) -> N
     system.until(60, "all that the job made to go", lambda: not left())
 
 
+@pytest.mark.slow
 def test_lost_workers_are_replaced_and_only_failures_count(system: E2ECluster, job: FakeJob) -> None:
     job.start(replicas=3)
     before = job.until_running("0-0", "1-0", "2-0")
@@ -89,6 +90,7 @@ def test_lost_workers_are_replaced_and_only_failures_count(system: E2ECluster, j
     job.until_events("WorkerFailed", "WorkerPreempted")
 
 
+@pytest.mark.slow
 def test_an_operator_that_dies_is_followed_by_one_that_goes_on(system: E2ECluster, job: FakeJob) -> None:
     job.start(replicas=2)
     job.until_running("0-0", "1-0")
@@ -135,6 +137,7 @@ def test_script_raising_before_init_fails_job_with_last_line(job: FakeJob) -> No
     assert job.status()["restarts"]["failures"] == 2
 
 
+@pytest.mark.slow
 def test_a_quota_is_named_and_the_job_grows_when_it_does(system: E2ECluster, job: FakeJob) -> None:
     quota = {
         "apiVersion": "v1",
@@ -162,6 +165,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "message"),
     [

@@ -35,6 +35,7 @@ def patch(job: FakeJob, **spec: object) -> None:
     job.cluster.kubectl(*job.patch_of(**spec))
 
 
+@pytest.mark.slow
 def test_a_job_is_suspended_and_resumed(system: E2ECluster, job: FakeJob) -> None:
     job.start(replicas=2, suspend=True)
     job.until_condition("Suspended", "JobSuspended", seconds=60)
@@ -52,6 +53,7 @@ def test_a_job_is_suspended_and_resumed(system: E2ECluster, job: FakeJob) -> Non
     job.until_events("JobSuspended", "JobResumed")
 
 
+@pytest.mark.slow
 def test_a_deadline_fails_the_job_and_its_ttl_deletes_it(system: E2ECluster, job: FakeJob) -> None:
     job.start(replicas=1, ttlSecondsAfterFinished=100000)
     job.until_running("0-0", seconds=60)
@@ -70,6 +72,7 @@ def test_a_deadline_fails_the_job_and_its_ttl_deletes_it(system: E2ECluster, job
     system.until(60, "the job to be deleted", gone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cleanup", ["All", "Running"])
 def test_logs_of_ended_workers_stay_unless_all_pods_go(
     system: E2ECluster, job: FakeJob, cleanup: str
@@ -87,6 +90,7 @@ def test_logs_of_ended_workers_stay_unless_all_pods_go(
         assert "done" in system.kubectl("logs", "fake-worker-0-0", "-n", job.namespace)
 
 
+@pytest.mark.slow
 def test_autoscaler_finds_what_it_needs_at_scale_subresource(system: E2ECluster, job: FakeJob) -> None:
     """A HorizontalPodAutoscaler reads the size and the selector, counts those pods, and writes the size."""
     job.start(replicas=2)
@@ -114,6 +118,7 @@ def test_policies_that_do_not_exist_are_refused_by_name(job: FakeJob) -> None:
         job.start(elasticity={"policy": "Magic"})
 
 
+@pytest.mark.slow
 def test_extra_workers_take_free_nodes_and_make_room_for_others(
     system: E2ECluster, namespace: str, job: FakeJob
 ) -> None:
@@ -154,6 +159,7 @@ def test_extra_workers_need_a_limit(job: FakeJob) -> None:
         job.start(workers=workers, elasticity={"policy": "Capacity"})
 
 
+@pytest.mark.slow
 def test_a_minimum_without_room_is_told_and_taken_back(job: FakeJob) -> None:
     """Workers need 800 MiB and a part of 800; they have 1500."""
     told = operator_session_worker.with_memory(400, 400, 800, 1500)
@@ -175,6 +181,7 @@ def test_a_minimum_without_room_is_told_and_taken_back(job: FakeJob) -> None:
     job.until_status("no complaint", lambda status: status["memory"] == known)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_named_and_replaced(system: E2ECluster, namespace: str, job: FakeJob) -> None:
     policy = {"hangTimeoutSeconds": 5, "onHang": "Replace"}
     system.apply(operator_session_worker.whether(hang="no"), namespace=namespace)

@@ -34,6 +34,7 @@ def job(system: E2ECluster) -> Iterator[FakeJob]:
         yield FakeJob(system, namespace, "fake")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
 def test_pods_start_together_when_the_group_is_whole(
     system: E2ECluster, job: FakeJob, scheduler: str
@@ -73,6 +74,7 @@ def test_pods_start_together_when_the_group_is_whole(
     )
 
 
+@pytest.mark.slow
 def test_kubernetes_own_group_comes_and_goes_with_pods(system: E2ECluster, job: FakeJob) -> None:
     plural = "podgroups.scheduling.k8s.io"
     probe = {"name": "probe", "image": "probe"}
@@ -127,6 +129,7 @@ value: 70
 """
 
 
+@pytest.mark.slow
 def test_queued_job_starts_when_admitted_leaves_when_evicted(system: E2ECluster, job: FakeJob) -> None:
     system.kubectl("apply", "-f", "-", stdin=CLASSES)
     node = read(system, "nodes")["items"][0]["metadata"]["name"]
@@ -185,6 +188,7 @@ QUEUED = {"kueue.x-k8s.io/queue-name": "team-a"}
 JOBS = "TrainingJob.v1alpha1.springtide.dev"
 
 
+@pytest.mark.slow
 def test_job_lives_through_other_versions_of_kueue(system: E2ECluster, job: FakeJob) -> None:
     try:
         kueue_standin.serve(system, V1BETA1)
@@ -235,6 +239,7 @@ def test_elastic_job_grows_while_its_workers_run(system: E2ECluster, job: FakeJo
     assert job.status()["queue"]["workers"] == 3
 
 
+@pytest.mark.slow
 def test_kueues_webhook_lets_pods_pass_with_the_charts_rights(system: E2ECluster, job: FakeJob) -> None:
     webhook = PodWebhook(system, (JOBS,), default_queue=True)
     webhook.install()

@@ -53,6 +53,7 @@ def until_trains(job: FakeJob, generation: int, *servers: str) -> Object:
         raise AssertionError(f"{error}; {sorted(job.pods('parameter-server'))}; {job.status()}") from None
 
 
+@pytest.mark.slow
 def test_life_of_a_job_with_parameter_servers(system: E2ECluster, job: FakeJob) -> None:
     """Live a whole life in one go, since processes that import torch are costly."""
     job.start(

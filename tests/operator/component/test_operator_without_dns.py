@@ -96,6 +96,7 @@ def test_no_name_resolves_in_any_pod(system: System) -> None:
     assert said[2] in ("127.0.0.1", "::1")
 
 
+@pytest.mark.slow
 def test_operator_becomes_ready_and_a_job_trains(system: System) -> None:
     environment = system.environment()
     assert "KUBECONFIG" not in environment

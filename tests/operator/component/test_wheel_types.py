@@ -32,6 +32,7 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=250, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_wheel_has_types_for_its_users(tmp_path: Path) -> None:
     source = tmp_path / "source"

@@ -274,6 +274,7 @@ class Cluster(FakeKube):
         }
 
 
+@pytest.mark.slow
 async def test_installing_waits_for_the_kind_and_for_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "POLL_SECONDS", 0.001)
     cluster = Cluster()
@@ -284,6 +285,7 @@ async def test_installing_waits_for_the_kind_and_for_the_operator(monkeypatch: p
     assert applied == KINDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("never", "what"),
     [
@@ -305,6 +307,7 @@ async def test_an_install_that_does_not_get_ready_says_what_is_missing(
         await install.install(Cluster(never), timeout=0.3)
 
 
+@pytest.mark.slow
 async def test_operator_not_getting_ready_is_shown_with_its_log_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

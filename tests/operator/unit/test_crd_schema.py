@@ -32,6 +32,7 @@ def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, An
     return result
 
 
+@pytest.mark.slow
 def test_the_file_is_up_to_date() -> None:
     text = (ROOT / "deploy" / "crd" / "trainingjobs.yaml").read_text(encoding="utf-8")
     assert text == crd.to_yaml(), "run: python -m springtide_operator.api.crd > deploy/crd/trainingjobs.yaml"
@@ -245,6 +246,7 @@ def with_field(path: str, *value: Any, template: bool = False) -> dict[str, Any]
     return spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", IMMUTABLE)
 def test_an_immutable_field_keeps_its_value(path: str) -> None:
     schema, message = SCHEMA["properties"]["spec"], f"{path} is immutable: create a new job"
@@ -326,6 +328,7 @@ def test_the_consistency_of_a_job_can_be_edited() -> None:
         assert "x-kubernetes-validations" not in schemas[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "text"),
     [

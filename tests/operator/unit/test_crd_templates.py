@@ -64,6 +64,7 @@ def problems(made: Object) -> list[str]:
     return [f'unknown field "{path}"' for path in unknown] + [str(error) for error in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minor", VERSIONS)
 @pytest.mark.parametrize("template", [WORKERS, SERVERS], ids=["workers", "servers"])
 @pytest.mark.parametrize(

@@ -323,6 +323,7 @@ RULES = [
 DAYS = [*RESTARTS, *DISRUPTIONS, *RULES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("day", DAYS, ids=lambda day: day.name)
 def test_bad_day(day: Day) -> None:
     live_through(day)

@@ -444,6 +444,7 @@ HANGS = [
 DAYS = [*SCHEDULERS, *WAITING, *REFUSED, *NODES, *HANGS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("day", DAYS, ids=lambda day: day.name)
 def test_bad_day_around(day: Day) -> None:
     live_through(day)

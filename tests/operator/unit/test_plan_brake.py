@@ -500,17 +500,20 @@ def lived(seed: int) -> Day:
     return live(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_no_pod_is_deleted_that_was_reported_alive(seed: int) -> None:
     lived(seed)
 
 
+@pytest.mark.slow
 def test_random_days_have_losses_and_brakes() -> None:
     days = [lived(seed) for seed in range(4, 8)]
     assert sum(day.kinds["NodeLost"] for day in days) >= 6
     assert sum(day.held_rounds for day in days) >= 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "instead"),
     [

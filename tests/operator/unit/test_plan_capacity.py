@@ -129,6 +129,7 @@ ROOMS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(ROOMS, st.sampled_from([0.5, 20.0, 700.0])), max_size=30))
 def test_under_any_weather(weather: list[tuple[Room, float]]) -> None:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -246,5 +247,5 @@ class Life(RuleBasedStateMachine):
             assert len(world.coordinators()) == 1
 
 
-TestLife = Life.TestCase
+TestLife = pytest.mark.slow(Life.TestCase)
 TestLife.settings = settings(max_examples=70, stateful_step_count=50)

@@ -466,6 +466,7 @@ def apply(world: World, kind: str, number: int) -> None:
     assert len(world.workers()) <= max(5, len(alive))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(replicas=st.integers(1, 5), history=st.lists(STEPS, min_size=5, max_size=25))
 def test_never_above_the_limit_and_converges_on_good_nodes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import World, finished_message, job_object
@@ -108,6 +109,7 @@ def checked_round(world: World, stop_after: int | None = None) -> None:
     assert all(action.reason for action in decided.actions)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(replicas=st.integers(1, 5), history=HISTORY)
 def test_converges_and_counts_each_failure_once(replicas: int, history: list[tuple[str, object]]) -> None:
@@ -156,6 +158,7 @@ def test_the_same_look_twice_asks_for_nothing_new(replicas: int, history: list[t
     assert sum(isinstance(a, EnsureSecret) for a in second.actions) <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(replicas=st.integers(1, 4), history=HISTORY, limit=st.integers(0, 3))
 def test_fails_exactly_when_failures_exceed_the_limit(
@@ -186,6 +189,7 @@ def apply_loosely(world: World, kind: str, argument: object) -> None:
         apply_step(world, kind, argument)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(replicas=st.integers(1, 4), history=HISTORY, slot=INDEX, cut=st.integers(0, 6))
 def test_one_finished_worker_ends_the_job_and_everything_goes(

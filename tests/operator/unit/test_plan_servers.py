@@ -476,6 +476,7 @@ STEPS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, min_size=5, max_size=25))
 def test_each_slot_gets_its_server_with_no_name_used_twice(

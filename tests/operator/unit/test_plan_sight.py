@@ -261,6 +261,7 @@ def test_brake_holds_where_most_of_a_zone_looks_lost(drawn: list[tuple[str, bool
         assert bool(brake.holds(node)) == (many or lost[1] == len(found))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(NODES, st.lists(st.booleans(), min_size=12, max_size=12), st.booleans())
 def test_no_pod_is_lost_that_its_coordinator_hears(

@@ -454,6 +454,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(replicas=st.integers(1, 3), standby=st.integers(0, 2), steps=STEPS)
 def test_any_history_ends_with_all_workers_and_standbys(

@@ -200,6 +200,7 @@ def test_a_refusal_of_a_pod_that_may_come_yet_fails_no_job() -> None:
 EVENTS = ["kubelet", "report", "die", "break", "mend", "vanish", "evict", "fail", "wait"]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5)), min_size=4, max_size=20))
 def test_no_edit_ends_a_job_with_workers_and_corrections_help(

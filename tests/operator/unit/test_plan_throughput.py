@@ -194,6 +194,7 @@ SCENES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(SCENES, st.sampled_from([1.0, 90.0, 3000.0])), max_size=30))
 def test_under_any_weather(weather: list[tuple[Scene, float]]) -> None:

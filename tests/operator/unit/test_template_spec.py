@@ -345,6 +345,7 @@ class Rules:
 RULES = Rules()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(WHOLE)
 def test_the_operator_and_the_api_server_refuse_the_same(spec: Object) -> None:

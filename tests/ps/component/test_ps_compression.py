@@ -268,7 +268,7 @@ class Owing(RuleBasedStateMachine):
 
 
 Owing.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=20)
-TestOwing = Owing.TestCase
+TestOwing = pytest.mark.slow(Owing.TestCase)
 
 
 def same_gradients(model: torch.nn.Module, step: int, part: int, parts: int) -> None:
@@ -314,6 +314,7 @@ def plain(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=2.0**-10)
 
 
+@pytest.mark.slow
 def test_top_k_remainder_comes_later_through_deaths_and_leaves() -> None:
     make: Callable[[], GradientCompression] = lambda: GradientCompression("TopK", 0.1)  # noqa: E731
     with (

@@ -211,6 +211,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_no_step_imports_the_compiler() -> None:
     """A step does not import torch's compiler.
 

@@ -109,6 +109,7 @@ def alone(request: pytest.FixtureRequest) -> tuple[bool, list[torch.Tensor]]:
     return request.param, values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "scaled"), [(1, False), (2, True), (3, False)])
 def test_one_group_makes_the_numbers_of_a_single_process(
     alone: tuple[bool, list[torch.Tensor]], size: int, scaled: bool

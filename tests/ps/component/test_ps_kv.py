@@ -394,6 +394,7 @@ def test_server_lost_under_a_full_queue_fails_all_that_wait() -> None:
                 handle.wait()
 
 
+@pytest.mark.slow
 def test_server_that_takes_nothing_is_named_at_a_full_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,6 +467,7 @@ def _ask_for_ever(store: kv.KVStore) -> None:
         store.status()
 
 
+@pytest.mark.slow
 def test_a_server_ends_politely_and_refuses_a_bad_environment(tmp_path: Path) -> None:
     server = RealServer(tmp_path)
     try:

@@ -78,6 +78,7 @@ class Members:
         torch.testing.assert_close(out, self.chunk.values)
 
 
+@pytest.mark.slow
 def test_steps_go_on_beside_a_thousand_clients(clients: int) -> None:
     assert clients >= 300, "too few files can be opened here (ulimit -n) for this test to mean anything"
     before = threading.active_count()
@@ -125,6 +126,7 @@ def test_clients_that_come_at_once_drop_nobody() -> None:
         assert server.lobby.dropped == 0
 
 
+@pytest.mark.slow
 def test_server_that_may_open_few_files_says_so(tmp_path: Path) -> None:
     server = RealServer(tmp_path, before="ulimit -n 900")
     try:

@@ -83,6 +83,7 @@ class Job:
         return client
 
 
+@pytest.mark.slow
 def test_life_of_a_generation_with_real_servers(tmp_path: Path) -> None:
     with ExitStack() as stack:
         job = Job(stack, tmp_path)

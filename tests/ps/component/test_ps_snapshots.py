@@ -317,6 +317,7 @@ def test_pushes_without_common_steps_do_not_reach_the_cut() -> None:
             client.ask_step(Kind.SNAPSHOT, old, {"s": 0, "name": "old", "readers": 1}).result(30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part_bytes", [PART_BYTES, 100])
 @pytest.mark.parametrize("strategy", ["ParameterServer", "Hybrid"])
 def test_tables_are_in_the_cut(strategy: str, part_bytes: int) -> None:

@@ -256,6 +256,7 @@ def compare(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("committed", [0, 1, 2])
 @pytest.mark.parametrize("replication", [1, 2])
 @pytest.mark.parametrize("grouped", [False, True])

@@ -300,4 +300,4 @@ def walk(training: Training, random: Random) -> None:
 
 
 Training.TestCase.settings = settings(deadline=None, max_examples=100, stateful_step_count=20)
-TestTraining = Training.TestCase
+TestTraining = pytest.mark.slow(Training.TestCase)

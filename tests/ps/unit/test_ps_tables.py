@@ -17,6 +17,7 @@ from springtide_ps.params.row_init import first_rows
 IDS = st.integers(-(2**63), 2**63 - 1)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.one_of(IDS, st.integers(-5, 5)), max_size=60), max_size=8))
 @settings(deadline=None, max_examples=200)
 def test_the_map_is_a_dictionary(batches: list[list[int]]) -> None:

@@ -97,6 +97,7 @@ STREAM: dict[str, Any] = {"data": "stream", "samples": 50}
 """Five steps in an epoch, the last of which is short, as nobody knows before."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [SPLIT, SPLIT | STREAM | {"patience": 1, "epochs": 30}], ids=["all", "stream, early end"]
 )
@@ -145,6 +146,7 @@ def test_a_joiner_in_the_last_evaluation_ends_too(
         check_end(worker, wanted, cluster)
 
 
+@pytest.mark.slow
 def test_a_job_begins_again_where_all_were_lost(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_another_worker_saves_when_the_writer_dies(
     assert (second.folder / "out-elastic" / "epoch_0" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_random_faults_change_no_number(zygote: Zygote, tmp_path: Path, train_plainly: Train) -> None:
     """Two of four workers die or are asked to leave at random points, and others join."""
     kinds: list[dict[str, Any]] = [{"patience": 2, "epochs": 6}, {"max_train_steps": 14, "epochs": 5}]

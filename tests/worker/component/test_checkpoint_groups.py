@@ -21,6 +21,7 @@ FIRST_LOOP = 3
 """Steps before the group is added."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["None", "Optimizer"])
 def test_added_groups_are_restored(
     shard: str, new_cluster: Callable[..., WorkerCluster], tmp_path: Path

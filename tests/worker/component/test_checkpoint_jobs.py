@@ -76,6 +76,7 @@ def went_on_from(workers: list[Worker]) -> int:
     return min(worker.commits()[0]["step"] for worker in workers if worker.commits()) - 1
 
 
+@pytest.mark.slow
 def test_all_killed_others_go_on_from_newest_checkpoint(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
 ) -> None:
@@ -108,6 +109,7 @@ def test_all_killed_others_go_on_from_newest_checkpoint(
     assert restore.verify(place.storage, restore.candidates(place.storage)[0]).reason == "end"
 
 
+@pytest.mark.slow
 def test_killed_at_every_point_of_a_checkpoint(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
 ) -> None:
@@ -145,6 +147,7 @@ def put_away(cluster: WorkerCluster, *workers: Worker) -> None:
     cluster.until(lambda: cluster.reply is not None and cluster.reply.put_away, "the job to be put away")
 
 
+@pytest.mark.slow
 def test_a_cut_off_members_late_checkpoint_replaces_nothing(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
 ) -> None:
@@ -163,6 +166,7 @@ def test_a_cut_off_members_late_checkpoint_replaces_nothing(
     assert place.steps()[0] == STEPS > before
 
 
+@pytest.mark.slow
 def test_job_drained_then_suspended_goes_on_where_it_was(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, place: Place
 ) -> None:
@@ -203,6 +207,7 @@ def test_job_drained_then_suspended_goes_on_where_it_was(
     assert cluster.reply.restored.name == reply.checkpoint.name
 
 
+@pytest.mark.slow
 def test_killed_while_what_does_not_train_is_written(
     make_cluster: Callable[..., WorkerCluster], place: Place
 ) -> None:
@@ -240,6 +245,7 @@ def test_killed_while_what_does_not_train_is_written(
         restore.verify(place.storage, name)
 
 
+@pytest.mark.slow
 def test_going_on_from_a_checkpoint_of_other_data_is_warned(
     make_cluster: Callable[..., WorkerCluster], place: Place
 ) -> None:

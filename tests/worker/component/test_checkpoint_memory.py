@@ -55,12 +55,14 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_state_is_larger_than_what_the_process_may_have(folder: Path) -> None:
     failed = run("all at once", folder)
     assert failed.returncode != 0
     assert "cannot hold" in failed.stderr or "allocate" in failed.stderr
 
 
+@pytest.mark.slow
 def test_large_state_is_consolidated_in_little_memory(folder: Path, tmp_path: Path) -> None:
     done = run("in pieces", folder, "--to-dcp", tmp_path / "dcp", "--optimizer")
     assert (done.returncode, done.stderr) == (0, "")

@@ -49,6 +49,7 @@ def run_plainly(zygote: Zygote, name: str, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CHOSEN if not SCRIPTS[name].refused])
 def test_script_ends_as_alone_through_kill_and_join(
     name: str, new_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path

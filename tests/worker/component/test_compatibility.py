@@ -78,6 +78,7 @@ def apart(one: Tensors, other: Tensors) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "strategy"), HELD)
 def test_as_in_one_process(
     name: str, strategy: str, new_cluster: Callable[..., WorkerCluster], tmp_path: Path

@@ -231,6 +231,7 @@ def train(rank: Rank, device: torch.device, scaled: bool) -> list[bytes]:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [False, True])
 def test_whole_steps_on_a_device_give_the_bits_of_the_cpu(
     scaled: bool, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,7 @@ def get(port: int, address: str, path: str) -> str:
         return text
 
 
+@pytest.mark.slow
 def test_killed_process_starts_again_while_the_other_trains_on(
     cluster: WorkerCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

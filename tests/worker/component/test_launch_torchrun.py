@@ -164,6 +164,7 @@ def test_several_processes_in_a_pod_are_ranks_of_their_own(make: Make) -> None:
         assert isinstance(pod.outcome(), outcome.Finished), cluster.logs()
 
 
+@pytest.mark.slow
 def test_torch_distributed_works_before_and_after_a_change(make: Make) -> None:
     cluster = make("--restarts", "0", script=FEATURES, minimum=2)
     first, second = cluster.start(2)
@@ -202,6 +203,7 @@ def test_torch_distributed_works_before_and_after_a_change(make: Make) -> None:
         assert isinstance(pod.outcome(), outcome.Finished), cluster.logs()
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_leaves_checkpoints(tmp_path: Path) -> None:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(ROOTS),

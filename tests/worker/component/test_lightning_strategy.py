@@ -118,6 +118,7 @@ SPLIT = STEPS | {"batch_size": 4, "reference_workers": 3}
 """The same global batch, as three processes would have had it."""
 
 
+@pytest.mark.slow
 def test_alone_it_is_lightning(train_plainly: Train) -> None:
     """One process: the same numbers, hooks and rows of the log, in the same order."""
     wanted, found = train_plainly(STEPS), train_plainly(STEPS, plain=False)
@@ -165,6 +166,7 @@ def test_same_losses_through_a_kill_and_a_join(
     assert logged == pytest.approx(like, abs=2e-5), "rank 0 of the moment logs each step, in one file"
 
 
+@pytest.mark.slow
 def test_a_stream_through_a_kill_and_a_join(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_stream_through_a_kill_and_a_join(
         assert steps_of(events_of(second), event) == steps_of(wanted["events"], event), event
 
 
+@pytest.mark.slow
 def test_early_stop_in_the_middle_of_an_epoch(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train
 ) -> None:
@@ -231,6 +234,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_two_workers_are_lightning(
     options: dict[str, Any], new_cluster: Callable[..., WorkerCluster], train_plainly: Train
@@ -256,6 +260,7 @@ PLACES: dict[str, dict[str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", PLACES.values(), ids=PLACES)
 def test_other_ways_to_sum_are_lightning(
     environment: dict[str, str], new_cluster: Callable[..., WorkerCluster], train_plainly: Train
@@ -282,6 +287,7 @@ COMPRESSED: dict[str, tuple[dict[str, str], dict[str, Any], float]] = {
 """Environment and options of a job, and how far its parameters may be from those of plain training."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("environment", "options", "bound"), COMPRESSED.values(), ids=COMPRESSED)
 def test_compressed_sums_through_a_kill_and_a_join(
     environment: dict[str, str],
@@ -311,6 +317,7 @@ def test_compressed_sums_through_a_kill_and_a_join(
         assert steps_of(events_of(workers[0]), event) == steps_of(wanted["events"], event), event
 
 
+@pytest.mark.slow
 def test_a_job_begins_again_where_all_were_lost(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
 ) -> None:
@@ -326,6 +333,7 @@ def test_a_job_begins_again_where_all_were_lost(
         check_same(events_of(worker), wanted["events"])
 
 
+@pytest.mark.slow
 def test_a_joiner_in_the_last_test_ends_with_the_others(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Train, tmp_path: Path
 ) -> None:
@@ -349,6 +357,7 @@ def test_another_worker_saves_when_the_writer_dies(
 PLAYERS: dict[str, Any] = {"model": "players", "batch_size": 12, "arguments": {"max_epochs": 3}}
 
 
+@pytest.mark.slow
 def test_random_faults_change_no_number(zygote: Zygote, tmp_path: Path, train_plainly: Train) -> None:
     """Two of four workers die or are asked to leave at random points, and others join."""
     wanted = [train_plainly(STEPS), train_plainly(PLAYERS)]
@@ -430,6 +439,7 @@ def test_what_cannot_be_in_a_step_is_refused(odd: str, text: str, train_plainly:
     assert text in train_plainly({"refused": {text: {"odd": odd}}}, plain=False)[text]
 
 
+@pytest.mark.slow
 def test_the_example_survives_a_kill(new_cluster: Callable[..., WorkerCluster], tmp_path: Path) -> None:
     source = Path(__file__).parents[3] / "examples" / "lightning" / "train.py"
     example = tmp_path / "train.py"  # Lightning with the newest torch has warnings, which are errors here

@@ -124,6 +124,7 @@ def reported(cluster: WorkerCluster) -> tuple[dict[int, float], set[int]]:
     return {step: value for step, (_, value) in sorted(newest.items())}, set(first.values())
 
 
+@pytest.mark.slow
 def test_tensorboard_has_each_committed_step_once(
     make_cluster: Callable[..., WorkerCluster], tmp_path: Path
 ) -> None:

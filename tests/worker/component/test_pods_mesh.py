@@ -140,6 +140,7 @@ def train_alone(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
     return train
 
 
+@pytest.mark.slow
 def test_dead_process_ends_its_pod_and_no_other(
     make_cluster: Callable[..., WorkerCluster], train_alone: Callable[[dict[str, Any]], Path]
 ) -> None:
@@ -164,6 +165,7 @@ def test_dead_process_ends_its_pod_and_no_other(
     check_like_alone(alone, cluster, [first, third])
 
 
+@pytest.mark.slow
 def test_two_dimensions_are_saved_and_restored_by_another_mesh(
     make_cluster: Callable[..., WorkerCluster],
     train_alone: Callable[[dict[str, Any]], Path],
@@ -198,6 +200,7 @@ def test_two_dimensions_are_saved_and_restored_by_another_mesh(
     assert {name: saved[name] for name in end["buffers"]} == end["buffers"]
 
 
+@pytest.mark.slow
 def test_two_pods_of_two_dimensions_lose_a_process(
     make_cluster: Callable[..., WorkerCluster], train_alone: Callable[[dict[str, Any]], Path]
 ) -> None:
@@ -231,6 +234,7 @@ def test_two_pods_of_two_dimensions_lose_a_process(
         assert flat(found) == pytest.approx(flat(wanted), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_two_pods_with_copies_lose_a_process(
     make_cluster: Callable[..., WorkerCluster], train_alone: Callable[[dict[str, Any]], Path]
 ) -> None:
@@ -264,6 +268,7 @@ def deaths() -> list[tuple[str, str]]:
     return POINTS + more
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600 + 3 * seconds(0))
 def test_process_may_die_at_any_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], train_alone: Callable[[dict[str, Any]], Path]
@@ -287,6 +292,7 @@ def test_process_may_die_at_any_point_of_a_step(
     check_like_alone(alone, cluster, [first])
 
 
+@pytest.mark.slow
 def test_leaving_pods_save_what_others_go_on_from(
     make_cluster: Callable[..., WorkerCluster],
     train_alone: Callable[[dict[str, Any]], Path],
@@ -317,6 +323,7 @@ def test_leaving_pods_save_what_others_go_on_from(
     check_like_alone(alone, cluster, [second], processes=1)
 
 
+@pytest.mark.slow
 def test_example_trains_in_two_pods_of_two(tmp_path: Path) -> None:
     script = Path(__file__).parents[3] / "examples" / "gpt_fsdp" / "train.py"
     variables = {"SPRINGTIDE_PROCESSES": "2", "STEPS": "3"}

@@ -157,6 +157,7 @@ CASES = [(way, graphs, "Synchronous") for way, graphs in WAYS]
 CASES += [(around, 1, "Asynchronous"), (parts, 2, "Asynchronous")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "graphs", "consistency"), CASES, ids=[f"{way.__name__}-{mode}" for way, _, mode in CASES]
 )

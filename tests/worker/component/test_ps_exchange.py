@@ -36,6 +36,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_two_members_and_two_servers_equal_one_process(name: str, early: bool) -> None:

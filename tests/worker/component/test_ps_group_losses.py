@@ -196,6 +196,7 @@ def test_batch_of_a_pusher_dying_between_pushes_is_completed() -> None:
         assert torch.equal(one.values("b"), one.values("c"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["None", "BF16", "TopK"])
 @pytest.mark.parametrize("order", ["abc", "bac", "cab"])
 def test_pusher_sends_the_rest_in_any_role_of_next_generation(order: str, compression: str) -> None:

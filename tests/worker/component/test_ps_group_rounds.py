@@ -67,6 +67,7 @@ def one_looks(who: int, game: Game, ids: torch.Tensor, clip: Clip) -> None:
     game.adagrad.zero_grad()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "size", "clip_norm"),
     [
@@ -160,6 +161,7 @@ def alone(request: pytest.FixtureRequest) -> tuple[bool, list[torch.Tensor]]:
     return request.param, undisturbed(3, request.param, "a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("next_team", ["ab", "ba", "bc", "ca"])
 @pytest.mark.parametrize("seen", ["", "a", "ab"])
 def test_body_left_between_two_steps_is_completed_by_next_group(

@@ -167,6 +167,7 @@ LOOKS = [penalty, of_the_optimizer, average, projection, vector, functional, dat
 PLACES = ["before", "after", "between"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["Synchronous", "Asynchronous"])
 @pytest.mark.parametrize(
     ("look", "where"),

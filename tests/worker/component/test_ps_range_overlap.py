@@ -130,6 +130,7 @@ def test_gradients_leave_in_backward_and_the_push_brings_none() -> None:
 EARLY = pytest.mark.parametrize("early", [False, True])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["None", "BF16", "TopK"])
 @pytest.mark.parametrize("event", ["cut", "generation", "no room"])
 @EARLY

@@ -43,6 +43,7 @@ torch.set_num_threads(1)
 HOW: dict[str, Any] = {"strategy": "ParameterServer", "token": TOKEN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "consistency", "clip_norm"),
     [

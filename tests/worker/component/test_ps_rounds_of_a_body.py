@@ -198,6 +198,7 @@ def play(
     return game.values(), rank.runtime.position.ledger.audit(), state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "size", "clip_norm", "group_size"),
     [
@@ -255,6 +256,7 @@ def test_the_numbers_of_plain_torch(body: Body, size: int, clip_norm: float | No
             torch.testing.assert_close(ours[name], value, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [gan, critics, carried, closures, averages])
 def test_the_numbers_of_all_reduce(body: Body) -> None:
     store, how = Store(), {"strategy": "ParameterServer", "token": TOKEN}

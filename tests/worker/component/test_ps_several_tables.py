@@ -192,6 +192,7 @@ def tracked(script: Tables, body: Body) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "strategy", "size", "clip_norm"),
     [

@@ -190,6 +190,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["None", "BF16"])
 @pytest.mark.parametrize("event", ["cut", "generation", "no room", "left"])
 def test_each_batch_is_once_in_each_slice_whatever_comes_between(event: str, compression: str) -> None:

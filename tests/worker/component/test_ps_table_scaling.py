@@ -95,6 +95,7 @@ def run(
     return results, [torch.cat(seen[step]) for step in sorted(seen)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", on_cuda])
 @pytest.mark.parametrize("strategy", ["ParameterServer", "Hybrid", "Asynchronous"])
 @pytest.mark.parametrize(("clip_norm", "fused"), [(None, False), (0.05, False), (0.05, True)])

@@ -88,6 +88,7 @@ def same(found: list[Run], expected: list[Run]) -> None:
             assert torch.equal(one.owed[key], kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "consistency", "how"),
     [

@@ -84,6 +84,7 @@ def train(
         return on_ranks(size, script, strategy="ParameterServer", token=TOKEN, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "size", "how"),
     [

@@ -101,6 +101,7 @@ def survive(zygote: Zygote, folder: Path, references: References, seed: Seed) ->
         chaos.close()
 
 
+@pytest.mark.slow
 def test_whatever_happens_to_servers_and_workers_nothing_is_lost(
     zygote: Zygote, references: References, tmp_path: Path
 ) -> None:

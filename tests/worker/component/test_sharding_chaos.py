@@ -51,6 +51,7 @@ def exact_reference(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) ->
     return train_alone(zygote, tmp_path_factory.mktemp("alone-exact"), OPTIONS, EXACT)
 
 
+@pytest.mark.slow
 def test_survivors_with_shards_have_the_undisturbed_numbers(
     zygote: Zygote, reference: Reference, exact_reference: Reference, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def train_on(model: torch.nn.Module, optimizer: torch.optim.Optimizer, made: int
     assert plan.ended(cursor)
 
 
+@pytest.mark.slow
 def test_files_hold_what_the_workers_have_trained(
     new_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ OPTIONS: dict[str, Any] = {
 STEPS = 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_a_copy_that_differs_is_sent_again(new_cluster: Callable[..., WorkerCluster], shard: str) -> None:
     options = OPTIONS | {"spoilt_state": [[20, 1]]}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from worker_cluster import WorkerCluster
 
 SCRIPT = Path(__file__).parents[2] / "support" / "worker_memory_script.py"
@@ -28,6 +29,7 @@ def most(new_cluster: Callable[..., WorkerCluster], shard: str) -> dict[str, flo
     return {name: max(result[name] for result in results if result) for name in FIGURES}
 
 
+@pytest.mark.slow
 def test_a_worker_holds_its_part_of_gradients_and_state(new_cluster: Callable[..., WorkerCluster]) -> None:
     """Two thirds with three workers, a twelfth that is under way, and in backward the newest gradient."""
     whole, part = (most(new_cluster, shard) for shard in ("None", "Gradients"))

@@ -175,6 +175,7 @@ def curve_through_ten_kills(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_losses_through_ten_kills(
     curve_through_ten_kills: Callable[[str], dict[int, float]], reference: Reference, shard: str
@@ -188,6 +189,7 @@ def test_losses_through_ten_kills(
         assert sharded[step] == pytest.approx(loss, rel=0, abs=1e-5), f"step {step}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["gathering", "filling", "formed", "transfer"])
 def test_killed_between_steps_and_generations(
     make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], point: str
@@ -208,6 +210,7 @@ def test_killed_between_steps_and_generations(
     check(cluster, reference_of(**SHORT), [first, second, third, last])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_second_copies_are_made_while_training_goes_on(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str
@@ -231,6 +234,7 @@ def test_second_copies_are_made_while_training_goes_on(
     check(cluster, reference, [first, second, joiner])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "shard"),
     [
@@ -264,6 +268,7 @@ def test_killed_while_second_copies_are_made(
     assert steps == list(range(1, len(steps) + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [1, 3])
 def test_script_that_repeats_backward_loses_one_step_at_most(
     make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], split: int
@@ -286,6 +291,7 @@ def test_script_that_repeats_backward_loses_one_step_at_most(
 AVERAGE = {"average": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "shard"),
     [("gathering:6", "Optimizer"), ("gathering:9", "Gradients"), ("stepped:6", "Gradients")],
@@ -302,6 +308,7 @@ def test_average_of_weights_survives_a_kill(
     check(cluster, reference_of(**AVERAGE, **SHORT), [first, second, joiner])
 
 
+@pytest.mark.slow
 def test_grows_from_one_and_shrinks_to_three(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -330,6 +337,7 @@ def test_two_lost_at_once_that_share_no_shard(
     check(cluster, reference_of(**SHORT), [workers[1], workers[3]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_one_lost_while_another_leaves_loses_nothing(
     make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference], shard: str
@@ -345,6 +353,7 @@ def test_one_lost_while_another_leaves_loses_nothing(
     check(cluster, reference_of(**SHORT), [first])
 
 
+@pytest.mark.slow
 def test_coordinator_killed_then_a_worker(
     make_cluster: Callable[..., WorkerCluster], reference_of: Callable[..., Reference]
 ) -> None:
@@ -383,6 +392,7 @@ def saved_steps(tmp_path: Path) -> list[int]:
     return [state.step for name in restore.candidates(storage) if (state := names.parse(name))]
 
 
+@pytest.mark.slow
 def test_owner_and_buddy_lost_goes_back_in_the_same_processes(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -399,6 +409,7 @@ def test_owner_and_buddy_lost_goes_back_in_the_same_processes(
     assert cluster.reply.states_lost == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"), [("Optimizer", "None"), ("None", "Optimizer"), ("Optimizer", "Optimizer")]
 )
@@ -434,6 +445,7 @@ BFLOAT16 = 0.02
 """Gradients are computed in bfloat16, by each worker from its part of the samples."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 def test_masters_of_16_bit_parameters_survive_a_kill(
     make_cluster: Callable[..., WorkerCluster],
@@ -449,6 +461,7 @@ def test_masters_of_16_bit_parameters_survive_a_kill(
     check(cluster, reference_of(**MASTERS, **SHORT), [first, second, joiner], BFLOAT16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [("Optimizer", "None"), ("None", "Gradients")])
 def test_masters_are_restored_with_shards_and_without(
     make_cluster: Callable[..., WorkerCluster],
@@ -473,6 +486,7 @@ def test_masters_are_restored_with_shards_and_without(
     assert min(worker.commits()[0]["step"] for worker in others) == newest + 1
 
 
+@pytest.mark.slow
 def test_member_joins_after_a_restore_finds_all_shards(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -491,6 +505,7 @@ def test_member_joins_after_a_restore_finds_all_shards(
     assert "are lost" not in cluster.logs()
 
 
+@pytest.mark.slow
 def test_worker_without_samples_holds_no_evaluation_up(
     new_cluster: Callable[..., WorkerCluster],
 ) -> None:

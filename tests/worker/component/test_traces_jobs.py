@@ -63,6 +63,7 @@ def check_recovery(spans: list[Received]) -> None:
         assert span is first or span.parent in by_id, span
 
 
+@pytest.mark.slow
 def test_killed_worker_and_its_successor_are_in_one_trace(
     new_cluster: Callable[..., WorkerCluster], collector: TraceCollector, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_killed_worker_and_its_successor_are_in_one_trace(
     assert any(len(collector.of_trace(span.trace)) == 3 for span in collector.named("checkpoint"))
 
 
+@pytest.mark.slow
 def test_lost_server_and_its_successor_are_in_one_trace(
     new_server_cluster: Callable[..., WorkerCluster], collector_by_grpc: TraceCollector
 ) -> None:

@@ -83,6 +83,7 @@ def start(
     return new_cluster(options, script=SCRIPT, **settings)
 
 
+@pytest.mark.slow
 def test_alone_it_is_the_trainer(train_plainly: Callable[..., dict[str, Any]]) -> None:
     """One process: the same numbers, and the same events with the same steps, in the same order."""
     options = {
@@ -172,6 +173,7 @@ def test_a_stream_alone_is_the_trainer(train_plainly: Callable[..., dict[str, An
         assert (one["event"], one["step"]) == (other["event"], other["step"])
 
 
+@pytest.mark.slow
 def test_shards_through_a_kill_and_a_join(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Callable[..., dict[str, Any]]
 ) -> None:
@@ -199,6 +201,7 @@ def test_shards_through_a_kill_and_a_join(
         assert steps_of(seen, event) == steps_of(wanted["events"], event), event
 
 
+@pytest.mark.slow
 def test_early_stop_in_the_middle_of_an_epoch(
     new_cluster: Callable[..., WorkerCluster], train_plainly: Callable[..., dict[str, Any]]
 ) -> None:
@@ -278,6 +281,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_two_workers_are_the_trainer(
     options: dict[str, Any],
@@ -317,6 +321,7 @@ def test_another_worker_saves_when_the_writer_dies(
     assert (saved / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_job_begins_again_where_all_were_lost(
     new_cluster: Callable[..., WorkerCluster],
     train_plainly: Callable[..., dict[str, Any]],
@@ -363,6 +368,7 @@ def test_a_job_begins_again_where_all_were_lost(
     assert json.loads(newest.read_text())["reason"] == "end", "an early end is saved, too"
 
 
+@pytest.mark.slow
 def test_a_worker_that_joins_at_the_end_goes_on_with_the_others(
     new_cluster: Callable[..., WorkerCluster],
 ) -> None:
@@ -426,6 +432,7 @@ CLASSES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_random_faults_change_no_number(
     zygote: Zygote, tmp_path: Path, train_plainly: Callable[..., dict[str, Any]]
 ) -> None:
@@ -503,6 +510,7 @@ def test_a_second_run_in_one_job_is_refused(train_plainly: Callable[..., dict[st
     assert said.startswith("UsageError: ElasticTrainer.train() was called already: a job trains one model")
 
 
+@pytest.mark.slow
 def test_the_example_survives_a_kill(new_cluster: Callable[..., WorkerCluster], tmp_path: Path) -> None:
     example = Path(__file__).parents[3] / "examples" / "trainer" / "train.py"
     # LOCAL_RANK is what `springtide launch` sets; accelerate would form a group of its own by it.

@@ -75,6 +75,7 @@ def test_workers_are_killed_at_every_point_of_a_step(
     assert result["audit"]["skipped"] == 2
 
 
+@pytest.mark.slow
 def test_two_optimizers_with_a_scaler_while_workers_are_killed(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_two_optimizers_with_a_scaler_while_workers_are_killed(
     assert result["audit"]["skipped"] == 2
 
 
+@pytest.mark.slow
 def test_servers_and_the_coordinator_are_killed(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -118,6 +120,7 @@ def test_servers_and_the_coordinator_are_killed(
     check(cluster, [workers[0], joiner], reference, "norm")
 
 
+@pytest.mark.slow
 def test_all_workers_gone_epoch_end_checkpoint_brings_them_back(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -139,6 +142,7 @@ def test_all_workers_gone_epoch_end_checkpoint_brings_them_back(
     assert [result["audit"]["skipped"] for worker in again if (result := worker.result())] == [2, 2]
 
 
+@pytest.mark.slow
 def test_killed_server_with_copies_causes_no_repeated_work(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -158,6 +162,7 @@ def test_killed_server_with_copies_causes_no_repeated_work(
     assert set(commits(cluster).values()) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replication", [1, 2])
 def test_a_server_is_killed_between_offers_and_their_push(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, replication: int
@@ -204,6 +209,7 @@ def test_the_fastest_worker_is_never_too_far_ahead(
     assert max(ahead) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hears", ["before it meets nobody", "after it met nobody"])
 def test_worker_stops_while_another_waits_at_the_epoch_end(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, hears: str

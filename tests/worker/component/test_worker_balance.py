@@ -26,6 +26,7 @@ def parts(worker: Worker) -> list[int]:
     return [int(found) for found in re.findall(r"this worker has (\d+) of 32 samples", worker.log())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["None", "Gradients"])
 def test_slow_worker_does_less_over_kill_join_and_leave(
     new_cluster: Callable[..., WorkerCluster], reference: Reference, shard: str

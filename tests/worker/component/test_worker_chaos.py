@@ -24,6 +24,7 @@ OPTIONS: dict[str, Any] = {"samples": 230, "batch": 32, "epochs": 14, "pace": 0.
 pytestmark = pytest.mark.timeout(int(600 + 2 * seconds(20)))
 
 
+@pytest.mark.slow
 def test_survivors_of_any_faults_have_the_undisturbed_numbers(
     zygote: Zygote, reference: Reference, tmp_path: Path
 ) -> None:
@@ -40,6 +41,7 @@ def test_survivors_of_any_faults_have_the_undisturbed_numbers(
     each_seed(SEEDS, seconds(20), one)
 
 
+@pytest.mark.slow
 def test_all_lost_last_whole_checkpoint_gives_the_same_numbers(
     zygote: Zygote, reference: Reference, tmp_path: Path
 ) -> None:

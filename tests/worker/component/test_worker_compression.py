@@ -112,6 +112,7 @@ def test_sixteen_bits_cost_as_much_in_uneven_parts(
     assert 1e-4 < error < 0.0025
 
 
+@pytest.mark.slow
 def test_thin_matrices_converge_with_error_feedback() -> None:
     plain = on_ranks(2, lambda rank: train(rank, 40))[0]["loss"]
     results = on_ranks(2, lambda rank: train(rank, 40), compression="PowerSGD")
@@ -139,6 +140,7 @@ def test_thin_matrices_converge_with_error_feedback() -> None:
     assert without > results[0]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [(1, "begin"), (4, "begin"), (4, "backward")])
 @pytest.mark.parametrize("kind", ["BF16", "PowerSGD"])
 def test_dropped_body_leaves_residuals_as_they_were(where: tuple[int, str], kind: str) -> None:

@@ -39,6 +39,7 @@ group.shut()
 """
 
 
+@pytest.mark.slow
 def test_a_group_takes_as_many_as_are_counted_on(tmp_path: Path) -> None:
     size = 4
     members = [

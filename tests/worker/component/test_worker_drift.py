@@ -27,6 +27,7 @@ def ended(cluster: WorkerCluster) -> list[Worker]:
     return cluster.workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [0, 2])
 def test_the_odd_one_of_three_is_sent_the_state(odd: int, new_cluster: Callable[..., WorkerCluster]) -> None:
     cluster = new_cluster(OPTIONS | {"spoilt": [[20, odd]]})
@@ -50,6 +51,7 @@ def test_with_two_the_first_one_counts(new_cluster: Callable[..., WorkerCluster]
     assert "the parameters of worker-1 are not those" in first.log()
 
 
+@pytest.mark.slow
 def test_one_that_drifts_on_is_left_alone_in_the_end(new_cluster: Callable[..., WorkerCluster]) -> None:
     """A worker that drifts again and again is at last sent the state no more.
 
@@ -66,6 +68,7 @@ def differences(worker: Worker) -> list[str]:
     return [line for line in worker.log().splitlines() if "are not those of the other workers" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "odd"), [("spoilt", 0), ("spoilt_buffers", 2)])
 def test_a_short_job_ends_with_equal_replicas(
     fault: str, odd: int, new_cluster: Callable[..., WorkerCluster], tmp_path: Path

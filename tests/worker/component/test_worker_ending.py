@@ -140,6 +140,7 @@ def first_process_cluster(zygote: Zygote, tmp_path: Path) -> Iterator[WorkerClus
     cluster.close()
 
 
+@pytest.mark.slow
 def test_process_1_ends_when_nobody_hears_its_leave(first_process_cluster: WorkerCluster) -> None:
     """Process 1 ends by SIGTERM when nobody hears its Leave.
 
@@ -160,6 +161,7 @@ def test_process_1_ends_when_nobody_hears_its_leave(first_process_cluster: Worke
     assert worker.log().count("SIGTERM, and no coordinator") == 1
 
 
+@pytest.mark.slow
 def test_process_1_ends_of_a_second_sigterm(first_process_cluster: WorkerCluster) -> None:
     cluster = first_process_cluster
     (worker,) = cluster.start(1, faults={0: "gradients:5:sleep=600"})
@@ -188,6 +190,7 @@ def blocks(worker: Worker) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.slow
 def test_own_collectives_run_again_among_those_that_are_left(zygote: Zygote, tmp_path: Path) -> None:
     """A script's own collectives run again among the members that are left.
 

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 IN_SHARDS = {"shards": [40, 17, 0, 9, 64, 33, 1, 50, 23, 64]}  # 301 samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, IN_SHARDS], ids=["by number", "in shards"])
 def test_killed_in_an_evaluation_and_a_coordinator_too(
     zygote: Zygote, tmp_path: Path, options: dict[str, Any]
@@ -61,6 +62,7 @@ def test_killed_in_an_evaluation_and_a_coordinator_too(
         cluster.close()
 
 
+@pytest.mark.slow
 def test_all_stop_early_at_the_same_place(zygote: Zygote, tmp_path: Path) -> None:
     """One dies in the third evaluation, one in a later loop; what the evaluations say ends the job."""
     script = SCRIPT.with_name("worker_early_stop_script.py")

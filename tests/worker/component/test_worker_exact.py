@@ -101,6 +101,7 @@ def check(
             assert found.get(name) == expected[name], f"{name} of {worker.name}\n{cluster.logs()}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_equal_bits_at_any_size(make_cluster: Callable[..., WorkerCluster], alone: Alone, size: int) -> None:
     expected = alone()
@@ -130,6 +131,7 @@ def test_equal_bits_over_kills_and_joins(make_cluster: Callable[..., WorkerClust
     assert fifth.commits()[0]["step"] > 3
 
 
+@pytest.mark.slow
 def test_equal_bits_when_a_joiner_follows(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
     cluster = make_cluster({"SPRINGTIDE_FOLLOW_MIB": "0"})
     cluster.start(2)
@@ -140,6 +142,7 @@ def test_equal_bits_when_a_joiner_follows(make_cluster: Callable[..., WorkerClus
     check(cluster, alone(), cluster.workers)
 
 
+@pytest.mark.slow
 def test_equal_bits_with_parts_by_speed(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
     """The slow one of three has fewer of the seven parts; the bits are those of one process."""
     cluster = make_cluster(epochs=8, part_seconds={"0": 0.01, "1": 0.01, "2": 0.03})
@@ -153,6 +156,7 @@ def test_equal_bits_with_parts_by_speed(make_cluster: Callable[..., WorkerCluste
     assert "this worker has 15 of 32 samples now" in first.log()
 
 
+@pytest.mark.slow
 def test_equal_bits_with_a_scaler(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
     """Steps are skipped and the scale moves, with one worker as with three, two and three."""
     expected = alone(scaler=True)
@@ -170,6 +174,7 @@ def test_equal_bits_with_a_scaler(make_cluster: Callable[..., WorkerCluster], al
         check(cluster, expected, [joiner])
 
 
+@pytest.mark.slow
 def test_equal_bits_from_a_checkpoint_at_another_size(
     make_cluster: Callable[..., WorkerCluster], alone: Alone, tmp_path: Path
 ) -> None:
@@ -212,6 +217,7 @@ SHARDED = ("optimizer",)
 """A worker has a part of the optimizer's state there, and not in the optimizer."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["Optimizer", "Gradients"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_shards_have_the_bits_of_a_job_without(
@@ -225,6 +231,7 @@ def test_shards_have_the_bits_of_a_job_without(
     assert "of optimizer state" in cluster.logs()
 
 
+@pytest.mark.slow
 def test_equal_bits_in_shards_over_kills_and_joins(
     make_cluster: Callable[..., WorkerCluster], alone: Alone
 ) -> None:
@@ -254,6 +261,7 @@ KILLS = {
 """Ten points at which a worker dies, by `shard`."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["None", "Optimizer", "Gradients"])
 def test_equal_bits_through_ten_kills(
     make_cluster: Callable[..., WorkerCluster], alone: Alone, shard: str
@@ -274,6 +282,7 @@ def test_equal_bits_through_ten_kills(
     check(cluster, alone(**options), [first, second, cluster.workers[-1]], SHARDED if shard != "None" else ())
 
 
+@pytest.mark.slow
 def test_parts_that_are_over_stay(make_cluster: Callable[..., WorkerCluster], alone: Alone) -> None:
     """One dies when all its gradients are there, one in the middle of its first part."""
     # The others have computed what they do before they hear of it.

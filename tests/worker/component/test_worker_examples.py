@@ -26,6 +26,7 @@ def zygote() -> Iterator[Zygote]:
     zygote.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "environment", "fault", "said"),
     [
@@ -71,6 +72,7 @@ def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> float:
     return auc_in(log.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "consistency"), [("Hybrid", "Synchronous"), ("ParameterServer", "Asynchronous")]
 )

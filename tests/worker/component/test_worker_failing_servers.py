@@ -24,6 +24,7 @@ TOLD = re.compile(rf"newest values of .*weight {_ADDRESS}: {_FAILED}|: \d\..*: {
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["Synchronous", "Asynchronous"])
 @pytest.mark.parametrize(("replication", "stored"), [(1, False), (2, False), (1, True)])
 def test_step_failing_at_every_try_ends_workers_saying_where(
@@ -57,6 +58,7 @@ def test_step_failing_at_every_try_ends_workers_saying_where(
     assert went_back == (stored and consistency == "Synchronous"), cluster.logs()
 
 
+@pytest.mark.slow
 def test_one_failing_server_does_not_end_a_job_with_copies(
     new_server_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

@@ -49,6 +49,7 @@ def follower(cluster: WorkerCluster, fault: str = "") -> Worker:
     return worker
 
 
+@pytest.mark.slow
 def test_joiner_has_the_state_before_it_is_a_member(
     new_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -65,6 +66,7 @@ def test_joiner_has_the_state_before_it_is_a_member(
         assert re.search(r"fed \S+ \d+ KiB", member.log()), member.log()
 
 
+@pytest.mark.slow
 def test_small_states_are_sent_to_members_only(new_cluster: Callable[..., WorkerCluster]) -> None:
     cluster = new_cluster(OPTIONS | {"epochs": 3})
     members = cluster.start(2)
@@ -74,6 +76,7 @@ def test_small_states_are_sent_to_members_only(new_cluster: Callable[..., Worker
     assert RECEIVING not in members[2].log()
 
 
+@pytest.mark.slow
 def test_two_joiners_follow_at_once(new_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
     cluster = new_cluster(OPTIONS, environment=ALWAYS)
     members = cluster.start(2)
@@ -84,6 +87,7 @@ def test_two_joiners_follow_at_once(new_cluster: Callable[..., WorkerCluster], r
     assert all(has_followed(worker) for worker in members[2:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["a member", "the joiner", "a member in the middle"])
 def test_killed_while_the_state_is_sent_beside_training(
     new_cluster: Callable[..., WorkerCluster], reference: Reference, who: str
@@ -107,6 +111,7 @@ def test_killed_while_the_state_is_sent_beside_training(
     check(cluster, reference, [second, joiner])
 
 
+@pytest.mark.slow
 def test_member_lost_in_a_step_while_another_follows(
     new_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -139,6 +144,7 @@ def test_joiner_that_nobody_is_left_for_begins_no_mixture(
     assert beginner.code == 0, cluster.logs()
 
 
+@pytest.mark.slow
 def test_joiner_in_a_loop_before_the_others_follows(
     new_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -160,6 +166,7 @@ def scaled(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Referenc
     return train_alone(zygote, tmp_path_factory.mktemp("alone"), OPTIONS | {"scaler": 1, "infinite": 40})
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_no_steps_of_the_joiner(
     new_cluster: Callable[..., WorkerCluster], scaled: Reference
 ) -> None:
@@ -172,6 +179,7 @@ def test_skipped_steps_are_no_steps_of_the_joiner(
     assert has_followed(members[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["sharded", "on servers"])
 def test_values_elsewhere_come_as_before(
     new_cluster: Callable[..., WorkerCluster],

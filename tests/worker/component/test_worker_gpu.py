@@ -254,6 +254,7 @@ def test_batchnorm_s_statistics_are_those_of_all_samples(device: str) -> None:
     assert one["0.num_batches_tracked"] == plain["0.num_batches_tracked"] == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "backend"),
     [("cpu", "aot_eager"), pytest.param("cuda", "inductor", marks=cuda_param("compile").marks)],

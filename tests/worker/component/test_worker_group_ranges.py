@@ -63,6 +63,7 @@ def put(held: Path) -> None:
     new.rename(held)
 
 
+@pytest.mark.slow
 def test_two_groups_share_the_ranges_out(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_two_groups_share_the_ranges_out(
     assert [result["audit"]["skipped"] for worker in (a, c) if (result := worker.result())] == [2, 2]
 
 
+@pytest.mark.slow
 def test_members_are_killed_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -93,6 +95,7 @@ def test_members_are_killed_at_every_point_of_a_step(
     check_as_good(cluster, [steady], reference, OPTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replication", [1, 2])
 def test_who_speaks_for_a_group_is_killed_between_its_pushes(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, replication: int
@@ -107,6 +110,7 @@ def test_who_speaks_for_a_group_is_killed_between_its_pushes(
     assert set(steps(a)) | set(steps(d)) == set(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_no_group_is_further_ahead_than_the_bound(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -126,6 +130,7 @@ def test_no_group_is_further_ahead_than_the_bound(
     assert min(ahead) >= -1
 
 
+@pytest.mark.slow
 def test_workers_come_and_go(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -150,6 +155,7 @@ def test_workers_come_and_go(
     assert set(commits(cluster)) == set(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_other_groups_go_on_from_a_checkpoint_of_an_epochs_end(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -176,6 +182,7 @@ def test_other_groups_go_on_from_a_checkpoint_of_an_epochs_end(
     assert [result["audit"]["skipped"] for worker in again if (result := worker.result())] == [2] * 3
 
 
+@pytest.mark.slow
 def test_common_steps_end_and_begin_again_at_a_killed_server(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:

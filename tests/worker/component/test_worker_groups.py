@@ -260,6 +260,7 @@ def test_integers_travel_exactly(number: int) -> None:
     assert packing.unpack(total, ours, 4.0, 2)[0].tolist() == [number, 1]
 
 
+@pytest.mark.slow
 def test_a_process_ends_though_a_collective_of_its_never_will() -> None:
     """Freeing the group would wait for the collective, also at the interpreter's end."""
     script = """
@@ -288,6 +289,7 @@ print(group.release())
     assert done.stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_forked_child_leaves_groups_in_garbage_alone() -> None:
     """Freeing a group in a child joins threads that the child does not have: it would hang or abort."""
     script = """

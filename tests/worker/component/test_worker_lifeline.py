@@ -55,6 +55,7 @@ def test_killed_while_a_child_has_its_connections(
     assert "its stream broke" not in cluster.coordinator_log()
 
 
+@pytest.mark.slow
 def test_a_new_coordinator_has_lifelines_too(
     cluster: WorkerCluster, child_of: Path, reference: Reference
 ) -> None:

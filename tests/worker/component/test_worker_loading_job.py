@@ -15,6 +15,7 @@ OPTIONS: dict[str, Any] = {"samples": 150, "batch": 32, "epochs": 4, "pace": 0.0
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 def test_killed_while_processes_read_ahead(zygote: Zygote, tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     reference = train_alone(zygote, tmp_path / "alone", OPTIONS)

@@ -27,6 +27,7 @@ def why_not() -> str:
     return tried.stderr.strip() if tried.returncode else ""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_sum_over_broken_line_fails_long_before_its_own_limit() -> None:
     """Whether both ranks have begun it, or one waits for the other's part."""

@@ -35,6 +35,7 @@ def test_joiner_without_memory_ends_alone_and_says_so(new_cluster: Callable[...,
         assert "Check that pods can reach each other" not in worker.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_joiner_takes_a_buffer_that_was_expanded(
     frozen: int, new_cluster: Callable[..., WorkerCluster]

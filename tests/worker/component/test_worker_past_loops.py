@@ -72,6 +72,7 @@ def standing(cluster: WorkerCluster, worker: Worker) -> int:
     return next((int(m.standing) for m in members if m.member.pod_name == worker.name), -1)
 
 
+@pytest.mark.slow
 def test_others_train_while_a_joiner_is_in_ended_loops(new_cluster: Callable[..., WorkerCluster]) -> None:
     cluster = new_cluster({"loops": LOOPS, "gates": True, "evaluates": True}, script=SCRIPT)
     first, second = cluster.start(2)
@@ -104,6 +105,7 @@ def test_others_train_while_a_joiner_is_in_ended_loops(new_cluster: Callable[...
     check_end(cluster, first, second, third)
 
 
+@pytest.mark.slow
 def test_coordinator_is_lost_while_a_joiner_is_in_ended_loops(
     new_cluster: Callable[..., WorkerCluster],
 ) -> None:
@@ -147,6 +149,7 @@ def test_standby_goes_through_loops_as_they_end(new_cluster: Callable[..., Worke
     check_end(cluster, first, third)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["meets", "errands"])
 def test_workers_meet_between_loops(new_cluster: Callable[..., WorkerCluster], what: str) -> None:
     cluster = new_cluster({"loops": LOOPS, "meets": True, what: True}, script=SCRIPT)

@@ -65,6 +65,7 @@ def stopped(worker: Worker) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.slow
 def test_stopped_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -87,6 +88,7 @@ def test_stopped_at_every_point_of_a_step(
     assert max(commit["generation"] for commit in steady.commits()) >= 3
 
 
+@pytest.mark.slow
 def test_an_exception_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -180,6 +182,7 @@ def test_failures_during_a_recovery(
     check(cluster, reference, [steady, failed])
 
 
+@pytest.mark.slow
 def test_cut_off_in_a_transfer(
     make_cluster: Callable[..., WorkerCluster], proxies: Proxies, reference: Reference, tmp_path: Path
 ) -> None:
@@ -264,6 +267,7 @@ def test_cut_off_at_the_end_of_the_loop(
     assert second.commits()[-1]["step"] == STEPS
 
 
+@pytest.mark.slow
 def test_in_evaluations_at_the_ends_of_epochs(
     make_cluster: Callable[..., WorkerCluster], proxies: Proxies, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def train(
     return on_ranks(size, script, compression="PowerSGD")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [both, rests, looked_at, gan, left])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_what_is_not_sent_is_owed(body: Body, size: int) -> None:

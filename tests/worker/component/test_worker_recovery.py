@@ -61,6 +61,7 @@ def test_killed_late_in_a_step_with(
     check(cluster, reference, [steady, joiner])
 
 
+@pytest.mark.slow
 def test_joiners_rehearse(make_cluster: Callable[..., WorkerCluster], reference: Reference) -> None:
     """Joiners warm up before they are admitted; the members that begin a job do not."""
     cluster = make_cluster(options={"pace": 0.05, "scaler": True, "rehearsals": 2, "split": 2})
@@ -169,6 +170,7 @@ def test_worker_dies_while_there_is_no_coordinator(
     assert {tuple(commit["incarnation"]) for commit in first.commits()} == {(1, 0), (2, 0)}
 
 
+@pytest.mark.slow
 def test_stopped_worker_is_cut_off_and_joins_again(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -195,6 +197,7 @@ def test_killed_while_the_state_is_sent(
     check(cluster, reference, [first, second])
 
 
+@pytest.mark.slow
 def test_the_rest_of_the_state_comes_from_another_holder(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -233,6 +236,7 @@ def test_nobody_trains_on_from_half_a_state(make_cluster: Callable[..., WorkerCl
     assert len({result["parameters"] for result in results if result is not None}) == 1
 
 
+@pytest.mark.slow
 def test_killed_at_the_end_of_the_loop(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -243,6 +247,7 @@ def test_killed_at_the_end_of_the_loop(
     check(cluster, reference, [second, third])
 
 
+@pytest.mark.slow
 def test_adam_transferred_to_a_joiner_and_clipping(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -289,6 +294,7 @@ def test_buffers_equal_an_undisturbed_run(
         assert result["audit"] == expected["audit"]
 
 
+@pytest.mark.slow
 def test_several_loops_and_a_joiner_in_the_second(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -50,6 +50,7 @@ def computed_before(worker: Worker) -> dict[int, tuple[int, int]]:
     return {int(step): (int(all_), int(own)) for step, all_, own in re.findall(pattern, worker.log())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "shard"),
     [
@@ -79,6 +80,7 @@ def test_survivors_keep_what_they_have_computed(
     check(cluster, reference, [steady, other])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "group_size"), [({"scaler": True}, 1), ({"split": 3, "clip_norm": 1e3}, 1), ({"split": 2}, 2)]
 )
@@ -101,6 +103,7 @@ def test_survivors_push_what_they_have_again(
     check(cluster, reference, [steady, other])
 
 
+@pytest.mark.slow
 def test_loss_of_a_server_loses_no_gradient(
     make_server_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -119,6 +122,7 @@ def test_loss_of_a_server_loses_no_gradient(
     check(cluster, reference, workers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["None", "Gradients", "servers"])
 def test_batch_statistics_of_kept_samples_stay(
     make_cluster: Callable[..., WorkerCluster],

@@ -61,6 +61,7 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
     check(cluster, reference, [steady])
 
 
+@pytest.mark.slow
 def test_average_of_weights_survives_kills_at_every_point(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_average_of_weights_survives_kills_at_every_point(
     check(cluster, reference, [steady])
 
 
+@pytest.mark.slow
 def test_two_optimizers_make_one_step_through_kills(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ def test_two_optimizers_make_one_step_through_kills(
     check(cluster, reference, [steady])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_two_backwards_and_two_steps_are_one_through_kills(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path, group_size: int
@@ -126,6 +129,7 @@ def test_two_backwards_and_two_steps_are_one_through_kills(
     check(cluster, reference, [steady])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [False, True])
 def test_compressed_gradients_train_on_at_deaths_and_leaves(
     make_cluster: Callable[..., WorkerCluster],
@@ -163,6 +167,7 @@ def test_compressed_gradients_train_on_at_deaths_and_leaves(
     assert max(abs(a - b) for a, b in zip(result["values"], reference.values, strict=True)) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_server_with_copies_is_killed_again_and_again(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -183,6 +188,7 @@ def test_a_server_with_copies_is_killed_again_and_again(
     check(cluster, reference, workers)
 
 
+@pytest.mark.slow
 def test_a_team_that_lost_a_member_goes_on(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -198,6 +204,7 @@ def test_a_team_that_lost_a_member_goes_on(
     check(cluster, reference, steady)
 
 
+@pytest.mark.slow
 def test_servers_come_and_go_while_training(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -229,6 +236,7 @@ def test_a_server_without_copies_takes_the_state_along(make_cluster: Callable[..
         assert cluster.servers[1].name in end.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("copies", "losses"), [(1, [(1,), (1,)]), (2, [(0, 1)])])
 def test_lost_servers_send_the_same_workers_to_a_checkpoint(
     make_cluster: Callable[..., WorkerCluster],

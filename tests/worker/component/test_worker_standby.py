@@ -47,6 +47,7 @@ def follows(cluster: WorkerCluster, worker: Worker, generation: int) -> None:
     assert worker.commits()[0]["generation"] == generation + 1, "no generation goes on without it"
 
 
+@pytest.mark.slow
 def test_standby_follows_one_that_is_killed_and_one_that_leaves(
     new_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -69,6 +70,7 @@ def test_standby_follows_one_that_is_killed_and_one_that_leaves(
     assert f"standby {fifth.name} takes the place of {third.name}" in cluster.coordinator_log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["sharded", "on servers"])
 def test_standby_follows_in_a_job(
     new_cluster: Callable[..., WorkerCluster],

@@ -96,6 +96,7 @@ def test_each_sample_is_trained_once_through_deaths_and_joins(
     assert trained(cluster.folder) == expected()
 
 
+@pytest.mark.slow
 def test_readers_in_processes_give_the_same_numbers(
     new_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -159,6 +160,7 @@ PUSH = ["backward", "gradients", "pushed", "prepared", "reduced", "stepping", "s
 """The points of a step with parameter servers, in order."""
 
 
+@pytest.mark.slow
 def test_servers_killed_at_every_point_of_a_push_lose_no_sample(
     new_server_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -187,6 +189,7 @@ def test_servers_killed_at_every_point_of_a_push_lose_no_sample(
     assert trained(cluster.folder) == expected(epochs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["pushed", "stepping"])
 def test_a_server_and_a_worker_killed_at_once_lose_no_sample(
     new_server_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, point: str
@@ -207,6 +210,7 @@ def test_a_server_and_a_worker_killed_at_once_lose_no_sample(
     assert trained(cluster.folder) == expected()
 
 
+@pytest.mark.slow
 def test_any_faults_leave_each_sample_of_shards_once(zygote: Zygote, tmp_path: Path) -> None:
     options = OPTIONS | {"epochs": 10, "pace": 0.015, "same_start": True}
     (tmp_path / "alone").mkdir()

@@ -35,6 +35,7 @@ def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[.
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replication", "wanted"), [(1, FREE), (2, BOUNDED)])
 def test_common_steps_end_in_the_middle_of_an_epoch(
     make_cluster: Callable[..., WorkerCluster],
@@ -59,6 +60,7 @@ def test_common_steps_end_in_the_middle_of_an_epoch(
     assert len(cluster.workers) == 2
 
 
+@pytest.mark.slow
 def test_worker_and_coordinator_killed_as_common_steps_end(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_worker_and_coordinator_killed_as_common_steps_end(
     assert all(commits(cluster)[step] == 1 for step in range(14, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_script_needing_common_steps_keeps_them_with_new_pods(
     make_cluster: Callable[..., WorkerCluster], tmp_path: Path
 ) -> None:
@@ -119,6 +122,7 @@ def test_script_needing_common_steps_keeps_them_with_new_pods(
     assert reply(cluster).consistency == TOGETHER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replication", "first"), [(1, FREE), (2, BOUNDED)])
 def test_common_steps_begin_at_the_end_of_an_epoch(
     make_cluster: Callable[..., WorkerCluster],
@@ -169,6 +173,7 @@ def test_the_numbers_after_it_are_those_of_common_steps(
         assert result["rates"].items() <= reference.rates.items()
 
 
+@pytest.mark.slow
 def test_worker_and_coordinator_killed_before_common_steps(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -202,6 +207,7 @@ def test_worker_and_coordinator_killed_before_common_steps(
     assert all(found[step] == 2 for step in range(25, STEPS + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["formed", "transfer"])
 def test_the_first_worker_is_killed_while_common_steps_begin(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path, point: str
@@ -225,6 +231,7 @@ def test_the_first_worker_is_killed_while_common_steps_begin(
     assert reply(cluster).consistency == TOGETHER
 
 
+@pytest.mark.slow
 def test_to_and_fro_while_a_server_is_killed(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def hold(path: Path, point: str) -> str:
     return f"{point}:hold={path}"
 
 
+@pytest.mark.slow
 def test_workers_are_killed_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:
@@ -95,6 +96,7 @@ def test_workers_are_killed_at_every_point_of_a_step(
     assert result["audit"]["skipped"] == 2
 
 
+@pytest.mark.slow
 def test_workers_are_killed_between_two_steps_of_a_body(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -112,6 +114,7 @@ def test_workers_are_killed_between_two_steps_of_a_body(
     check(cluster, [steady], reference)
 
 
+@pytest.mark.slow
 def test_server_with_copies_killed_between_offer_and_push(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -129,6 +132,7 @@ def test_server_with_copies_killed_between_offer_and_push(
     assert set(commits(cluster).values()) == {1}
 
 
+@pytest.mark.slow
 def test_rows_lost_without_copy_send_job_to_last_epoch_end(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, tmp_path: Path
 ) -> None:
@@ -151,6 +155,7 @@ def test_rows_lost_without_copy_send_job_to_last_epoch_end(
     assert any("StateLost" in worker.log() for worker in workers), cluster.logs()
 
 
+@pytest.mark.slow
 def test_a_running_job_goes_over_and_back(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def make_cluster(new_server_cluster: Callable[..., WorkerCluster]) -> Callable[.
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["Hybrid", "ParameterServer"])
 def test_workers_are_killed_and_come_at_every_point_of_a_step(
     make_cluster: Callable[..., WorkerCluster], reference: Reference, strategy: str
@@ -51,6 +52,7 @@ def test_workers_are_killed_and_come_at_every_point_of_a_step(
     check(cluster, reference, [steady])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["Hybrid", "ParameterServer"])
 def test_optimizers_and_tables_make_one_step_through_kills(
     make_cluster: Callable[..., WorkerCluster], zygote: Zygote, tmp_path: Path, strategy: str
@@ -68,6 +70,7 @@ def test_optimizers_and_tables_make_one_step_through_kills(
     check(cluster, reference, [steady])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [False, True])
 def test_compressed_gradients_train_on_while_workers_die(
     make_cluster: Callable[..., WorkerCluster],
@@ -104,6 +107,7 @@ def test_compressed_gradients_train_on_while_workers_die(
         assert commit["values"]["loss"] == pytest.approx(reference.losses[commit["step"]], abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_server_with_copies_is_killed_and_another_one_comes(
     make_cluster: Callable[..., WorkerCluster], reference: Reference
 ) -> None:

@@ -460,6 +460,7 @@ for group in groups:
 """
 
 
+@pytest.mark.slow
 def test_neither_side_has_a_second_state_in_memory() -> None:
     """The memory of both sides together grows by less than a second state.
 

@@ -51,6 +51,7 @@ def number(cluster: WorkerCluster) -> int:
     return 0 if cluster.reply is None else cluster.reply.generation.number
 
 
+@pytest.mark.slow
 def test_where_others_have_copies_the_job_goes_on_without_it(
     begin: Callable[..., tuple[WorkerCluster, list[CutProxy]]], undisturbed: Reference
 ) -> None:
@@ -66,6 +67,7 @@ def test_where_others_have_copies_the_job_goes_on_without_it(
     check(cluster, undisturbed, workers)
 
 
+@pytest.mark.slow
 def test_without_copies_it_is_waited_for_and_costs_nothing(
     begin: Callable[..., tuple[WorkerCluster, list[CutProxy]]], undisturbed: Reference
 ) -> None:
@@ -82,6 +84,7 @@ def test_without_copies_it_is_waited_for_and_costs_nothing(
     check(cluster, undisturbed, workers)
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_step_together_go_on_without_it(
     begin: Callable[..., tuple[WorkerCluster, list[CutProxy]]],
 ) -> None:
@@ -98,6 +101,7 @@ def test_workers_that_do_not_step_together_go_on_without_it(
         assert (data["repeated"], data["lost"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_one_that_joins_meanwhile_costs_the_only_holder_nothing(
     begin: Callable[..., tuple[WorkerCluster, list[CutProxy]]], undisturbed: Reference
 ) -> None:
@@ -118,6 +122,7 @@ def test_one_that_joins_meanwhile_costs_the_only_holder_nothing(
     assert not cluster.reply.states_lost
 
 
+@pytest.mark.slow
 def test_one_that_alone_does_not_reach_a_server_is_cut_off(
     begin: Callable[..., tuple[WorkerCluster, list[CutProxy]]], undisturbed: Reference
 ) -> None:

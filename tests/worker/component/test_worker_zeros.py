@@ -146,6 +146,7 @@ def check(size: int, how: dict[str, Any], make: Callable[[], Script], **more: bo
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zeroing", "make"),
     [
@@ -192,6 +193,7 @@ def test_frozen_for_a_while(size: int, how: dict[str, Any]) -> None:
     check(size, how, lambda: Script(one_optimizer(MAKES["sgd"]), "last", range(4, 7)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zeroing", ["last", "first", "first-none"])
 @pytest.mark.parametrize(("size", "how"), [(2, ALL_REDUCE), (2, SYNCHRONOUS), (1, RANGES)])
 def test_several_optimizers(size: int, how: dict[str, Any], zeroing: str) -> None:

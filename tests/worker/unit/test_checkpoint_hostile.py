@@ -84,6 +84,7 @@ def test_a_claim_beyond_all_memory_is_passed_over(tmp_path: Path) -> None:
     assert "cannot hold" in skipped[0]
 
 
+@pytest.mark.slow
 def test_too_many_files_or_tensors_are_refused_at_once() -> None:
     file = {"path": "a", "bytes": 1, "sha256": "0" * 64}
     parts = {"workers": {"header": file, "files": [file] * (MAX_FILES + 1)}}

@@ -307,6 +307,7 @@ def test_what_nobody_could_read_is_not_written(monkeypatch: pytest.MonkeyPatch) 
         codec.flatten([tree, torch.ones(2)])
 
 
+@pytest.mark.slow
 def test_a_mixture_of_many_experts_comes_back() -> None:
     one = torch.ones(1)
     header, _ = codec.flatten([one])

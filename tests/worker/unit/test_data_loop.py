@@ -67,6 +67,7 @@ def reference(loop: LoopPlan, cursor: Cursor, parameter: torch.Tensor, by_tokens
     return torch.autograd.grad(loss, parameter)[0]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     worlds=st.lists(st.integers(1, 30), min_size=1, max_size=6),

@@ -49,6 +49,7 @@ def test_keyed_order_takes_each_sample_once(n: int, seed: int, epoch: int) -> No
     assert torch.equal(keyed(n, seed, epoch, torch.arange(n)).sort().values, torch.arange(n))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(n=st.sampled_from([50, TABLE_SIZE, LARGE]), start=st.integers(0, LARGE), length=st.integers(0, LARGE))
 def test_any_cut_is_a_piece_of_the_whole(n: int, start: int, length: int) -> None:
@@ -56,6 +57,7 @@ def test_any_cut_is_a_piece_of_the_whole(n: int, start: int, length: int) -> Non
     assert torch.equal(shuffled(n, 5, 1, start, start + length), whole(n, 5, 1)[start : start + length])
 
 
+@pytest.mark.slow
 def test_keyed_order_is_evenly_spread() -> None:
     """Chi-square of (first sample, second sample) over many seeds: about 1 per degree of freedom."""
     n, trials = 7, 4000

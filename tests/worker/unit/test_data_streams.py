@@ -49,6 +49,7 @@ def alone(lengths: list[int], options: dict[str, Any], unknown: bool = False) ->
     return job
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(jobs(), EVENTS, st.booleans())
 def test_each_sample_is_trained_once_whatever_happens(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_job import Endless, StreamJob
@@ -25,6 +26,7 @@ def counts(text: str) -> dict[int, int]:
     return {int(place): int(count) for place, _, count in parts}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=14).filter(sum),

@@ -18,6 +18,7 @@ from springtide.exact.buckets import ExactBuckets, plan_runs
 from springtide.exact.rounding import BLOCK
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(grouping(), st.integers(0, 1 << 30), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_any_grouping_and_order_gives_equal_bits(

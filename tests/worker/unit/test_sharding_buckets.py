@@ -63,6 +63,7 @@ def step(buckets: PassingBuckets, patient: bool = False) -> list[float]:
     return sent
 
 
+@pytest.mark.slow
 def test_memory_that_first_step_alone_needs_is_let_go() -> None:
     before = tensor_bytes()
     buckets = passing()
@@ -74,6 +75,7 @@ def test_memory_that_first_step_alone_needs_is_let_go() -> None:
     assert tensor_bytes() - before < 2 * BUCKET_BYTES
 
 
+@pytest.mark.slow
 def test_kept_micro_batches_take_the_memory_of_one_sum() -> None:
     """All gradients are there at once before the last micro-batch, and a few of its buckets at a time."""
     before = tensor_bytes()
@@ -98,6 +100,7 @@ def test_kept_micro_batches_take_the_memory_of_one_sum() -> None:
     assert tensor_bytes() - before < 2 * BUCKET_BYTES
 
 
+@pytest.mark.slow
 def test_step_without_gradients_lets_nothing_go() -> None:
     """New memory costs more than copying into what is there."""
     before = tensor_bytes()
@@ -108,6 +111,7 @@ def test_step_without_gradients_lets_nothing_go() -> None:
     assert tensor_bytes() - before >= BUCKET_BYTES
 
 
+@pytest.mark.slow
 def test_small_bucket_leaves_large_memory_to_large_bucket() -> None:
     sizes = [64, ELEMENTS]
     fields = [Field(f"p{number}", (size,), torch.float32) for number, size in enumerate(sizes)]
@@ -169,6 +173,7 @@ def test_any_part_of_a_bucket_is_its_weighted_gradients(
         assert torch.equal(found, plain.views[index]), index
 
 
+@pytest.mark.slow
 def test_large_gradient_is_neither_copied_nor_changed() -> None:
     before = tensor_bytes()
     gradient = torch.full((2 * ELEMENTS,), 3.0)
@@ -212,6 +217,7 @@ def test_large_gradient_that_was_changed_is_an_error() -> None:
         buckets.flush()
 
 
+@pytest.mark.slow
 def test_large_gradients_of_a_dropped_step_are_let_go() -> None:
     before = tensor_bytes()
     buckets = PassingBuckets(plan_layout([Field("p", (2 * ELEMENTS,), torch.float32)], 1))

@@ -441,6 +441,7 @@ class CountedGroup:
         return work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("elements", [[300_001], [90_000, 64, 7, 210_000], [2_000] * 150])
 def test_memory_for_what_is_on_its_way_is_bounded(size: int, elements: list[int]) -> None:

@@ -191,6 +191,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "clip"), [(1, True), (2, False), (2, True), (3, False), (5, True)])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_bits_are_those_of_one_process_without_shards(name: str, size: int, clip: bool) -> None:

@@ -129,6 +129,7 @@ CHANGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(
     sizes=BUCKETS, size=st.integers(1, 12), spread=st.sampled_from([1, 2, 3, 6, 50]), changes=CHANGES

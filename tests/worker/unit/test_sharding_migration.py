@@ -71,6 +71,7 @@ def cuts_of(sizes: Sequence[Sequence[int]], seed: int) -> list[list[ShardPart]]:
     return found
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(
     sizes=st.lists(st.lists(st.sampled_from([1, 2, 7, 256, 300]), max_size=3), min_size=1, max_size=8),

@@ -144,6 +144,7 @@ def migrated(holders: Sequence[Holder], old: ShardMap, new: ShardMap) -> None:
         holder.hold(new, rank, states[rank])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_pieces_and_plain_step_are_equal_bit_for_bit(name: str, dtype: torch.dtype) -> None:
@@ -214,6 +215,7 @@ def check_both_holders(make: MakeOptimizer, dtype: torch.dtype) -> None:
             torch.testing.assert_close(values, truth, rtol=rounding, atol=rounding, equal_nan=True)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=25)
 @hypothesis.given(seed=st.integers(0, 1 << 20), moves=st.integers(1, 6), name=st.sampled_from(sorted(PLAIN)))
 def test_state_moved_any_number_of_times_is_unchanged(seed: int, moves: int, name: str) -> None:

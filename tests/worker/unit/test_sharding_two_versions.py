@@ -104,7 +104,7 @@ class Histories(RuleBasedStateMachine):
             self.world.check()
 
 
-TestHistories = Histories.TestCase
+TestHistories = pytest.mark.slow(Histories.TestCase)
 TestHistories.settings = hypothesis.settings(max_examples=15, stateful_step_count=10)
 
 
@@ -115,6 +115,7 @@ def after_three_steps(nodes: list[str], seed: int = 0, variant: Variant = PLAIN)
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "chunks", "least"),
     [
@@ -147,6 +148,7 @@ def test_death_at_each_call_of_a_step_loses_nothing(variant: Variant, chunks: in
     assert least < points < 98
 
 
+@pytest.mark.slow
 def test_death_at_each_call_of_forming_loses_nothing() -> None:
     for points in range(80):
         world = after_three_steps(["a", "b", "c"], seed=points)
@@ -186,6 +188,7 @@ def test_both_holders_leave_and_nothing_is_lost() -> None:
     assert world.restored == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", [False, True])
 def test_step_committed_by_one_is_made_by_all_others(skip: bool) -> None:
     """The sums were at all; one member heard so, and its death afterwards changes nothing.
@@ -204,6 +207,7 @@ def test_step_committed_by_one_is_made_by_all_others(skip: bool) -> None:
     assert made >= 3
 
 
+@pytest.mark.slow
 def test_step_whose_values_do_not_come_is_taken_back() -> None:
     """One dies as values are awaited: some have them all and go on from the step, others make it anew."""
     ends = set()
@@ -218,6 +222,7 @@ def test_step_whose_values_do_not_come_is_taken_back() -> None:
     assert {(3, 3, 3), (3, 3, 4), (3, 4, 4), (4, 4, 4)} <= ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant",
     [
@@ -251,6 +256,7 @@ def test_second_copies_are_made_while_training_goes_on(variant: Variant, seed: i
     assert not world.restored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [0, 2])
 def test_death_at_each_call_while_copies_are_made(chunks: int) -> None:
     """The job goes back to a checkpoint where a shard's one holder is lost; nobody has a mixture ever."""

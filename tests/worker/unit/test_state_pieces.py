@@ -25,6 +25,7 @@ from springtide.comm.state_transfer import MAX_SENDERS, Roles, roles
 tensors = st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=12)
 
 
+@pytest.mark.slow
 @given(tensors, st.integers(16, 40))
 def test_each_byte_is_in_one_piece(given_tensors: list[tuple[int, bool]], words: int) -> None:
     most = 64 * words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 
 from springtide.comm.work import keep_until_done, let_go
@@ -25,6 +26,7 @@ class Backend:
     """A stand-in for the backend that a collective needs to stay alive."""
 
 
+@pytest.mark.slow
 def test_memory_is_given_back_when_all_works_have_ended() -> None:
     works, backend = [Stuck(torch.zeros(8)), Stuck(torch.zeros(8))], Backend()
     memory = [weakref.ref(work.memory) for work in works] + [weakref.ref(backend)]

@@ -45,6 +45,7 @@ def model(seed: int = 1) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 7), st.data())
 def test_one_changed_bit_is_found_once_in_a_round(chosen: int, data: st.DataObject) -> None:
     named, other = model(), model()

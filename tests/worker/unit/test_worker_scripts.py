@@ -61,6 +61,7 @@ def orders(batch_size: int, epochs: int) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [convolutions, Transposed])
 @pytest.mark.parametrize(
     "kind",

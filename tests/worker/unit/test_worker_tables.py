@@ -267,6 +267,7 @@ class Clicks(torch.nn.Module):
         return self.head(self.table(ids).mean(1)).squeeze(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaling", ["none", "scaled", "fused"])
 @pytest.mark.parametrize("clip_norm", [None, 0.02])
 def test_a_script_without_a_job_trains_as_with_a_dense_table(clip_norm: float | None, scaling: str) -> None:
