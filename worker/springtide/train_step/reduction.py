@@ -364,39 +364,10 @@ class Reduction:
         expected = self._expected_buffers(assignment.group)
         riders = self._packed(expected, assignment)
         vector = torch.cat((fields, riders.here)) if expected else fields
-        norm = None
-        if self._home is not None:
-            # Before all gradients of all members are on the servers, nobody may learn that the step counts.
-            if self._home.dense:
-                self._wait(self._buckets.wait)
-            if self._tables is not None:
-                self._wait(self._tables.flush)
-            faults.reach_in(body.backward_pass, "pushed", assignment.number)
-            norm = self._prepare(self._home)
-            faults.reach_in(body.backward_pass, "prepared", assignment.number)
-        work = self.start_sum(vector)
-        there = [self.start_sum(tensor) for tensor in riders.there]
-        # They began after the buckets, so that the host waits once.
-        self._wait(partial(wait_for, there))
-        self._wait(self._buckets.wait)
-        self._wait(work.wait)
+        norm = None if self._home is None else self._put_on_servers(self._home, body)
+        self._wait_for_sums(vector, riders.there)
         result = commit_vote.decode(vector[: len(fields)], part, assignment.group.size)
-        if not result.same_step:
-            raise SpringtideError(
-                f"this worker is at optimizer.step() number {body.backward_pass + 1} of step "
-                f"{assignment.number} and "
-                "another member of its group is not: all workers have to make the same optimizer steps, "
-                "whatever their samples are"
-            )
-        if not result.options_fit and not self.in_batches():
-            raise UsageError(
-                f"at step {assignment.number} this worker's optimizer has other options than the other "
-                "workers' "
-                f"({self._hyperparameters.described()}): replicas would drift apart. Set options from what "
-                "all workers have alike: a scheduler or a counter that distribute() was given by name (a "
-                "count of the script's own begins anew in a worker that joins), a mean over all workers "
-                "(not this worker's loss)"
-            )
+        self._check_vote(result, body)
         self.newcomer = False
         if not result.replicas_agree:
             found = self.replicas.after_vote(assignment.number, part.digest, assignment.group, self.total)
@@ -405,11 +376,7 @@ class Reduction:
             self._order.take(result.extra)
         self._sum_late(assignment.group, result)
         self._wait(lambda: self._buckets.settle(result.change))
-        weight = result.weight
-        if self._exact is not None:
-            if self._exact.misfit(result.extra):
-                self._do_again(self._exact, assignment)
-            weight = self._exact.total_weight(result.extra)
+        weight = self._total_weight(result, assignment)
         try:
             correction = assignment.batch.micro.correction(weight)
         except ValueError as error:
@@ -433,6 +400,61 @@ class Reduction:
         body.result, body.change = result, body.change or ends
         faults.reach_in(body.backward_pass, "reduced", assignment.number)
         return Reduced(result, correction, combined, norm)
+
+    def _put_on_servers(self, home: ParameterBackend, body: StepContext) -> float | None:
+        """Wait until all gradients of all members are on the servers: before that nobody may learn that the
+        step counts. Return the norm of their sums; see `Reduced.norm`.
+        """
+        number = body.assignment.number
+        if home.dense:
+            self._wait(self._buckets.wait)
+        if self._tables is not None:
+            self._wait(self._tables.flush)
+        faults.reach_in(body.backward_pass, "pushed", number)
+        norm = self._prepare(home)
+        faults.reach_in(body.backward_pass, "prepared", number)
+        return norm
+
+    def _wait_for_sums(self, vector: torch.Tensor, there: list[torch.Tensor]) -> None:
+        """Sum the commit vote and the buffers on a device; wait for these and for all buckets.
+
+        Args:
+            vector: the commit vote, and what rides with it.
+            there: buffers, on their device.
+        """
+        work = self.start_sum(vector)
+        started = [self.start_sum(tensor) for tensor in there]
+        # They began after the buckets, so that the host waits once.
+        self._wait(partial(wait_for, started))
+        self._wait(self._buckets.wait)
+        self._wait(work.wait)
+
+    def _check_vote(self, result: commit_vote.Result, body: StepContext) -> None:
+        """Raise SpringtideError if the members are at different steps, UsageError if their optimizers'
+        options differ.
+        """
+        if not result.same_step:
+            raise SpringtideError(
+                f"this worker is at optimizer.step() number {body.backward_pass + 1} of step "
+                f"{body.assignment.number} and another member of its group is not: all workers have to make "
+                "the same optimizer steps, whatever their samples are"
+            )
+        if not result.options_fit and not self.in_batches():
+            raise UsageError(
+                f"at step {body.assignment.number} this worker's optimizer has other options than the other "
+                f"workers' ({self._hyperparameters.described()}): replicas would drift apart. Set options "
+                "from what all workers have alike: a scheduler or a counter that distribute() was given by "
+                "name (a count of the script's own begins anew in a worker that joins), a mean over all "
+                "workers (not this worker's loss)"
+            )
+
+    def _total_weight(self, result: commit_vote.Result, assignment: StepAssignment) -> float:
+        """Return the weight of all samples. In exact mode, raise Dropped when the step is done again."""
+        if self._exact is None:
+            return result.weight
+        if self._exact.misfit(result.extra):
+            self._do_again(self._exact, assignment)
+        return self._exact.total_weight(result.extra)
 
     def _sum_late(self, group: Group, result: commit_vote.Result) -> None:
         """Sum the gradients that came after their buckets had left, at any member; remember who had none."""
