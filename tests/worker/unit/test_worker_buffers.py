@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.comm.combine import Packing, Rule, Share
+from springtide.comm.combine import Combined, Packing, Rule, Share
 from springtide.data.cursor import Cursor
 from springtide.data.ledger import Ledger
 from springtide.errors import UsageError
@@ -349,3 +349,116 @@ def test_taken_statistics_leave_an_open_graph_valid() -> None:
     norm.running_mean.zero_()
     buffers.put_back()
     assert norm.running_mean.tolist() == [3.0, 3.0]
+
+
+class Steps:
+    """One member's steps: all buffers travel, and what comes back is taken and committed."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.buffers = model, Buffers(model)
+        self._way = Packing([], [])
+
+    def take(self) -> Combined:
+        """Make a step whose sums give each number twice its value and one more; return them."""
+        self.buffers.remember()
+        self.model(torch.randn(4, 2))
+        current = self.buffers.current()
+        if not self._way.fits(current):
+            self._way = Packing(current, self.buffers.rules)
+        total = self._way.pack(current, [], Share(1.0, 0, 1))
+        flats = [2 * flat + 1 for flat in self._way.unpack_flat(total, [], 1.0, 1)]
+        combined = Combined(self._way, flats, list(range(len(current))))
+        self.buffers.take(combined)
+        return combined
+
+
+def no_change(model: torch.nn.Module) -> None:
+    pass
+
+
+def stop_training(model: torch.nn.Module) -> None:
+    model[1].eval()  # type: ignore[index]
+
+
+def other_memory(model: torch.nn.Module) -> None:
+    model[1].running_mean.data = torch.full((2,), 7.0)  # type: ignore[index]
+
+
+def other_tensor(model: torch.nn.Module) -> None:
+    model[1].running_mean = torch.full((2,), 7.0)  # type: ignore[index]
+
+
+def other_form(model: torch.nn.Module) -> None:
+    model.register_buffer("plain", torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("change", [no_change, stop_training, other_memory, other_tensor, other_form])
+def test_values_side_by_side_go_into_buffers_and_copies(change: Callable[[torch.nn.Module], None]) -> None:
+    """The way into the buffers is found once, and again when the script has changed what it depends on."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2))
+    model.register_buffer("plain", torch.zeros(3))
+    steps = Steps(model)
+    steps.take()
+    earlier = steps.take()
+    noted = [value.clone() for value in earlier.values()]
+    change(model)
+    values = steps.take()
+    for index, buffer in enumerate(steps.buffers.current()):
+        assert torch.equal(buffer, values[index]), steps.buffers.names[index]
+    steps.buffers.put_back()  # the step is dropped
+    steps.take()
+    after = [value.clone() for value in steps.buffers.current()]
+    steps.buffers.remember()
+    for kept, value in zip(steps.buffers.committed, after, strict=True):
+        assert torch.equal(kept, value)
+    model(torch.randn(4, 2))
+    steps.buffers.put_back()
+    for buffer, value in zip(steps.buffers.current(), after, strict=True):
+        assert torch.equal(buffer, value)
+    for index, value in enumerate(noted):
+        assert torch.equal(earlier[index], value), "what a step has taken is nobody else's room"
+
+
+def test_step_dropped_after_values_came_is_put_back() -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2))
+    steps = Steps(model)
+    steps.take()
+    steps.buffers.remember()
+    before = [buffer.clone() for buffer in steps.buffers.current()]
+    steps.take()
+    steps.buffers.put_back()
+    for buffer, value in zip(steps.buffers.current(), before, strict=True):
+        assert torch.equal(buffer, value)
+
+
+def test_values_side_by_side_leave_an_open_graph_valid() -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    steps = Steps(model)
+    for _ in range(2):
+        out = model(torch.randn(4, 2)).square().sum()
+        steps.take()
+        out.backward()
+
+
+def test_statistics_that_a_graph_needs_are_not_changed_silently() -> None:
+    """A layer that no longer trains has its statistics read by backward, as the plain write would tell."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2))
+    steps = Steps(model)
+    steps.take()
+    model[1].eval()
+    steps.buffers.remember()
+    out = model(torch.randn(4, 2)).square().sum()
+    steps.take()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_combined_values_are_a_mapping_that_is_cut_when_asked() -> None:
+    own = [torch.ones(2), torch.tensor(3), torch.ones(2, 2, dtype=torch.complex64)]
+    way = Packing(own, [Rule.MEAN, Rule.FIRST, Rule.MEAN])
+    total = way.pack(own, [], Share(2.0, 0, 1))
+    values = Combined(way, way.unpack_flat(total, [], 2.0, 1), [4, 7, 9])
+    assert (list(values), len(values), 7 in values, 5 in values) == ([4, 7, 9], 3, True, False)
+    for number, buffer in zip(values, own, strict=True):
+        assert values[number].dtype == buffer.dtype
+        assert torch.equal(values[number], buffer)

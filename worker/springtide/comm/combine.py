@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +75,12 @@ class Packing:
         self._stretches = [
             _Stretch.of(positions, buffers, rules[positions[0]]) for positions in together.values()
         ]
+        self.looks_back = any(stretch.looks_back for stretch in self._stretches)
+        """Whether a rule needs to know what the step has found."""
+        self.is_plain = not self.looks_back and all(
+            stretch.like.is_cpu and not stretch.like.is_complex() for stretch in self._stretches
+        )
+        """Whether what comes out lies in memory as the buffers' own numbers do, on the CPU."""
 
     def fits(self, buffers: Sequence[torch.Tensor]) -> bool:
         """Return whether these are the buffers that it was made for, in the same form."""
@@ -91,16 +97,11 @@ class Packing:
 
         Args:
             buffers: as this member's step has left them.
-            committed: as the step has found them, alike on all members.
+            committed: as the step has found them, alike on all members; empty unless `looks_back`.
             share: this member's.
         """
         parts = [
-            _packed(
-                stretch.joined(buffers),
-                stretch.rule,
-                committed[stretch.positions[0]],  # looked at for rules that pack each buffer by itself
-                share,
-            )
+            _packed(stretch.joined(buffers), stretch.rule, stretch.before(committed), share)
             for stretch in self._stretches
         ]
         return torch.cat(parts) if parts else _zeros(0)
@@ -116,8 +117,20 @@ class Packing:
             total_weight: the sum of the members' weights.
             size: number of members.
         """
-        combined: dict[int, torch.Tensor] = {}
-        offset = 0
+        return self.cut(self.unpack_flat(total, committed, total_weight, size))
+
+    def unpack_flat(
+        self, total: torch.Tensor, committed: Sequence[torch.Tensor], total_weight: float, size: int
+    ) -> list[torch.Tensor]:
+        """Return what `cut` makes the results of `unpack` from: one new tensor for each stretch.
+
+        Args:
+            total: as for `unpack`.
+            committed: as for `pack`.
+            total_weight: the sum of the members' weights.
+            size: number of members.
+        """
+        flats, offset = [], 0
         for stretch in self._stretches:
             numbers = stretch.numbers
             if stretch.rule in (Rule.FIRST, Rule.MIN, Rule.MAX):
@@ -125,10 +138,25 @@ class Packing:
             if stretch.rule in (Rule.MIN, Rule.MAX):
                 numbers *= size
             piece, offset = total[offset : offset + numbers], offset + numbers
-            before = committed[stretch.positions[0]]
+            before = stretch.before(committed)
             values = _unpacked(piece, stretch.like, stretch.rule, before, total_weight, size)
-            combined |= zip(stretch.positions, stretch.split(values), strict=True)
-        return [combined[position] for position in range(len(self._buffers))]
+            flats.append(values if stretch.like.is_complex() else values.to(stretch.like.dtype))
+        return flats
+
+    def rooms(self) -> list[torch.Tensor]:
+        """Return tensors like those of `unpack_flat`, with any numbers. Only where `is_plain`."""
+        return [torch.empty(stretch.numbers, dtype=stretch.like.dtype) for stretch in self._stretches]
+
+    def cut(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return tensors like the buffers, which show the memory of these (that of complex ones is new).
+
+        Args:
+            flats: one for each stretch.
+        """
+        found: dict[int, torch.Tensor] = {}
+        for stretch, flat in zip(self._stretches, flats, strict=True):
+            found |= zip(stretch.positions, stretch.split(flat), strict=True)
+        return [found[position] for position in range(len(self._buffers))]
 
     def pack_there(self, buffers: Sequence[torch.Tensor], share: Share) -> list[torch.Tensor]:
         """Return what this member puts into the sums of buffers that lie on a device, for which `on_device`
@@ -209,6 +237,15 @@ class _Stretch:
     def numbers(self) -> int:
         return sum(self.counts)
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether the rule needs to know what the step has found; such a stretch has one buffer."""
+        return self.rule not in (Rule.MEAN, Rule.FIRST)
+
+    def before(self, committed: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return what the step has found, of all buffers in `committed`; any tensor where nobody looks."""
+        return committed[self.positions[0]] if self.looks_back else self.like
+
     def joined(self, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the numbers of these among the buffers, in one dimension; a copy unless it is one buffer."""
         if len(self.positions) == 1:
@@ -232,6 +269,33 @@ class _Stretch:
         if self.are_rows:
             return pieces
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+
+class Combined(Mapping[int, torch.Tensor]):
+    """Values of buffers by number. They lie side by side as they came out of the sum, and are cut into
+    tensors when somebody asks for one: a model has hundreds of running statistics, and a step needs none of
+    them by itself.
+
+    Attributes:
+        way: by which they came.
+        flats: as from `Packing.unpack_flat`.
+        indices: the buffers' numbers, in the way's order.
+    """
+
+    def __init__(self, way: Packing, flats: Sequence[torch.Tensor], indices: list[int]) -> None:
+        self.way, self.flats, self.indices = way, flats, indices
+        self._cut: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not self._cut:
+            self._cut = dict(zip(self.indices, self.way.cut(self.flats), strict=True))
+        return self._cut[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
 
 
 def on_device(buffer: torch.Tensor, rule: Rule) -> bool:

@@ -13,17 +13,40 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from springtide.comm.combine import Rule, is_floating
+from springtide.comm.combine import Combined, Packing, Rule, is_floating
 from springtide.comm.layout import Field, field_of
 from springtide.errors import UsageError
 
 _VERSION = operator.attrgetter("_version")
+_PLACE = torch.Tensor.data_ptr
 _COUNTING = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)
 """Forward passes that move `num_batches_tracked` with every batch that they take statistics of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """The way of flat values into buffers, found once for many steps.
+
+    Attributes:
+        packing: by which the values came.
+        training: by norm layer, whether it trains.
+        places: addresses of the buffers.
+        rooms: flat tensors like the values.
+        there: the rooms, cut like the buffers.
+        ours: what is written into, in the order of `there`.
+    """
+
+    packing: Packing
+    training: list[bool]
+    places: list[int]
+    rooms: list[torch.Tensor]
+    there: list[torch.Tensor]
+    ours: list[torch.Tensor]
 
 
 class Buffers:
@@ -40,6 +63,8 @@ class Buffers:
         self._places: list[tuple[torch.nn.Module, str]] = []
         self._norms: list[_NormBase | None] = []
         """The norm layer that has each buffer."""
+        self._layers: list[_NormBase] = []
+        """All norm layers that have buffers, once each."""
         self._tells = True
         """Whether a forward pass that writes buffers moves at least one version."""
         self._late: dict[str, tuple[torch.nn.Module, str]] = {}
@@ -62,14 +87,19 @@ class Buffers:
         self._versions: list[int] = []
         """Versions of the tensors in `_seen`, taken when those were noted."""
         self._trained: list[bool] = []
-        self._taken: tuple[list[torch.Tensor], list[int], dict[int, torch.Tensor]] | None = None
+        self._taken: tuple[list[torch.Tensor], list[int], Mapping[int, torch.Tensor]] | None = None
         """Left by the last `take`: all buffers, their versions, and the values it has written, by number."""
+        self._fresh: Combined | None = None
+        """Values that stand for copies, and are not among these yet."""
+        self._way: _Way | None = None
         self._note()
 
     def _add(self, full: str, module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:
         self._places.append((module, name))
         norm = module if isinstance(module, _NormBase) else None
         self._norms.append(norm)
+        if norm is not None and norm not in self._layers:
+            self._layers.append(norm)
         counts = type(module).forward in _COUNTING and isinstance(
             module._buffers.get("num_batches_tracked"), torch.Tensor
         )
@@ -124,14 +154,14 @@ class Buffers:
                 own.copy_(value)
         self._add(full, module, name, own)
         self._adopted[full] = None
-        self._copies.append(own.detach().clone())
+        self.committed.append(own.detach().clone())
         self._note()
 
     def forget(self, full: str) -> None:
         """The buffer, once adopted, is None again."""
         index = self.names.index(full)
         module, name = self._places.pop(index)
-        del self.names[index], self.rules[index], self._copies[index], self._norms[index]
+        del self.names[index], self.rules[index], self.committed[index], self._norms[index]
         module._buffers[name] = None
         self._late[full] = module, name
         del self._adopted[full]
@@ -154,7 +184,14 @@ class Buffers:
     @property
     def committed(self) -> list[torch.Tensor]:
         """The copies, in the order of `names`."""
+        self._settle()
         return self._copies
+
+    def _settle(self) -> None:
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None:
+            for index, value in fresh.items():
+                self._copies[index] = value
 
     def shared(self, values: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
         """Return those that are equal on all members between two steps, by name.
@@ -171,7 +208,7 @@ class Buffers:
         """
         found, current = {}, self.current()
         for index in indices:
-            buffer, committed = current[index], self._copies[index]
+            buffer, committed = current[index], self.committed[index]
             if buffer.shape != committed.shape or buffer.dtype != committed.dtype:
                 raise UsageError(
                     f"the model's buffer {self.names[index]} was {tuple(committed.shape)} {committed.dtype} "
@@ -195,7 +232,7 @@ class Buffers:
 
     def _moved_of(self, buffers: list[torch.Tensor]) -> list[bool]:
         return [
-            now is not seen or now._version != version or trained or (norm is not None and norm.training)
+            trained or now is not seen or now._version != version or (norm is not None and norm.training)
             for now, seen, version, trained, norm in zip(
                 buffers, self._seen, self._versions, self._trained, self._norms, strict=True
             )
@@ -205,13 +242,20 @@ class Buffers:
         """Refresh the copies of what moved."""
         buffers = self.current()
         kept = self._kept_values(buffers)
-        for index, value in kept.items():
-            self._copies[index] = value
+        if isinstance(kept, Combined):
+            if self._fresh is not None and self._fresh.way is not kept.way:
+                self._settle()
+            self._fresh = kept  # in the place of those of the step before, of the same buffers
+        else:
+            copies = self.committed
+            for index, value in kept.items():
+                copies[index] = value
         if len(kept) < len(buffers):
             self._refresh(buffers, kept)
-        self._note(buffers)
+        versions = self._taken[1] if kept and self._taken is not None else None
+        self._note(buffers, versions)
 
-    def _kept_values(self, buffers: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+    def _kept_values(self, buffers: list[torch.Tensor]) -> Mapping[int, torch.Tensor]:
         """Return by number what `take` was given, of the buffers that still hold it."""
         if self._taken is None or not self._tells:
             return {}
@@ -221,15 +265,15 @@ class Buffers:
         return values if same else {}
 
     def _refresh(self, buffers: list[torch.Tensor], known: Collection[int]) -> None:
-        kept, moving = [], []
+        kept, moving, copied = [], [], set(known)
         for index, moved in enumerate(self._moved_of(buffers)):
-            if moved and index not in known:
-                buffer, copy = buffers[index], self._copies[index]
+            if moved and index not in copied:
+                buffer, copy = buffers[index], self.committed[index]
                 if copy.shape == buffer.shape and copy.dtype == buffer.dtype:
                     kept.append(copy)
                     moving.append(buffer)
                 else:
-                    self._copies[index] = buffer.detach().clone()
+                    self.committed[index] = buffer.detach().clone()
         if kept:
             with torch.no_grad():
                 torch._foreach_copy_(kept, moving)
@@ -244,14 +288,14 @@ class Buffers:
         if not values:
             return
         buffers = self.current()
+        if isinstance(values, Combined) and values.way.is_plain:
+            self._take_flat(values, [buffers[index] for index in values.indices])
+            self._taken = buffers, list(map(_VERSION, buffers)), values
+            return
         ours, theirs, there = [], [], {}
         with torch.no_grad():
             for index, value in values.items():
-                buffer, norm = buffers[index], self._norms[index]
-                if norm is not None and norm.training:
-                    # Backward asks for the version of statistics, and takes none of them: a GAN's generator
-                    # has its backward after the critic's step.
-                    buffer = buffer.data
+                buffer = self._to_write(index, buffers[index])
                 if value.device != buffer.device:
                     buffer.copy_(value)
                     continue
@@ -263,9 +307,43 @@ class Buffers:
                 torch._foreach_copy_(ours, theirs)
         self._taken = buffers, list(map(_VERSION, buffers)), there
 
+    def _take_flat(self, values: Combined, buffers: list[torch.Tensor]) -> None:
+        """Write values that lie side by side.
+
+        Args:
+            values: new ones.
+            buffers: the tensors that they are for, in the order of their numbers.
+        """
+        way = self._way
+        training = [layer.training for layer in self._layers]
+        places = list(map(_PLACE, buffers))  # a script may give a tensor other memory
+        known = way is not None and way.packing is values.way and 0 not in places
+        if way is None or not known or way.training != training or way.places != places:
+            rooms = values.way.rooms()
+            ours = [
+                self._to_write(index, buffer) for index, buffer in zip(values.indices, buffers, strict=True)
+            ]
+            self._way = way = _Way(values.way, training, places, rooms, values.way.cut(rooms), ours)
+        with torch.no_grad():
+            for room, flat in zip(way.rooms, values.flats, strict=True):
+                room.copy_(flat)
+            torch._foreach_copy_(way.ours, way.there)
+
+    def _to_write(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
+        """Return what to write into for a buffer: another tensor on its memory where a norm layer trains, so
+        that its version stays. Backward asks for the version of statistics, and takes none of them: a GAN's
+        generator has its backward after the critic's step.
+
+        Args:
+            index: the buffer's number.
+            buffer: the present one.
+        """
+        norm = self._norms[index]
+        return buffer.data if norm is not None and norm.training else buffer
+
     def put_back(self) -> None:
         """Copy the remembered values into what moved."""
-        self.write([index for index, moved in enumerate(self.moved()) if moved], self._copies)
+        self.write([index for index, moved in enumerate(self.moved()) if moved], self.committed)
         for module, name in self._late.values():
             module._buffers[name] = None
         self._note()
@@ -295,9 +373,9 @@ class Buffers:
             if ours:
                 torch._foreach_copy_(ours, theirs)
 
-    def _note(self, buffers: list[torch.Tensor] | None = None) -> None:
+    def _note(self, buffers: list[torch.Tensor] | None = None, versions: list[int] | None = None) -> None:
         self._seen = self.current() if buffers is None else buffers
-        self._versions = list(map(_VERSION, self._seen))
+        self._versions = list(map(_VERSION, self._seen)) if versions is None else versions
         self._trained = [norm is not None and norm.training for norm in self._norms]
         self._taken = None
 

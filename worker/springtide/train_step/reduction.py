@@ -15,7 +15,7 @@ import torch
 from springtide import faults
 from springtide.comm import commit_vote
 from springtide.comm.buckets import Buckets
-from springtide.comm.combine import Packing, Rule, Share, on_device
+from springtide.comm.combine import Combined, Packing, Rule, Share, on_device
 from springtide.comm.exchanged_sums import MOST_AT_ONCE
 from springtide.comm.process_group import Group, Work, peers_in, wait_for
 from springtide.data.balance import Figure
@@ -52,7 +52,7 @@ class Reduced:
 
     result: commit_vote.Result
     correction: float
-    combined: dict[int, torch.Tensor]
+    combined: Mapping[int, torch.Tensor]
     norm: float | None = None
     """Norm of the sums of gradients in the step's home (on servers, say), without the correction."""
 
@@ -527,24 +527,30 @@ class Reduction:
 
     def _combined(
         self, result: commit_vote.Result, expected: _Packed, assignment: StepAssignment
-    ) -> dict[int, torch.Tensor]:
+    ) -> Mapping[int, torch.Tensor]:
         flags = result.changed[: len(self._buffers.names)]
         changed = [index for index, anywhere in enumerate(flags) if anywhere]
-        combined: dict[int, torch.Tensor] = {}
+        combined: Mapping[int, torch.Tensor] = {}
         if changed and self._buffers_travel(assignment.group):
-            packed = [expected]
+            combined = self._unpacked(expected, result)
             known = set(expected.riders.indices)
             if late := [index for index in changed if index not in known]:
                 rest = self._packed(late, assignment)
                 for tensor in (rest.here, *rest.there):
                     self._wait(self.start_sum(tensor).wait)
-                packed.append(rest)
-            for totals in packed:
-                combined |= self._unpacked(totals, result)
+                combined = {**combined, **self._unpacked(rest, result)}
         self._moving = (assignment.group, changed)
-        rules = self._buffers.rules
-        self._summed |= {index: combined[index] for index in combined if rules[index] is Rule.SUM}
-        return {index: combined[index] for index in changed} if combined else {}
+        if self._adds_up:
+            rules = self._buffers.rules
+            self._summed |= {index: value for index, value in combined.items() if rules[index] is Rule.SUM}
+        if len(combined) in (0, len(changed)):
+            return combined
+        return {index: combined[index] for index in changed}
+
+    @property
+    def _adds_up(self) -> bool:
+        """Whether a buffer's changes are added up."""
+        return Rule.SUM in self._buffers.rules
 
     def _contribution(self, body: StepContext, parts: list[PartContribution]) -> commit_vote.Contribution:
         assignment = body.assignment
@@ -640,30 +646,32 @@ class Reduction:
             return _Packed(riders, here, [])
         share = Share(assignment.batch.micro.contributed_weight, assignment.group.rank, assignment.group.size)
         on_host = [current[index] for index in riders.host_indices]
-        here = riders.host.pack(on_host, self._committed(riders.host_indices), share)
+        here = riders.host.pack(on_host, self._found_by(riders), share)
         there = riders.there.pack_there([current[index] for index in riders.there_indices], share)
         return _Packed(riders, here, there)
 
-    def _committed(self, indices: list[int]) -> list[torch.Tensor]:
-        """Return what the running step, or its last round, has found in these buffers."""
+    def _found_by(self, riders: _Riders) -> list[torch.Tensor]:
+        """Return what the running step, or its last round, has found in the buffers that ride with the commit
+        vote; nothing where no rule asks.
+        """
+        if not riders.host.looks_back:
+            return []
         committed, summed = self._buffers.committed, self._summed
-        if not summed:
-            return [committed[index] for index in indices]
-        return [summed.get(index, committed[index]) for index in indices]
+        return [summed.get(index, committed[index]) for index in riders.host_indices]
 
-    def _unpacked(self, totals: _Packed, result: commit_vote.Result) -> dict[int, torch.Tensor]:
+    def _unpacked(self, totals: _Packed, result: commit_vote.Result) -> Mapping[int, torch.Tensor]:
         riders, buffers = totals.riders, self._buffers
         if self._exact is not None:
             indices, rules = riders.indices, buffers.rules
             values = self._exact.unpack(totals.here, indices, buffers.committed, rules, result.extra)
             return dict(zip(indices, values, strict=True))
-        size, committed = self._running().assignment.group.size, self._committed(riders.host_indices)
-        values = riders.host.unpack(totals.here, committed, result.weight, size)
-        combined = dict(zip(riders.host_indices, values, strict=True))
-        if totals.there:
-            values = riders.there.unpack_there(totals.there, result.weight)
-            combined |= zip(riders.there_indices, values, strict=True)
-        return combined
+        size, found = self._running().assignment.group.size, self._found_by(riders)
+        flats = riders.host.unpack_flat(totals.here, found, result.weight, size)
+        combined = Combined(riders.host, flats, riders.host_indices)
+        if not totals.there:
+            return combined
+        values = riders.there.unpack_there(totals.there, result.weight)
+        return {**combined, **dict(zip(riders.there_indices, values, strict=True))}
 
     def fall_back(self, error: RuntimeError) -> NoReturn:
         """Leave the body, whose step was made and has been undone, since its values do not come."""
