@@ -35,10 +35,11 @@ from benchmarks.support.turns import Player
 from benchmarks.support.zygote import Zygote
 
 WORKERS = 2
-STARTS = 3
+FULL, QUICK = Turn(20, 4, 30), Turn(20, 2, 10)
+"""Turns of each side of a case, in one start. A worker's first steps cost more than all that follow: so many
+do not count."""
+STARTS = {FULL: 3, QUICK: 2}
 """Times that both sides of a case are started."""
-FULL, QUICK = Turn(20, 4, 30), Turn(5, 2, 6)
-"""Turns of each side of a case, in one start."""
 MODELS = ("mlp", "convolution", "transformer")
 BUCKETS_MIB = (1, 25)
 KINDS = {
@@ -292,7 +293,7 @@ class Job(recovery.Job):
 
 
 def measure(
-    name: str, bucket_mib: int, turn: Turn, zygote: Zygote, device: str = "cpu", starts: int = STARTS
+    name: str, bucket_mib: int, turn: Turn, zygote: Zygote, device: str = "cpu", starts: int | None = None
 ) -> dict[str, Any]:
     """Return the figures of one case.
 
@@ -302,13 +303,14 @@ def measure(
         turn: Sizes of their turns.
         zygote: That workers are forked from.
         device: Type of device of the models.
-        starts: Times that both sides are started.
+        starts: Times that both sides are started; None: as often as STARTS says.
 
     Raises:
         RuntimeError: A side ends.
         TimeoutError: One does not begin.
     """
-    return case_figures([_start(name, bucket_mib, turn, zygote, device) for _ in range(starts)])
+    times = STARTS[turn] if starts is None else starts
+    return case_figures([_start(name, bucket_mib, turn, zygote, device) for _ in range(times)])
 
 
 def _start(name: str, bucket_mib: int, turn: Turn, zygote: Zygote, device: str) -> dict[str, Side]:

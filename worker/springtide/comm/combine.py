@@ -117,12 +117,12 @@ class Packing:
             total_weight: the sum of the members' weights.
             size: number of members.
         """
-        return self.cut(self.unpack_flat(total, committed, total_weight, size))
+        return self.split(self.unpack_flat(total, committed, total_weight, size))
 
     def unpack_flat(
         self, total: torch.Tensor, committed: Sequence[torch.Tensor], total_weight: float, size: int
     ) -> list[torch.Tensor]:
-        """Return what `cut` makes the results of `unpack` from: one new tensor for each stretch.
+        """Return what `split` makes the results of `unpack` from: one new tensor for each stretch.
 
         Args:
             total: as for `unpack`.
@@ -147,7 +147,7 @@ class Packing:
         """Return tensors like those of `unpack_flat`, with any numbers. Only where `is_plain`."""
         return [torch.empty(stretch.numbers, dtype=stretch.like.dtype) for stretch in self._stretches]
 
-    def cut(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def split(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return tensors like the buffers, which show the memory of these (that of complex ones is new).
 
         Args:
@@ -284,12 +284,12 @@ class Combined(Mapping[int, torch.Tensor]):
 
     def __init__(self, way: Packing, flats: Sequence[torch.Tensor], indices: list[int]) -> None:
         self.way, self.flats, self.indices = way, flats, indices
-        self._cut: dict[int, torch.Tensor] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if not self._cut:
-            self._cut = dict(zip(self.indices, self.way.cut(self.flats), strict=True))
-        return self._cut[index]
+        if not self._tensors:
+            self._tensors = dict(zip(self.indices, self.way.split(self.flats), strict=True))
+        return self._tensors[index]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)

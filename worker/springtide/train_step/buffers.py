@@ -323,7 +323,7 @@ class Buffers:
             ours = [
                 self._to_write(index, buffer) for index, buffer in zip(values.indices, buffers, strict=True)
             ]
-            self._way = way = _Way(values.way, training, places, rooms, values.way.cut(rooms), ours)
+            self._way = way = _Way(values.way, training, places, rooms, values.way.split(rooms), ours)
         with torch.no_grad():
             for room, flat in zip(way.rooms, values.flats, strict=True):
                 room.copy_(flat)
