@@ -33,8 +33,9 @@ def divided(items: list[pytest.Item], form: str) -> tuple[list[pytest.Item], lis
     """
     if form == "all":
         return items, []
-    left_out = [item for item in items if item.get_closest_marker("slow")]
-    return [item for item in items if item not in left_out], left_out
+    marks = [item.get_closest_marker("slow") for item in items]
+    both = list(zip(items, marks, strict=True))
+    return [item for item, mark in both if mark is None], [item for item, mark in both if mark is not None]
 
 
 def pytest_configure(config: pytest.Config) -> None:
