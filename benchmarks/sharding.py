@@ -275,12 +275,15 @@ def other_bytes(known: Iterable[Any], objects: Iterable[Any] | None = None) -> i
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.nn.parameter import is_lazy
 
     counted = {tensor.untyped_storage().data_ptr() for tensor in known}
     total = 0
     for item in every_object() if objects is None else objects:
         # Not isinstance: some objects import modules when they are asked for their class.
-        if not issubclass(type(item), torch.Tensor) or item.device.type != "cpu":
+        if not issubclass(type(item), torch.Tensor) or is_lazy(item):
+            continue  # a parameter without a shape has no memory yet
+        if item.device.type != "cpu":
             continue
         if item.layout is not torch.strided or issubclass(type(item), FakeTensor):
             continue  # sparse tensors of nothing stand for zeros, and compilers trace with fake ones

@@ -203,7 +203,8 @@ def test_bytes_of_other_tensors_are_counted_once_by_memory() -> None:
     nothing = torch.zeros(5, layout=torch.sparse_coo)
     with FakeTensorMode():
         traced = torch.empty(100)
-    objects = [known, "no tensor", memory, *views, nothing, traced]
+    lazy = torch.nn.LazyLinear(2).weight
+    objects = [known, "no tensor", memory, *views, nothing, traced, lazy]
     assert sharding.other_bytes([known], objects) == 4 * 4096
     assert sharding.other_bytes([known, views[1]], objects) == 0
     gc.freeze()  # as a worker does before it trains
