@@ -540,17 +540,12 @@ class Reduction:
                     self._wait(self.start_sum(tensor).wait)
                 combined = {**combined, **self._unpacked(rest, result)}
         self._moving = (assignment.group, changed)
-        if self._adds_up:
-            rules = self._buffers.rules
+        rules = self._buffers.rules
+        if Rule.SUM in rules:  # else nobody asks for single values, and they stay side by side
             self._summed |= {index: value for index, value in combined.items() if rules[index] is Rule.SUM}
         if len(combined) in (0, len(changed)):
             return combined
         return {index: combined[index] for index in changed}
-
-    @property
-    def _adds_up(self) -> bool:
-        """Whether a buffer's changes are added up."""
-        return Rule.SUM in self._buffers.rules
 
     def _contribution(self, body: StepContext, parts: list[PartContribution]) -> commit_vote.Contribution:
         assignment = body.assignment
