@@ -69,6 +69,27 @@ def test_a_script_s_scheduler_is_counted_from_the_begin(runtime: Runtime) -> Non
     assert scheduler.get_last_lr() == [0.25]
 
 
+def test_a_script_s_sgd_steps_by_fused_code(runtime: Runtime) -> None:
+    """The groups are whole when the script sees them, and divided for those whose turn is within the step."""
+    seen: list[list[tuple[int, Any]]] = []
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        seen.append(
+            [(item.numel(), group["fused"]) for group in optimizer.param_groups for item in group["params"]]
+        )
+
+    script = Script()
+    script.optimizer.register_step_pre_hook(look)
+    before = [dict(group) for group in script.optimizer.param_groups]
+    for x, y in script.batches():
+        with springtide.step():
+            script.loss((x, y)).backward()
+            script.optimizer.step()
+            assert [dict(group) for group in script.optimizer.param_groups] == before
+            script.optimizer.zero_grad()
+    assert seen == [[(32, True), (16, True), (8, None), (2, None)]] * 3
+
+
 on_cuda = cuda_param("steps")
 
 

@@ -48,7 +48,7 @@ class ForeachSteps:
         if type(optimizer) not in _EQUAL:
             return
         for group in optimizer.param_groups:
-            if group.get("foreach", False) is None and _is_free(group) and self._fits(group):
+            if group.get("foreach", False) is None and is_free(group) and self._fits(group):
                 group["foreach"] = True
                 self._set.append(group)
 
@@ -80,6 +80,7 @@ def are_small(parameters: list[torch.Tensor]) -> bool:
     return plain and total <= min(_MOST_BYTES, _MOST_BYTES_EACH * len(parameters))
 
 
-def _is_free(group: Mapping[str, Any]) -> bool:
+def is_free(group: Mapping[str, Any]) -> bool:
+    """Return whether no option says that a group's steps are made in a way of their own."""
     said = any(group.get(name) for name in ("fused", "capturable", "differentiable"))
     return not said and not any(isinstance(group.get(name), torch.Tensor) for name in ("lr", "weight_decay"))

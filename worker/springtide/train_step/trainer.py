@@ -43,6 +43,7 @@ from springtide.train_step.buffers import Buffers
 from springtide.train_step.context import Failure, StepAssignment, StepContext, check_ended, check_whole
 from springtide.train_step.device_clock import DeviceClock
 from springtide.train_step.foreach_steps import ForeachSteps
+from springtide.train_step.fused_steps import FusedSteps
 from springtide.train_step.grad_scaler import Scalings, enabled_among
 from springtide.train_step.gradients import Gradients
 from springtide.train_step.hooks import Hook
@@ -162,7 +163,7 @@ class Trainer:
         self._stepping: list[torch.optim.Optimizer] = []
         """Optimizers whose `step()` is running, outermost first; one may call another's, or its own base's.
         """
-        self._foreach_steps = ForeachSteps()
+        self._foreach_steps, self._fused_steps = ForeachSteps(), FusedSteps()
         self._clock = DeviceClock(self.device)
         self._init_reduction()
         self._handles: list[Any] = []
@@ -791,6 +792,7 @@ class Trainer:
         if self._masters is not None:
             self._masters.begin(optimizer)
         if (self._dense_here or self.shards is not None) and self.pod is None:
+            self._fused_steps.begin(optimizer)
             self._foreach_steps.begin(optimizer)
         return arguments
 
@@ -911,6 +913,7 @@ class Trainer:
         if optimizer in self._stepping:
             return
         self._foreach_steps.end()
+        self._fused_steps.end(optimizer)
         if self.feeds is not None:
             self.feeds.after_step()
         if self._masters is not None:
