@@ -93,6 +93,19 @@ def test_every_test_of_the_threat_table_exists() -> None:
     assert named - found == set()
 
 
+def test_every_variable_of_a_pod_is_in_the_table() -> None:
+    """The table of docs/architecture.md names what the operator's manifests write."""
+    folder = ROOT / "operator/springtide_operator/manifests"
+    written_ones = {
+        name
+        for path in folder.glob("*.py")
+        for name in re.findall(r'"(SPRINGTIDE_[A-Z0-9_]*[A-Z0-9])"', path.read_text())
+    }
+    assert len(written_ones) >= 40
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert {name for name in written_ones if f"`{name}`" not in page} == set()
+
+
 def test_pages_have_one_sentence_a_line() -> None:
     """`python tests/support/sentences.py` writes them so."""
     assert [

@@ -156,7 +156,7 @@ class Transaction:
             self._phase, self._reason = (Phase.STEPPING, "") if agreed else (Phase.DROPPED, reason)
 
     def start_stepping(self) -> None:
-        """All reductions succeeded: the step cannot be dropped any more. Raise Dropped if it has been."""
+        """All reductions succeeded: only `fall_back` drops the step now. Raise Dropped if it has been."""
         with self._lock:
             self._check_not_dropped()
             self._phase = Phase.STEPPING
