@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
 
+_LEFT_OUT = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+"""Attributes of a ModelCheckpoint that say what is saved already, and that its own state leaves out: a worker
+that joins after the last step would save once more, and ask others who do not.
+"""
+
+
 class Progress:
     """Give and take the counts of a Trainer, as an object that `distribute()` tracks."""
 
@@ -50,6 +56,10 @@ class Progress:
             ],
             "place": [connector._first_loop_iter, connector._current_fx],
             "evaluations": self._evaluations.begun,
+            "saved": [
+                {name: getattr(item, name) for name in _LEFT_OUT if hasattr(item, name)}
+                for item in trainer.checkpoint_callbacks
+            ],
         }
         return {
             "now": json.dumps(now),
@@ -77,6 +87,9 @@ class Progress:
         connector._first_loop_iter, connector._current_fx = now["place"]
         step, evaluations, errands = now["evaluations"]
         self._evaluations.count_from((step, evaluations, errands))
+        saved = now.get("saved", [])  # a state of an earlier release has none
+        for item, attributes in zip(trainer.checkpoint_callbacks, saved, strict=bool(saved)):
+            vars(item).update(attributes)
         for name, owner in self._owners().items():
             if not _same(own["of"][name], values["of"][name]):
                 owner.load_state_dict(copy.deepcopy(values["of"][name]))
