@@ -5,9 +5,10 @@ torch goes through an SGD's parameters one by one, with three operations for eac
 3.9 ms, 6.3 million numbers in 14 of them 3.2 instead of 4.8.
 
 The fused code works on vectors of numbers, and what is left over at a parameter's end it rounds in another
-way. So parameters that are no whole number of vectors step as before, and of the others a trial says once
-whether the bits are equal here: that depends on the processor, and on how torch was built. The fused code
-of the other optimizers computes their corrections in another order, and no trial would hold.
+way. So parameters that are no whole number of vectors are put back behind the step, and stepped as before;
+of the others a trial says once whether the bits are equal here: that depends on the processor, and on how
+torch was built. The fused code of the other optimizers computes their corrections in another order, and no
+trial would hold.
 
 Source: `_fused_sgd` in torch/optim/sgd.py and FusedSgdKernel.cpp.
 """
@@ -28,91 +29,140 @@ from springtide.train_step.foreach_steps import is_free
 WHOLE_VECTORS: Final = 16
 """A parameter that is fused has a multiple of so many numbers: of 64 bytes, the longest vectors there are."""
 _DTYPES: Final = (torch.float32, torch.float64)
-_TRIED_NUMELS: Final = (16, 48, 1 << 10, (1 << 16) + 16)
-"""The last one is divided among torch's threads."""
-_TRIED_STEPS: Final = 3
+_MOST_ODD: Final = 1 << 14
+"""Most numbers of a group that are stepped twice."""
+_TRIED_NUMELS: Final = (16, 48, 1 << 10)
+_TRIED_BY_THREADS: Final = (1 << 16) + 16
+"""A parameter that torch's threads divide among them, where there are several."""
+_TRIED_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Divide one group while its optimizer steps.
+    """Divide the parameters of one group.
 
     Attributes:
         group: the optimizer's own.
-        params: its list of parameters.
-        members: what was in that list.
-        whole: those that may be fused.
-        odd: the others.
-        rest: a group of the others.
+        members: its parameters when they were divided.
+        odd: those that are no whole number of vectors.
+        may_be_fused: whether the fused code has steps for all of them, and most are whole.
     """
 
     group: dict[str, Any]
-    params: list[torch.Tensor]
     members: tuple[torch.Tensor, ...]
-    whole: list[torch.Tensor]
     odd: list[torch.Tensor]
-    rest: dict[str, Any]
+    may_be_fused: bool
 
     def fits(self) -> bool:
         """Return whether the group still has the same parameters."""
         params = self.group["params"]
-        same = params is self.params and len(params) == len(self.members)
-        return same and all(map(operator.is_, params, self.members))
+        return len(params) == len(self.members) and all(map(operator.is_, params, self.members))
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """Hold what a parameter that is stepped as before was before the step.
+
+    Attributes:
+        parameter: it.
+        value: its numbers.
+        momentum: likewise; None: it had none.
+    """
+
+    parameter: torch.Tensor
+    value: torch.Tensor
+    momentum: torch.Tensor | None
 
 
 class FusedSteps:
-    """Has an SGD's groups step by fused code, and looks the same before and after. The script's thread."""
+    """Sets `fused` in an SGD's groups while it steps. The script's thread.
+
+    The parameters that are not to be fused step with the others, and are put back and stepped as before when
+    the step is over: so the groups have the same parameters for whoever looks at them meanwhile.
+    """
 
     def __init__(self) -> None:
         self._splits: dict[int, _Split] = {}
         """Splits by the group's id; each holds its group, so no other one gets the id."""
-        self._open: dict[int, list[_Split]] = {}
-        """Splits that are in use, by the optimizer's id."""
+        self._set: list[tuple[_Split, list[_Before]]] = []
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the groups of an optimizer that is about to step, where it changes nothing but the time.
+        """Set it in the groups of an optimizer that is about to step, where it changes nothing but the time.
 
         Args:
             optimizer: any; those that are no SGD of torch's own are left alone.
         """
-        self.end(optimizer)
+        self._reset()  # after a step that raised
         if type(optimizer) is not torch.optim.SGD:
             return
-        used = [
-            split
-            for group in optimizer.param_groups
-            if _says_nothing(group) and _fuses(split := self._split_of(group), optimizer)
-        ]
-        for split in used:
-            group = split.group
-            if split.odd:
-                split.rest.update({**group, "params": split.odd})
-                optimizer.param_groups.append(split.rest)
-            group["params"], group["fused"] = split.whole, True
-        if used:
-            self._open[id(optimizer)] = used
+        for group in optimizer.param_groups:
+            if _says_nothing(group) and _fuses(split := self._split_of(group), optimizer):
+                before = [
+                    _Before(odd, odd.detach().clone(), _copied(optimizer.state.get(odd)))
+                    for odd in split.odd
+                    if odd.grad is not None
+                ]
+                group["fused"] = True
+                self._set.append((split, before))
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put the optimizer's groups together again.
+        """Take back what `begin` has set, and step what was not to be fused.
 
         Args:
-            optimizer: that `begin` had.
+            optimizer: whose step is over.
         """
-        for split in self._open.pop(id(optimizer), ()):
-            split.group["params"], split.group["fused"] = split.params, None
-            groups = optimizer.param_groups
-            groups[:] = [group for group in groups if group is not split.rest]
+        done, self._set = self._set, []
+        for split, before in done:
+            split.group["fused"] = None
+            if before:
+                _step_again(split.group, before, optimizer.state)
+
+    def _reset(self) -> None:
+        for split, _ in self._set:
+            split.group["fused"] = None
+        self._set.clear()
 
     def _split_of(self, group: dict[str, Any]) -> _Split:
         known = self._splits.get(id(group))
         if known is None or not known.fits():
             members = tuple(group["params"])
-            both: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-            for parameter in members:
-                both[_may_be_fused(parameter)].append(parameter)
-            odd, whole = both
-            known = self._splits[id(group)] = _Split(group, group["params"], members, whole, odd, {})
+            odd = [parameter for parameter in members if parameter.numel() % WHOLE_VECTORS]
+            may_be = (
+                len(odd) < len(members)
+                and sum(parameter.numel() for parameter in odd) <= _MOST_ODD
+                and all(map(_is_plain, members))
+            )
+            known = self._splits[id(group)] = _Split(group, members, odd, may_be)
         return known
+
+
+def _copied(state: Mapping[str, Any] | None) -> torch.Tensor | None:
+    momentum = None if state is None else state.get("momentum_buffer")
+    return None if momentum is None else momentum.clone()
+
+
+def _step_again(
+    group: Mapping[str, Any], before: Sequence[_Before], state: Mapping[torch.Tensor, Any]
+) -> None:
+    """Put parameters and their momentum back, and step them one after another.
+
+    Args:
+        group: with the options of the step.
+        before: what they were.
+        state: of the optimizer.
+    """
+    options = {name: group[name] for name in ("lr", *_OPTIONS)}
+    momenta = [each.momentum for each in before]
+    parameters = [each.parameter for each in before]
+    with torch.no_grad():
+        for each in before:
+            each.parameter.copy_(each.value)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        sgd(parameters, gradients, momenta, foreach=False, fused=False, **options)
+        if group["momentum"] != 0:
+            for parameter, momentum in zip(parameters, momenta, strict=True):
+                assert momentum is not None
+                state[parameter]["momentum_buffer"].copy_(momentum)
 
 
 def _says_nothing(group: Mapping[str, Any]) -> bool:
@@ -120,19 +170,20 @@ def _says_nothing(group: Mapping[str, Any]) -> bool:
     return is_free(group) and group.get("foreach") is None and group.get("fused") is None
 
 
-def _may_be_fused(parameter: torch.Tensor) -> bool:
+def _is_plain(parameter: torch.Tensor) -> bool:
     return (
         type(parameter) in (torch.nn.Parameter, torch.Tensor)
         and parameter.device.type == "cpu"
         and parameter.layout is torch.strided
         and parameter.dtype in _DTYPES
-        and parameter.numel() % WHOLE_VECTORS == 0
     )
 
 
 def _fuses(split: _Split, optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether those of a group that may be fused are fused in this step."""
-    stepped = [parameter for parameter in split.whole if parameter.grad is not None]
+    """Return whether a group is fused in this step."""
+    if not split.may_be_fused:
+        return False
+    stepped = [parameter for parameter in split.members if parameter.grad is not None]
     if not stepped or not _lie_alike(stepped):
         return False
     group = split.group
@@ -202,9 +253,10 @@ def has_equal_bits(
 def _tried(dtype: torch.dtype, is_fused: bool, options: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return parameters and their momentum after some steps on random numbers."""
     generator = torch.Generator("cpu").manual_seed(0)  # the script's own numbers go on as they are
+    numels = [*_TRIED_NUMELS, *([_TRIED_BY_THREADS] if torch.get_num_threads() > 1 else [])]
 
     def random() -> list[torch.Tensor]:
-        return [torch.randn(numel, generator=generator, dtype=dtype, device="cpu") for numel in _TRIED_NUMELS]
+        return [torch.randn(numel, generator=generator, dtype=dtype, device="cpu") for numel in numels]
 
     parameters = random()
     momenta: list[torch.Tensor | None] = [None] * len(parameters)

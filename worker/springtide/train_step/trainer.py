@@ -792,7 +792,8 @@ class Trainer:
         if self._masters is not None:
             self._masters.begin(optimizer)
         if (self._dense_here or self.shards is not None) and self.pod is None:
-            self._fused_steps.begin(optimizer)
+            if closure_of(args, kwargs) is None:  # which would see values that are put back
+                self._fused_steps.begin(optimizer)
             self._foreach_steps.begin(optimizer)
         return arguments
 
