@@ -436,8 +436,8 @@ def test_checkpoint_is_restored_at_another_size(
     cluster.until_done()
     check(cluster, reference, others)
     assert min(worker.commits()[0]["step"] for worker in others) == newest + 1
-    kept = [worker.log().count("shards are kept") for worker in others]
-    assert kept == [1, 1] if first == second else kept == [0, 0]
+    # Whoever is slow to come gets shards from the other one, which has read the checkpoint alone.
+    assert any("shards are kept" in worker.log() for worker in others) == (first == second)
 
 
 MASTERS = {"masters": True, "lr": 0.001}
