@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -468,7 +469,11 @@ def test_random_faults_change_no_number(
 
 
 def check_survivor(worker: Worker, wanted: dict[str, Any]) -> None:
-    """Check that a worker has the numbers of plain training, and each event of the steps since it came."""
+    """Check that a worker has the numbers of plain training, and each event of the steps since it came.
+
+    A sum may reach one worker and not the next, when a third one dies: the next one is given the step's
+    result, which is a state from behind its events.
+    """
     found = worker.result()
     assert found is not None
     for name in ("loss", "grad_norm", "eval_loss", "eval_accuracy", "num_input_tokens_seen"):
@@ -478,7 +483,10 @@ def check_survivor(worker: Worker, wanted: dict[str, Any]) -> None:
     assert found["audit"]["lost"] == found["audit"]["repeated"] == 0
     seen = events(worker.folder / f"{worker.name}.events")
     ended = steps_of(seen, "on_step_end")
-    assert ended == list(range(*(ended[0], wanted["global_step"] + 1) if ended else (0, 0)))
+    assert ended == sorted(set(ended)), "once for each step"
+    skipped = set(range(ended[0], wanted["global_step"] + 1) if ended else ()).difference(ended)
+    given = {int(step) for step in re.findall(r"state step (\d+) of generation", worker.log())}
+    assert skipped <= given
     for event in ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step"):
         begun = steps_of(seen, event)
         assert begun == sorted(set(begun)), event

@@ -71,13 +71,17 @@ def are_small(parameters: list[torch.Tensor]) -> bool:
     if len(parameters) < _FEWEST:
         return False
     total = sum(parameter.nbytes for parameter in parameters)
-    plain = all(
+    most = min(_MOST_BYTES, _MOST_BYTES_EACH * len(parameters))
+    return total <= most and all(map(is_dense_on_cpu, parameters))
+
+
+def is_dense_on_cpu(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter is a strided tensor of float32 or float64 in the host's memory. PURE."""
+    return (
         parameter.device.type == "cpu"
         and parameter.layout is torch.strided
         and parameter.dtype in (torch.float32, torch.float64)
-        for parameter in parameters
     )
-    return plain and total <= min(_MOST_BYTES, _MOST_BYTES_EACH * len(parameters))
 
 
 def is_free(group: Mapping[str, Any]) -> bool:

@@ -24,11 +24,10 @@ from typing import Any, Final
 import torch
 from torch.optim.sgd import sgd
 
-from springtide.train_step.foreach_steps import is_free
+from springtide.train_step.foreach_steps import is_dense_on_cpu, is_free
 
 WHOLE_VECTORS: Final = 16
 """A parameter that is fused has a multiple of so many numbers: of 64 bytes, the longest vectors there are."""
-_DTYPES: Final = (torch.float32, torch.float64)
 _MOST_ODD: Final = 1 << 14
 """Most numbers of a group that are stepped twice."""
 _TRIED_NUMELS: Final = (16, 48, 1 << 10)
@@ -171,12 +170,7 @@ def _says_nothing(group: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
-    return (
-        type(parameter) in (torch.nn.Parameter, torch.Tensor)
-        and parameter.device.type == "cpu"
-        and parameter.layout is torch.strided
-        and parameter.dtype in _DTYPES
-    )
+    return type(parameter) in (torch.nn.Parameter, torch.Tensor) and is_dense_on_cpu(parameter)
 
 
 def _fuses(split: _Split, optimizer: torch.optim.Optimizer) -> bool:
