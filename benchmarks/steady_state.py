@@ -36,13 +36,14 @@ from benchmarks.support.turns import Player
 from benchmarks.support.zygote import Zygote
 
 WORKERS = 2
-FULL, QUICK = Turn(20, 4, 30), Turn(20, 2, 10)
+FULL, QUICK = Turn(20, 4, 30), Turn(12, 2, 10)
 """Turns of each side of a case, in one start. A worker's first steps cost more than all that follow: so many
 do not count."""
 STARTS = {FULL: 3, QUICK: 2}
 """Times that both sides of a case are started."""
-QUICK_ROUNDS = {"batchnorm": 20, "collate": 20}
-"""Rounds of cases whose pairs differ most: short steps with many calls, four busy processes on two cores."""
+QUICK_ROUNDS = {"transformer": 20, "batchnorm": 20, "collate": 20}
+"""Rounds of cases whose pairs differ most: many calls of short operations, four busy processes on two cores.
+"""
 MODELS = ("mlp", "convolution", "transformer")
 BUCKETS_MIB = (1, 25)
 KINDS = {
