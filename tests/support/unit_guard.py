@@ -1,6 +1,8 @@
 """Fail a unit test that starts a process or opens a socket.
 
-Sockets of gRPC and of gloo are made outside of Python, where nobody sees them.
+Sockets of gRPC and of gloo are made outside of Python, where nobody sees them. Modules that begin something
+while they are imported (torch asks ldconfig for libraries, urllib3 binds a socket) are no test's doing: which
+test is the first to import them depends on the order.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ import functools
 import os
 import socket
 import subprocess
+import traceback
 from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
-import urllib3.util.connection  # noqa: F401 - binds a socket as it is imported, which may be in a test
 
 _WATCHED: tuple[tuple[Any, str], ...] = (
     (os, "fork"),
@@ -24,16 +26,23 @@ _WATCHED: tuple[tuple[Any, str], ...] = (
     (socket.socket, "connect_ex"),
     (subprocess.Popen, "__init__"),
 )
+_IMPORTS = "<frozen importlib._bootstrap>"
 _seen: list[str] = []
 
 
 def _noted(owner: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def noted(*arguments: Any, **named: Any) -> Any:
-        _seen.append(f"{owner.__name__}.{name}")
+        if not _is_importing():
+            _seen.append(f"{owner.__name__}.{name}")
         return original(*arguments, **named)
 
     return noted
+
+
+def _is_importing() -> bool:
+    """Return whether the calling thread is importing a module."""
+    return any(frame.f_code.co_filename == _IMPORTS for frame, _ in traceback.walk_stack(None))
 
 
 def is_unit(item: pytest.Item) -> bool:

@@ -29,6 +29,9 @@ def test_opens(port):
 def test_neither():
     with socket.socket():
         pass
+
+def test_imports():
+    import asks_for_libraries
 """
 
 
@@ -36,6 +39,8 @@ def test_neither():
 def test_what_begins_is_told(folder: str, failed: list[str], tmp_path: Path) -> None:
     (tmp_path / folder).mkdir()
     (tmp_path / folder / "test_it.py").write_text(TESTS)
+    asks = 'import subprocess\nsubprocess.run(["true"], check=True)\n'
+    (tmp_path / folder / "asks_for_libraries.py").write_text(asks)
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "unit_guard", "-rf", "-c", os.devnull, "--rootdir", ".", "."],
         cwd=tmp_path,
@@ -48,4 +53,4 @@ def test_what_begins_is_told(folder: str, failed: list[str], tmp_path: Path) -> 
     told = [line.split("::")[1].split()[0] for line in run.stdout.splitlines() if line.startswith("FAILED")]
     assert told == failed, run.stdout + run.stderr
     assert ("Popen.__init__" in run.stdout and "socket.bind" in run.stdout) == bool(failed)
-    assert "1 passed" in run.stdout or "3 passed" in run.stdout
+    assert "2 passed" in run.stdout or "4 passed" in run.stdout
