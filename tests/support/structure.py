@@ -7,6 +7,7 @@ what tests keep to.
 * `Base.method(self, ...)`: a base that is called by name is a second object inside of the first;
 * an attribute that a class declares without ever making it: it is made in another class, or nowhere;
 * modules that import each other in a circle, also for types only (`if TYPE_CHECKING:`);
+* a module that imports more of another package than the part that this one has for others;
 * a docstring that begins with the middle of a sentence ("Of ...", "As ..."), or has a sentence
   that begins with Who, Whoever or What: it has to be understood without the name above it;
 * a public function of two or more parameters whose docstring has no line for one of them below `Args:`;
@@ -31,6 +32,9 @@ ROOTS = ("protocol", "operator", "worker", "ps", "deploy/local")
 MAX_DEPTH = 3
 MAX_TEST_NAME = 60
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
+
+# The part of a package that modules of others import.
+PARTS_FOR_OTHERS = {"springtide_operator": "springtide_operator.api"}
 
 # First words of docstrings that are no sentence by themselves.
 _FIRST_WORDS = """
@@ -144,6 +148,7 @@ def findings(modules: list[Module]) -> list[str]:
         *(line for module in modules for line in _unbound_calls(module, classes)),
         *_undeclared_owners(classes),
         *_circles(modules),
+        *_past_parts_for_others(modules),
     ]
 
 
@@ -326,6 +331,17 @@ def _circles(modules: list[Module]) -> Iterator[str]:
     for circle in strongly_connected(graph):
         if len(circle) > 1:
             yield f"modules import each other in a circle: {', '.join(sorted(circle))}"
+
+
+def _past_parts_for_others(modules: list[Module]) -> Iterator[str]:
+    names = {module.name for module in modules}
+    for module in modules:
+        importer = module.name.partition(".")[0]
+        for name in sorted(set(_imports(module, names))):
+            package = name.partition(".")[0]
+            part = PARTS_FOR_OTHERS.get(package)
+            if part and importer != package and not f"{name}.".startswith(f"{part}."):
+                yield f"{module.name} imports {name}: of {package} others import {part} only"
 
 
 def _long_names(module: Module) -> Iterator[str]:

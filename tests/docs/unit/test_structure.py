@@ -141,6 +141,26 @@ def test_private_names_of_the_file_itself_are_no_finding(tmp_path: Path) -> None
     assert found_in_tests(tmp_path, PUBLIC) == []
 
 
+def test_others_import_the_part_that_a_package_has_for_them(tmp_path: Path) -> None:
+    sources = {
+        "springtide_operator/__init__.py": "",
+        "springtide_operator/api.py": "",
+        "springtide_operator/apiary.py": "from springtide_operator import plan",
+        "springtide_operator/plan.py": "from . import api",
+        "springtide_cli/one.py": "from springtide_operator import api, plan\nimport springtide_operator.api",
+        "springtide_cli/two.py": "if True:\n    from springtide_operator.apiary import bees",
+    }
+    for name, text in sources.items():
+        path = tmp_path / "operator" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    only = "of springtide_operator others import springtide_operator.api only"
+    assert findings(read_modules(tmp_path, ("operator",))) == [
+        f"springtide_cli.one imports springtide_operator.plan: {only}",
+        f"springtide_cli.two imports springtide_operator.apiary: {only}",
+    ]
+
+
 def test_a_long_chain_is_no_circle() -> None:
     chain = {str(number): [str(number + 1)] for number in range(5000)}
     assert {len(part) for part in strongly_connected(chain)} == {1}
