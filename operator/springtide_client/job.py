@@ -26,7 +26,9 @@ from springtide_kube.errors import ApiError
 from springtide_operator.api import names
 
 Object = dict[str, Any]
-Until = str | Callable[[JobView], object]
+JobStatus = JobView
+"""The public name of a status."""
+Until = str | Callable[[JobStatus], object]
 
 ENDED = "Succeeded"
 LAST_LINES = 20

@@ -1,7 +1,7 @@
 """Fail a unit test that starts a process or opens a socket.
 
-Sockets of gRPC and of gloo are made outside of Python, where nobody sees them. Modules that begin something
-while they are imported (torch asks ldconfig for libraries, urllib3 binds a socket) are no test's doing: which
+Sockets of gRPC and of gloo are made outside of Python, where nobody sees them. Libraries that begin something
+while they are imported (torch asks ldconfig for others, urllib3 binds a socket) are no test's doing: which
 test is the first to import them depends on the order.
 """
 
@@ -11,6 +11,7 @@ import functools
 import os
 import socket
 import subprocess
+import sysconfig
 import traceback
 from collections.abc import Callable, Generator
 from typing import Any
@@ -27,22 +28,29 @@ _WATCHED: tuple[tuple[Any, str], ...] = (
     (subprocess.Popen, "__init__"),
 )
 _IMPORTS = "<frozen importlib._bootstrap>"
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _seen: list[str] = []
 
 
 def _noted(owner: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def noted(*arguments: Any, **named: Any) -> Any:
-        if not _is_importing():
+        if not _is_of_a_library():
             _seen.append(f"{owner.__name__}.{name}")
         return original(*arguments, **named)
 
     return noted
 
 
-def _is_importing() -> bool:
-    """Return whether the calling thread is importing a module."""
-    return any(frame.f_code.co_filename == _IMPORTS for frame, _ in traceback.walk_stack(None))
+def _is_of_a_library() -> bool:
+    """Return whether the calling thread is importing a library, which begins it by itself."""
+    module = ""
+    for frame, _ in traceback.walk_stack(None):
+        if frame.f_code.co_filename == _IMPORTS:
+            return module.startswith(_LIBRARIES)
+        if frame.f_code.co_name == "<module>":
+            module = frame.f_code.co_filename
+    return False
 
 
 def is_unit(item: pytest.Item) -> bool:

@@ -11,7 +11,6 @@ print(job.values)
 from __future__ import annotations
 
 try:
-    from springtide_cli.jobview import JobView as JobStatus
     from springtide_client.client import TrainingClient
     from springtide_client.errors import (
         ClientError,
@@ -21,7 +20,7 @@ try:
         JobTimeout,
         SourceError,
     )
-    from springtide_client.job import TrainingJob
+    from springtide_client.job import JobStatus, TrainingJob
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"springtide.client needs the extra [client] ({error}): pip install 'springtide[client]'",
